@@ -1,4 +1,4 @@
-"""Counts what a step sends on gloo workers, and estimates its time on many GPUs.
+"""Counts the data that a step sends between gloo workers, and estimates its time on many GPUs.
 
 Each of W workers has b images with two views each, embeddings of D values, a network of P weights, and L batch norms
 with C channels in total. In each step it takes part in
@@ -37,11 +37,11 @@ BUCKET_BYTES = 25 * 2**20
 
 @dataclass
 class Sent:
-    """What one worker sent.
+    """The data that one worker sent.
 
     Attributes:
         calls: the number of collectives, without DDP's.
-        num_bytes: the sum over calls of the input's or the output's bytes, whichever are more.
+        num_bytes: sum over calls of the bytes of the input or of the output, whichever is larger.
         seconds: the time in the calls, including the wait for other workers; on CPUs, where calls are synchronous.
     """
 
@@ -78,9 +78,9 @@ class Cluster:
     """The machines assumed in the estimate.
 
     Attributes:
-        bytes_per_s: what each GPU sends, and receives at the same time.
+        bytes_per_s: rate at which each GPU sends, and receives at the same time.
         latency_s: the latency of one level of a collective.
-        flops_per_s: what a GPU reaches in training.
+        flops_per_s: operations per second that a GPU reaches in training.
     """
 
     bytes_per_s: float
@@ -109,7 +109,7 @@ def estimate(gpus: tuple[int, ...] = (8, 16, 64, 256, 1024)) -> list[dict[str, A
     for count in gpus:
         embeddings = 2 * IMAGES_PER_GPU * count * DIM * BYTES
         compute = 2 * IMAGES_PER_GPU * FLOPS_PER_VIEW / CLUSTER.flops_per_s
-        # The cosines of own rows with all, and two products in the backward pass.
+        # The cosines of the worker's rows with all rows, and two products in the backward pass.
         loss = 3 * 2 * (2 * IMAGES_PER_GPU) * (2 * IMAGES_PER_GPU * count) * DIM / CLUSTER.flops_per_s
         batch_norm = sum(
             _gather_s(BYTES * (2 * c + 1) * count, count) + _reduce_s(BYTES * 2 * c, count) for c in channels
@@ -136,7 +136,7 @@ def estimate(gpus: tuple[int, ...] = (8, 16, 64, 256, 1024)) -> list[dict[str, A
 
 
 def compute_expected(network: nn.Module, rows_per_worker: int, workers: int) -> Sent:
-    """Computes by the formulas what a worker sends in a step that is reported, without gradients."""
+    """Computes from the formulas the data that a worker sends in a reported step, without gradients."""
     channels = [module.num_features for module in network.modules() if isinstance(module, _BatchNorm)]
     embeddings = rows_per_worker * workers * DIM * BYTES
     batch_norm = sum(BYTES * (2 * (2 * c + 1) * workers + 2 * c) for c in channels)

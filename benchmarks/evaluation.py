@@ -69,12 +69,12 @@ class Comparison:
 
     Attributes:
         part: the part of evaluation.
-        size: the size of its input, as shown in the table.
+        size: size of its input, for the table.
         peer: the peer's name.
-        result: what both functions return, as shown in the table.
-        operations: the least number of operations in matrix products.
-        ours: computes the result, in percent.
-        theirs: the same by the peer.
+        result: name of the result of both functions, for the table.
+        operations: least number of operations in matrix products.
+        ours: function that computes the result, in percent.
+        theirs: the peer's function for the same result.
         needs: the package that the peer imports; without it the comparison is left out.
     """
 
@@ -225,7 +225,7 @@ def _compare_probes(num_images: int, device: torch.device, num_classes: int = 10
                 loss="log_loss",
                 alpha=1e-12,
                 learning_rate="constant",
-                eta0=rate / 256,  # it steps after each row
+                eta0=rate / 256,  # SGDClassifier steps after each row
                 max_iter=PROBE_EPOCHS,
                 tol=None,  # pyright: ignore[reportArgumentType]
                 random_state=0,
@@ -239,7 +239,7 @@ def _compare_probes(num_images: int, device: torch.device, num_classes: int = 10
 
     size = f"{num_images:,} x {DIM}, {num_classes} classes, 4 rates"
     peers = {"scikit-learn's SGD": fit_sgd, "scikit-learn's L-BFGS": fit_lbfgs}
-    products = 2 * PROBE_EPOCHS * train.stop + num_images - train.stop  # forward and backward, and the test
+    products = 2 * PROBE_EPOCHS * train.stop + num_images - train.stop  # forward and backward passes, and the test
     return [
         Comparison(
             part="linear probe",
@@ -285,7 +285,7 @@ def _compare_knn(num_images: int, device: torch.device, num_classes: int = 100) 
         operations=2 * DIM * num_queries * (num_images - num_queries),
         ours=ours,
         theirs=theirs,
-        needs="pytorch_lightning",  # which lightly's kNN imports
+        needs="pytorch_lightning",  # imported by lightly's kNN
     )
 
 

@@ -1,11 +1,11 @@
-"""Fine-tunes an encoder on a share of the labels: ours, and a loop of timm's parts as its training script has them.
+"""Fine-tunes an encoder on a share of the labels: ours, and a loop of timm's parts as in its training script.
 
     OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= python -m benchmarks.finetuning --run runs/cifar10_cpu/wide --data cifar10
 
 The encoder is a ResNet of its full width with the ImageNet stem, which timm can build. Both start from its weights and
 train on the same images, all weights, by SGD with Nesterov's momentum and a cosine over the steps, on random crops and
-flips, in float32; the last epoch's network is measured on the test images. A time is that of a whole fine-tuning, with
-the images loaded and the test images measured. timm loads in the training's own process, as ours does.
+flips, in float32; the last epoch's network is measured on the test images. A time is that of a whole fine-tuning,
+including loading the images and measuring the test images. timm loads in the training's own process, as ours does.
 
 Writes benchmarks/results/finetuning-{cpu,gpu}.json.
 """
@@ -69,12 +69,12 @@ def make_config(run: Path, data: dict[str, Any], share: float, epochs: int, batc
     """Makes the configuration of a fine-tuning of a run's encoder.
 
     Args:
-        run: its folder.
+        run: the run's folder.
         data: keys and values of the labelled images.
-        share: of the labels.
+        share: share of the labels.
         epochs: passes over the labelled images.
-        batch: images of a step.
-        seed: draws the labelled images and the classifier.
+        batch: number of images in a step.
+        seed: seed for the labelled images and the classifier.
     """
     values = compose("finetune", ["data=parquet", "data.train=[x]", "runtime=local", f"epochs={epochs}"])
     values |= {
@@ -107,13 +107,13 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
     Args:
         images: uint8, [images, channels, height, width].
-        labels: of the images.
+        labels: labels of the images.
     """
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         self.pictures = [to_pil_image(image) for image in images]
         self.labels = labels.tolist()
-        self.transform: Any = None  # timm's loader sets it
+        self.transform: Any = None  # set by timm's loader
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -123,7 +123,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
 
 def finetune_by_timm(config: FinetuneConfig) -> float:
-    """Fine-tunes the same encoder on the same images by timm; returns what `finetune` does."""
+    """Fine-tunes the same encoder on the same images by timm; returns the same as `finetune`."""
     import timm
     from safetensors.torch import load_file
     from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]

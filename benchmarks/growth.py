@@ -3,7 +3,7 @@
     python -m benchmarks.growth                        # three minutes on two CPU cores
     python -m benchmarks.growth --classes 1000 10000 100000 1000000
 
-The workers are gloo processes on shared cores: they show what is sent, not how long it would take. The time on 8 to
+The workers are gloo processes on shared cores: they show how much is sent, not how long it would take. The time on 8 to
 1,024 GPUs is estimated from the bytes (`benchmarks.communication`), not measured. Writes
 benchmarks/results/growth-{cpu,gpu}.json and a plot.
 """
@@ -156,14 +156,14 @@ def measure_images(num_images: int, batch: int = 256) -> dict[str, Any]:
 
 
 def measure_workers(count: int) -> dict[str, Any]:
-    """Measures steps of the same recipe on this number of workers, and what they send."""
+    """Measures steps of the same recipe on this number of workers, and the data that they send."""
     found = run_on_workers(count, _train)
     assert len({each["calls"] for each in found}) == 1
     return {"workers": count, **found[0]}
 
 
 def _train(steps: int = 5) -> dict[str, float]:
-    """Measures what one worker sends in a step, and how long a step takes."""
+    """Measures the data that one worker sends in a step, and how long a step takes."""
     ours = Ours(SETTING, draw_images(1000, 32), torch.device("cpu"))
     schedule_as_batch()  # as workers do
     ours.steps(2)

@@ -49,7 +49,7 @@ class Recorder(QuietRuntime):
 
     Attributes:
         curves: metric -> its value at each step.
-        weights: those of the last save.
+        weights: the weights of the last save.
     """
 
     curves: dict[str, list[float]]

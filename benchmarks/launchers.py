@@ -133,7 +133,7 @@ class _Run:
     def suspend(self) -> None:
         """Suspends all processes."""
         for process in self._find_processes():
-            with suppress(psutil.NoSuchProcess):  # it has just ended
+            with suppress(psutil.NoSuchProcess):  # the process has just ended
                 process.suspend()
 
     def resume(self) -> None:
@@ -173,7 +173,7 @@ class _Run:
                     raise SystemExit("a run failed, or takes no steps: see above")
                 time.sleep(POLL_S)
             size, seconds = now, time.perf_counter()
-            records = self._folder.records()  # the file has messages too
+            records = self._folder.records()  # the file also has messages
         return records[-1]["metrics"]["train/epoch"], seconds
 
     def _read_size(self) -> int:

@@ -3,9 +3,9 @@
     CUDA_VISIBLE_DEVICES= python -m benchmarks.loader                           # 4 minutes on two CPU cores
     CUDA_VISIBLE_DEVICES= python -m benchmarks.loader --data 'photos/*.parquet' --size 64
 
-One epoch of the same JPEGs, decoded and cut to a square, in batches of 256, without a network to train; the loaders
+One epoch of the same JPEGs, decoded and cropped to a square, in batches of 256, without a network to train; the loaders
 take turns. Ours draws the images of step t as a function of (seed, t), and shuffles in a window of 512 images. So does
-webdataset, whose order depends on the number of its processes. The images are drawn (500 x 375 pixels) or taken from
+webdataset, whose order depends on the number of its processes. The images are random (500 x 375 pixels) or taken from
 the image column of Parquet files.
 
 The same shards are then read from a server on this machine that answers each request after a delay, and that counts the
@@ -53,7 +53,7 @@ from ssl_sec.data.shards.streamed import shuffled_batches
 
 NUM_IMAGES, NUM_SHARDS, BATCH, WINDOW = 4096, 16, 256, 512
 MIDDLE = NUM_IMAGES // BATCH // 2
-# As many different images are drawn.
+# Number of different random images.
 NUM_DRAWN = 512
 WIDTH, HEIGHT = 500, 375
 CPU = torch.device("cpu")
@@ -131,10 +131,10 @@ class Ours:
     """Our loader on shards that are read by blocks.
 
     Args:
-        shards: their paths or URLs.
+        shards: paths or URLs of the shards.
         size_px: side of the decoded images.
-        workers: threads that decode.
-        cache: folder for the indices of the shards.
+        workers: number of threads that decode.
+        cache: folder for the shards' indices.
     """
 
     def __init__(self, shards: list[str], size_px: int, workers: int, cache: Path) -> None:
@@ -143,7 +143,7 @@ class Ours:
         self._workers = workers
 
     def __call__(self, first_step: int = 0) -> Iterator[Tensor]:
-        """The batches of an epoch from a step on, with nothing in memory before."""
+        """The batches of an epoch from a step on, with nothing cached in memory."""
         image_set = self._open()
         sampler = shuffled_batches(image_set, BATCH, seed=0)
         steps = range(first_step, sampler.steps_per_epoch)
@@ -159,7 +159,7 @@ class Webdataset:
         self._crop = square_crop(size_px)
 
     def __call__(self, first_step: int = 0) -> Iterator[Tensor]:
-        """The batches of an epoch; those before the first step are read and left out."""
+        """The batches of an epoch; those before the first step are read and skipped."""
         from webdataset import WebDataset, WebLoader  # pyright: ignore[reportAttributeAccessIssue]
 
         images = WebDataset(self._shards, shardshuffle=NUM_SHARDS, seed=0).shuffle(WINDOW).decode("pil")
@@ -211,7 +211,7 @@ def measure_remote(folder: Path, size_px: int, workers: int, delay_s: float, num
     for delay in (0.0, delay_s):
         with serve(folder, delay) as (address, sent):
             shards = [f"{address}/{path.name}" for path in sorted(folder.glob("*.tar"))]
-            # Its first call makes the index.
+            # The first call makes the index.
             ours = Ours(shards, size_px, workers, folder / f"cache-{delay}")
             loaders: dict[str, Callable[[int], Iterator[Tensor]]] = {"ours": ours}
             if find_spec("webdataset") and shutil.which("curl"):
@@ -297,7 +297,7 @@ def run_server(folder: Path, delay_s: float, sent: Any, ports: Any) -> None:
                 self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
             self.end_headers()
             for start in range(0, len(part) if with_content else 0, _PIECE):
-                with contextlib.suppress(ConnectionError):  # the reader has what it wanted
+                with contextlib.suppress(ConnectionError):  # the reader has closed the connection
                     self.wfile.write(part[start : start + _PIECE])
                     with sent.get_lock():
                         sent.value += len(part[start : start + _PIECE])

@@ -43,10 +43,10 @@ class Comparison:
         name: the loss, as shown in the table.
         batch: the batch, as shown in the table.
         ours: the package's loss.
-        peer: `peer(embeddings, labels)`; None if there is none.
-        labels: one per row.
+        peer: the peer's loss, `peer(embeddings, labels)`; None if there is none.
+        labels: labels of the rows, one per row.
         dim: the width of the rows.
-        shares: the number of equal shares of the anchors, of which our loss computes one.
+        shares: number of equal shares of the anchors, of which our loss computes one.
     """
 
     name: str

@@ -27,7 +27,7 @@ from ssl_sec.files import replace_text
 
 RESULTS = Path(__file__).parent / "results"
 
-# The rows of the matrices and the images of the convolution in `measure_peak_rate`.
+# The number of rows of the matrices and of images of the convolution in `measure_peak_rate`.
 PEAK_SIZES = {"cpu": (2048, 16), "cuda": (8192, 256)}
 
 
@@ -48,14 +48,14 @@ def time_in_turns(
     warm_up: bool = True,
     before: Mapping[str, Callable[[], object]] = MappingProxyType({}),
 ) -> dict[str, list[float]]:
-    """Measures the seconds per call in each round. In a round each function has one turn, so drift affects all alike.
+    """Measures the seconds per call in each round. In a round each function has one turn, so drift affects all equally.
 
     Args:
-        functions: by name.
+        functions: the functions to measure, by name.
         rounds: the number of turns of each function.
         calls: the number of calls in one turn.
         warm_up: whether to call each function once before.
-        before: what is called before a function's turn, and not timed.
+        before: functions that are called before a function's turn, and not timed.
     """
     if warm_up:
         for function in functions.values():
@@ -123,8 +123,8 @@ def run_on_workers(world_size: int, function: Callable[..., Any], *arguments: An
 
     Args:
         world_size: the number of workers; a single one has no process group.
-        function: at the top level of a module; its result is pickled.
-        arguments: of the function, the same for every worker.
+        function: a function at the top level of a module; its result is pickled.
+        arguments: arguments of the function, the same for every worker.
 
     Raises:
         SystemExit: a worker failed.
@@ -175,7 +175,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def print_environment(environment: Mapping[str, Any]) -> None:
-    """Prints what is known of the environment on one line."""
+    """Prints the known part of the environment on one line."""
     print(", ".join(f"{key} {value}" for key, value in environment.items() if value is not None), flush=True)
 
 

@@ -111,7 +111,7 @@ def _compile_objective(setting: Setting, images: ResidentImages, device: torch.d
 
 def _change_optimiser(setting: Setting, images: ResidentImages, device: torch.device) -> Ours:
     ours = _make_uncompiled(setting, images, device)
-    # On a GPU ours is fused already; there the unfused one is measured. What a group says has precedence.
+    # On a GPU ours is already fused; there the unfused optimiser is measured. A group's own value has precedence.
     groups = [{**group, "fused": device.type == "cpu"} for group in ours.recipe.optimiser.param_groups]
     optimiser = torch.optim.SGD(groups, lr=0.0, momentum=groups[0]["momentum"])
     ours.recipe = replace(ours.recipe, optimiser=optimiser)
@@ -199,11 +199,11 @@ def _measure_turns(
     """Measures turns of several steps, since the last step of a turn saves.
 
     Args:
-        variants: by name.
-        rounds: the number of turns of each.
-        batch: the number of images in a step.
-        device: where they train.
-        steps: the number of steps in a turn; None for as many as fill its time.
+        variants: the variants, by name.
+        rounds: number of turns of each variant.
+        batch: number of images in a step.
+        device: device on which they train.
+        steps: number of steps in a turn; None for as many as fill its time.
     """
     counts = {name: steps or choose_steps_per_turn(ours, SECONDS_PER_TURN, device) for name, ours in variants.items()}
     turns = {name: lambda name=name: variants[name].steps(counts[name]) for name in variants}

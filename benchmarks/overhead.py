@@ -106,7 +106,7 @@ def main() -> None:
         waited: dict[str, list[float]] = {name: [] for name in variants}
         num_bytes = 0
         for turn in range(-1, ROUNDS):
-            # Over the rounds the order rotates, since the machine drifts within a round too.
+            # The order rotates over the rounds, since the machine drifts within a round too.
             for number, (name, overrides) in enumerate([*variants.items()][turn:] + [*variants.items()][:turn]):
                 TimedRuntime.waited_s = 0.0
                 place = storage if storage is not None and name.endswith("in object storage") else folder
@@ -149,7 +149,7 @@ def train(overrides: tuple[str, ...]) -> tuple[float, int]:
     folder = finished.folder
     seconds = folder.encoder_path.stat().st_mtime - folder.workers_path.stat().st_mtime
     sizes = (path.stat().st_size for path in folder.checkpoints_path.glob("*/state.pt"))
-    return seconds, max(sizes, default=0)  # object storage leaves none here
+    return seconds, max(sizes, default=0)  # with object storage there are none here
 
 
 @contextlib.contextmanager

@@ -40,13 +40,13 @@ NEVER = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What all implementations share.
+    """The settings that all implementations share.
 
     Attributes:
         encoder: resnet18 or resnet50, with the CIFAR stem.
         batch: the number of images in a step, two views each.
         precision: the precision of the forward pass.
-        width: multiplies the channels of every layer.
+        width: factor for the channels of every layer.
     """
 
     encoder: str
@@ -95,7 +95,7 @@ class Contender(Protocol):
     """An implementation that takes part; each call continues the training."""
 
     def ready(self) -> None:
-        """Drops what was prepared while others had their turns."""
+        """Drops data prepared while others had their turns."""
         ...
 
     def steps(self, count: int) -> None:
@@ -160,13 +160,13 @@ class Ours:
     """The package's training loop.
 
     Attributes:
-        recipe: what it trains.
-        steps_taken: by all calls.
+        recipe: the recipe that is trained.
+        steps_taken: number of steps taken by all calls.
     """
 
     def __init__(self, setting: Setting, images: ResidentImages, device: torch.device, **options: Any) -> None:
         if device.type == "cpu":
-            keep_freed_memory()  # as in a worker
+            keep_freed_memory()  # as a worker does
         else:
             torch.backends.cudnn.benchmark = True  # as in a worker; the peers benefit too
         self.recipe = make_recipe(setting, images, device, **options)
@@ -192,7 +192,7 @@ class Ours:
 def count_waits_per_step(contender: Ours) -> float:
     """Counts by torch's warnings how often a step waits for the GPU, without the waits at the end of a call.
 
-    A report at the end of an epoch waits, too: the steps are of the inside of one.
+    A report at the end of an epoch waits too, so the steps are inside an epoch.
     """
     steps_per_epoch = contender.recipe.sampler.steps_per_epoch
     steps = max(1, min(10, (steps_per_epoch - 1) // 3))
@@ -222,7 +222,7 @@ def count_flops_per_image(recipe: Recipe) -> float:
 
 
 class _Peer:
-    """What the two peers share: the network, SGD and the training step."""
+    """The common parts of the two peers: the network, SGD and the training step."""
 
     def __init__(self, setting: Setting, images: ResidentImages, device: torch.device) -> None:
         # The network starts with our weights; on GPUs it has the layout of the peers' recipes.
@@ -286,7 +286,7 @@ class Lightly(_Peer):
                 yield first.to(self._device, non_blocking=True), second.to(self._device, non_blocking=True)
 
     def ready(self) -> None:
-        """Drops the batches that its loader has made ahead, two for each process."""
+        """Drops the batches that the loader has prepared, two for each process."""
         for _ in itertools.islice(self._pairs, 2 * self._num_workers):
             pass
 
@@ -319,7 +319,7 @@ class Plain(_Peer):
         pixels: UInt8[Tensor, "images 3 height width"] = images.images.to(self._device)
         size = images.image_shape[1]
         transform = augmentation.AugmentationSequential(
-            # Its faster mode.
+            # kornia's faster mode.
             augmentation.RandomResizedCrop((size, size), scale=(0.08, 1.0), cropping_mode="resample"),
             augmentation.RandomHorizontalFlip(),
             augmentation.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8),

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SECONDS_PER_TURN = {"cpu": 8.0, "cuda": 2.0}
-# The steps that compile, start processes and choose algorithms; then those that are timed to choose a turn's length.
+# The number of steps to compile, start processes and choose algorithms; then of those timed for a turn's length.
 WARM_UP = {"cpu": (1, 1), "cuda": (10, 20)}
 NUM_RANDOM_IMAGES = {"cpu": 10_000, "cuda": 50_000}
 PEERS = ("lightly", "plain loop")
@@ -155,7 +155,7 @@ class ContenderProcess:
         theirs.close()
 
     def ready(self) -> None:
-        """As the contender's."""
+        """Does the same as the contender."""
         self._call("ready")
 
     def steps(self, count: int) -> None:
@@ -163,12 +163,12 @@ class ContenderProcess:
         self._call(count)
 
     def measure_parts(self) -> dict[str, Any] | None:
-        """As the function `measure_parts`."""
+        """Does the same as the function `measure_parts`."""
         return self._call("parts")
 
     def close(self) -> None:
         """Ends the process."""
-        with contextlib.suppress(BrokenPipeError):  # it has already ended
+        with contextlib.suppress(BrokenPipeError):  # the process has already ended
             self._connection.send(None)
         self._process.join()
 
@@ -212,12 +212,12 @@ def measure(
 
     Args:
         setting: the network, batch and precision.
-        images: what they train on.
-        device: where they train.
-        rounds: the number of turns of each.
-        names: the contenders; None for all.
+        images: images to train on.
+        device: device on which they train.
+        rounds: number of turns of each contender.
+        names: names of the contenders; None for all.
         separate: whether each runs in its own process, as it would in use.
-        on_rows: called with the rows whenever there is more of them.
+        on_rows: called with the rows whenever there are more of them.
     """
     peak = measure_peak_rate(device, setting.precision)
     chosen = {name: make for name, make in list_contenders(device).items() if names is None or name in names}
@@ -270,7 +270,7 @@ def measure(
     for row in rows:
         name = row["contender"]
         if contender := running.get(name):
-            # What a replayed graph holds was allocated when it was recorded: a step allocates nothing.
+            # A replayed graph uses memory that was allocated when it was recorded: a step allocates nothing.
             if device.type == "cuda" and not (isinstance(contender, Ours) and contender.recipe.graphed):
                 peak_bytes = attempt(name, lambda contender=contender: measure_peak_memory(lambda: contender.steps(1)))
                 row["peak_mib"] = None if peak_bytes is None else peak_bytes / 2**20

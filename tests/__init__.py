@@ -1,4 +1,4 @@
-"""Tests; what stands here comes before torch is imported, which reads its threads from the environment once."""
+"""Tests. This runs before torch is imported, since torch reads its number of threads from the environment once."""
 
 import os
 

@@ -19,7 +19,7 @@ os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# A busy machine takes its time; the examples are the same in every run.
+# No deadline, for busy machines; the examples are the same in every run.
 settings.register_profile("tests", deadline=None, derandomize=True)
 settings.load_profile("tests")
 
@@ -32,7 +32,7 @@ if find_spec("beartype") is not None:
 
 
 def pytest_ignore_collect(collection_path, config):
-    """`-m gpu` imports the tests in `gpu` alone: a machine with a GPU may lack what the others import."""
+    """`-m gpu` imports only the tests in `gpu`: a machine with a GPU may lack what the others import."""
     if config.getoption("markexpr") != "gpu":
         return None
     is_wanted = GPU_TESTS.is_relative_to(collection_path) or collection_path.is_relative_to(GPU_TESTS)

@@ -1,11 +1,11 @@
-"""What documentation says to type."""
+"""The commands in the documentation."""
 
 import re
 import shlex
 
 
 def commands_in(text: str) -> list[tuple[str, list[str]]]:
-    """Job and overrides of each command of a text, in either form; what stands for something else (<...>) aside."""
+    """Job and overrides of each command of a text, in either form, without those that have placeholders (<...>)."""
     found = []
     for job, rest in re.findall(r"python -m (?:jobs\.|ssl_sec )(\w+)((?: [^\n`|#]*)?)", text.replace("\\\n", " ")):
         words = shlex.split(rest, comments=True)

@@ -1,4 +1,4 @@
-"""What training sees of a machine and of a run's storage, in memory."""
+"""Fakes of the runtime, the clock and the store of a run, in memory."""
 
 import io
 from pathlib import Path
@@ -9,7 +9,7 @@ from ssl_sec.training.step import Request
 
 
 class FakeRuntime:
-    """Records what it is told.
+    """Records the calls of a recipe.
 
     Attributes:
         reports: (step, metrics, norms) of each report.
@@ -52,8 +52,22 @@ def loaded(content):
     return torch.load(io.BytesIO(content), weights_only=True)
 
 
+class FakeClock:
+    """Stands for the module `time` of a module that measures; each reading takes a microsecond."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def perf_counter(self):
+        self.seconds += 1e-6
+        return self.seconds
+
+    def sleep(self, seconds):
+        self.seconds += seconds
+
+
 class FakeStore:
-    """Keeps files in a folder and notes what else it is told."""
+    """Keeps files in a folder and records other calls."""
 
     def __init__(self, folder: Path, state=None):
         self.encoder_path = folder / "encoder.safetensors"

@@ -35,7 +35,7 @@ def test_without_a_process_group_there_is_one_worker():
 
 
 def everything():
-    """What each function says on this worker, for rows that name their worker."""
+    """The result of each function on this worker, for rows that name their worker."""
     mine = torch.full((2, 3), float(rank()), dtype=torch.float64)
     mine[1] += 0.5
     strided = torch.stack([mine, mine], dim=2)[..., 0]
@@ -55,12 +55,12 @@ def everything():
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("num_workers", [1, 2, 4])
-def test_all_workers_hear_all_rows_in_the_order_of_ranks(tmp_path, num_workers):
-    told = on_workers(num_workers, tmp_path, everything)
+def test_all_workers_gather_all_rows_in_rank_order(tmp_path, num_workers):
+    results = on_workers(num_workers, tmp_path, everything)
     expected = [[r + extra] * 3 for r in range(num_workers) for extra in (0.0, 0.5)]
     total = sum(range(num_workers))
     share = 8 // num_workers
-    for number, answers in enumerate(told):
+    for number, answers in enumerate(results):
         assert (answers["rank"], answers["world_size"]) == (number, num_workers)
         assert answers["gathered"] == answers["strided"] == expected
         assert answers["labels"] == [10 * r + extra for r in range(num_workers) for extra in (0, 1)]
@@ -128,11 +128,11 @@ def ranges_and_averages():
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("num_workers", [2, 3])
-def test_ranges_part_any_number_of_rows_and_parameter_gradients_are_averaged(tmp_path, num_workers):
-    told = on_workers(num_workers, tmp_path, ranges_and_averages)
+def test_ranges_partition_any_number_of_rows_and_gradients_are_averaged(tmp_path, num_workers):
+    results = on_workers(num_workers, tmp_path, ranges_and_averages)
     for column, count in enumerate((0, 1, 3, 7, 8)):
-        ranges = [ranges[column] for ranges, _ in told]
+        ranges = [ranges[column] for ranges, _ in results]
         assert [row for part in ranges for row in range(count)[part]] == list(range(count))
         assert max(len(range(count)[part]) for part in ranges) <= -(-count // num_workers)
     average = sum(range(1, num_workers + 1)) / num_workers
-    assert all(gradient == [[average, average]] for _, gradient in told)
+    assert all(gradient == [[average, average]] for _, gradient in results)

@@ -1,4 +1,4 @@
-"""The documentation: its tables are the code's, its links lead somewhere, its commands are configurations."""
+"""The documentation: its tables equal the code's, its links resolve, its commands compose."""
 
 import re
 import shutil
@@ -31,7 +31,7 @@ def name_of(path):
 
 
 @pytest.mark.parametrize("page", DOCS, ids=name_of)
-def test_generated_tables_are_what_the_code_says(page):
+def test_generated_tables_are_up_to_date(page):
     text = page.read_text(encoding="utf-8")
     assert tables.filled(text) == text, "python -m docs.tables"
 
@@ -60,7 +60,7 @@ def commands():
 
 
 @pytest.mark.parametrize(("job", "overrides"), commands())
-def test_commands_are_configurations(job, overrides):
+def test_documented_commands_compose(job, overrides):
     overrides = [override for override in overrides if not override.startswith("resume=")]
     if job == "tune":
         assert read_search(overrides).space
@@ -79,13 +79,13 @@ def test_commands_are_configurations(job, overrides):
             from_values(PretrainConfig, {key: value for key, value in values.items() if key not in ("arms", "seeds")})
 
 
-def test_targets_of_make_exist():
+def test_documented_make_targets_exist():
     makefile = (ROOT / "Makefile").read_text()
     typed = {target for page in PAGES for target in re.findall(r"^make ([\w-]+)", page.read_text(), re.MULTILINE)}
     assert typed and {target for target in typed if not re.search(rf"^{target}:", makefile, re.MULTILINE)} == set()
 
 
-def test_tests_that_show_what_happens_exist():
+def test_tests_named_in_faults_exist():
     named = re.findall(r"`(test_\w+\.py)(?:::(\w+))?`", (ROOT / "docs" / "faults.md").read_text())
     tests = list((ROOT / "tests").rglob("test_*.py"))
     assert len(named) > 40
@@ -107,7 +107,7 @@ def test_every_name_of_the_package_is_in_the_reference():
 
 
 @pytest.mark.parametrize("paper", list_papers())
-def test_every_item_of_a_paper_says_where_it_is_and_how_far(paper):
+def test_every_item_of_a_paper_has_a_place_and_a_state(paper):
     states = ("as in the paper", "deviates: ", "runs, not measured", "not here: ")
     for item in tables.items_of(paper):
         assert set(item) <= {"item", "what", "names", "command", "state"}, item

@@ -15,16 +15,16 @@ TOO_MANY = 2**46  # more bytes than an address has bits for
         (lambda: bytearray(8 * TOO_MANY), ""),
     ],
 )
-def test_what_cannot_be_allocated_is_one_line(allocate, asked):
+def test_a_failed_allocation_is_one_line(allocate, asked):
     with pytest.raises((RuntimeError, MemoryError)) as caught:
         allocate()
-    told = out_of_memory(caught.value)
-    assert isinstance(told, ConfigError)
-    assert str(told).startswith(f"not enough memory{asked}; less is needed with a smaller global_batch_size, ")
-    assert "\n" not in str(told)
+    error = out_of_memory(caught.value)
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith(f"not enough memory{asked}; less is needed with a smaller global_batch_size, ")
+    assert "\n" not in str(error)
 
 
-def test_a_gpu_without_memory_is_the_same():
+def test_a_gpu_out_of_memory_is_one_line():
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of")
     assert str(out_of_memory(error)).startswith("not enough memory for 20.00 GiB at once; ")
 
@@ -32,11 +32,11 @@ def test_a_gpu_without_memory_is_the_same():
 @pytest.mark.parametrize(
     "error", [RuntimeError("shapes do not match"), ValueError("out of memory"), KeyError("memory")]
 )
-def test_other_errors_are_left_alone(error):
+def test_other_errors_are_unchanged(error):
     assert out_of_memory(error) is None
 
 
-def test_what_is_printed_has_one_line_of_bearable_length():
+def test_printed_errors_are_one_line_of_limited_length():
     assert printable("a\nb") == "a\\nb"
     assert printable("x" * 400) == "x" * 400
     assert printable("a" * 5000 + "b" * 5000) == "a" * 200 + "…" + "b" * 200

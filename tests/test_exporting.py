@@ -114,7 +114,7 @@ def exportable_embedding(head, stem="cifar"):
 
 
 def trained(network):
-    """As if: running statistics that are not those of a new batch norm."""
+    """Sets running statistics that a new batch norm does not have."""
     for module in network.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             nn.init.normal_(module.running_mean, std=0.1)
@@ -188,7 +188,7 @@ def forks_read_back(warm_reader, monkeypatch):
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in CASES])
-def test_what_is_read_back_elsewhere_gives_the_networks_output(case, tmp_path, monkeypatch):
+def test_exports_read_back_give_the_networks_output(case, tmp_path, monkeypatch):
     if case in IN_THEIR_OWN_PROCESS:
         monkeypatch.setattr(checking, "subprocess", subprocess)
     name, made = CASES[case]
@@ -231,7 +231,7 @@ def test_timms_config_states_scaling_and_size(tmp_path):
 
 
 @pytest.mark.parametrize(("stem", "width"), [("cifar", 1.0), ("imagenet", 0.5), ("cifar", 0.125)])
-def test_a_resnet_that_timm_cannot_build_is_refused_with_the_formats_that_hold_it(stem, width, tmp_path):
+def test_a_resnet_that_timm_cannot_build_is_refused_with_the_possible_formats(stem, width, tmp_path):
     exportable = exportable_resnet(18, stem, width, 3)
     with pytest.raises(ConfigError, match="format: found 'timm', .* allowed .*: safetensors, torchscript, onnx, hub$"):
         FORMATS["timm"].write(exportable, some_images(exportable), tmp_path)
@@ -273,7 +273,7 @@ def test_other_features_do_not_pass(tmp_path):
         check_export(FORMATS["torchscript"], exportable, some_images(exportable), tmp_path)
 
 
-def test_features_that_are_no_numbers_do_not_pass(tmp_path):
+def test_nan_features_do_not_pass(tmp_path):
     exportable = exportable_resnet(18, "cifar", 0.125, 1)
     with torch.no_grad():
         exportable.encoder.backbone.layer4[1].bn2.bias.fill_(float("nan"))
@@ -282,14 +282,14 @@ def test_features_that_are_no_numbers_do_not_pass(tmp_path):
         check_export(FORMATS["torchscript"], exportable, some_images(exportable), tmp_path)
 
 
-def test_a_file_that_cannot_be_read_back_is_told_in_one_line(tmp_path):
+def test_a_file_that_cannot_be_read_back_is_one_line(tmp_path):
     exportable = exportable_resnet(18, "cifar", 0.125, 1)
     (tmp_path / "encoder.safetensors").write_bytes(b"no weights")
     with pytest.raises(
         ConfigError, match="safetensors was written, but reading it back fails: .+; nothing is kept"
-    ) as told:
+    ) as raised:
         check_export(FORMATS["safetensors"], exportable, some_images(exportable), tmp_path)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_an_encoder_that_a_format_cannot_hold_is_one_line(tmp_path):
@@ -309,7 +309,7 @@ def test_an_encoder_that_a_format_cannot_hold_is_one_line(tmp_path):
         FORMATS["torchscript"].write(exportable, some_images(exportable), tmp_path)
 
 
-def test_a_package_that_is_not_installed_is_named_with_what_to_install(monkeypatch):
+def test_a_missing_package_is_named_with_the_command_to_install_it(monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else found(name))
     require_packages(FORMATS["torchscript"])

@@ -71,7 +71,7 @@ def test_three_views_of_an_image_are_positives_of_each_other():
     "labels",
     [Z2, torch.zeros(8, dtype=torch.float64), torch.zeros(7, dtype=torch.int64), torch.zeros(8, dtype=torch.bool)],
 )
-def test_what_is_no_label_is_refused_with_the_right_call(labels):
+def test_invalid_labels_are_refused_with_the_right_call(labels):
     with pytest.raises(
         TypeError, match=r"NTXentLoss: found float64\[8, 16\] and .* loss\(\*ssl_sec.from_views\(z1, z2\)\)"
     ):
@@ -89,7 +89,7 @@ def test_views_called_as_labels_are_a_type_error_outside_of_the_tests_too():
 
 
 @pytest.mark.parametrize("views", [(Z1,), (Z1, Z2[:4])])
-def test_what_are_no_views_is_refused(views):
+def test_invalid_views_are_refused(views):
     with pytest.raises(Exception, match="from_views"):
         from_views(*views)
 
@@ -101,7 +101,7 @@ def blocks(page: str) -> list[str]:
 
 @pytest.fixture
 def run_folder(tmp_path) -> Path:
-    """What a run of digits leaves of its encoder."""
+    """The encoder's folder of a run on digits."""
     config = from_values(PretrainConfig, compose("pretrain", ["experiment=digits", "encoder.width=0.125"]))
     folder = RunFolder(tmp_path / "runs" / "digits" / "mine")
     folder.start(to_values(config))

@@ -19,12 +19,12 @@ def test_seeds_fit_torchs_generators(seed, parts):
 
 
 @given(seed=st.integers(0, 10), other=st.integers(0, 10), parts=parts, other_parts=parts)
-def test_seeds_differ_if_anything_does(seed, other, parts, other_parts):
+def test_seeds_depend_on_every_part(seed, other, parts, other_parts):
     same = (seed, parts) == (other, other_parts)
     assert (derived_seed(seed, *parts) == derived_seed(other, *other_parts)) == same
 
 
-def test_neighbouring_parts_do_not_run_together():
+def test_neighbouring_parts_give_different_seeds():
     assert derived_seed(1, 23) != derived_seed(12, 3)
     assert derived_seed(0, "a", 11) != derived_seed(0, "a", 1, 1)
 
@@ -40,7 +40,7 @@ def test_uniform_numbers_fill_the_unit_interval():
     counts = torch.histc(numbers.flatten(), 20, 0, 1)
     # Five standard deviations of a count.
     assert ((counts - 800).abs() < 5 * (800 * 0.95) ** 0.5).all()
-    # Neither numbers of one draw nor those of neighbouring draws go together: five standard errors again.
+    # Numbers of one draw and of neighbouring draws are uncorrelated, within five standard errors.
     correlations = torch.corrcoef(torch.cat([numbers[:-1], numbers[1:]], dim=1).T) - torch.eye(16)
     assert correlations.abs().max() < 5 / 2000**0.5
 

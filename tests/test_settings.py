@@ -76,11 +76,11 @@ def message(**values) -> str:
     return str(caught.value)
 
 
-def test_defaults_fill_in_what_is_not_given():
+def test_defaults_fill_in_missing_values():
     assert build() == Settings(title="t", shape=Circle(name="circle"))
 
 
-def test_every_kind_of_value_is_taken():
+def test_every_kind_of_value_is_accepted():
     settings = build(
         count=4,
         rate=2,
@@ -116,7 +116,7 @@ def test_every_kind_of_value_is_taken():
     assert build(width=2).width == 2 and build(limit=None, maybe=None) == build()
 
 
-def test_a_misspelled_key_is_answered_with_the_nearest():
+def test_a_misspelled_key_suggests_the_nearest():
     assert message(cuont=3).startswith("cuont: unknown key; did you mean 'count'?")
     assert message(inner={"momentun": 1}) == (
         "inner.momentun: unknown key; did you mean 'momentum'? allowed: momentum, steps"
@@ -174,14 +174,14 @@ def test_items_of_a_list_are_named_by_their_place():
         ("channels", "3", "allowed: 1, 3"),
     ],
 )
-def test_a_value_outside_a_literal_is_answered_with_what_is_allowed(key, value, hint):
-    told = message(**{key: value})
-    assert told.startswith(f"{key}: found {value!r}; ")
-    assert told.endswith(hint)
+def test_a_value_outside_a_literal_lists_the_allowed_ones(key, value, hint):
+    found = message(**{key: value})
+    assert found.startswith(f"{key}: found {value!r}; ")
+    assert found.endswith(hint)
 
 
 @pytest.mark.parametrize("name", ["circle", "disc", "square"])
-def test_a_union_is_told_apart_by_every_name(name):
+def test_a_union_is_resolved_by_every_name(name):
     shape = build(shape={"name": name, **({"side": 3} if name == "square" else {})}).shape
     assert shape.name == name
     assert isinstance(shape, Square if name == "square" else Circle)
@@ -189,9 +189,9 @@ def test_a_union_is_told_apart_by_every_name(name):
 
 @pytest.mark.parametrize("value", [{"name": "circel"}, {"radius": 1.0}, {"name": None}, {"name": ["circle"]}])
 def test_a_union_without_a_known_name_lists_the_names(value):
-    told = message(shape=value)
-    assert told.startswith(f"shape.name: found {value.get('name')!r}; ")
-    assert told.endswith("allowed: circle, disc, square")
+    found = message(shape=value)
+    assert found.startswith(f"shape.name: found {value.get('name')!r}; ")
+    assert found.endswith("allowed: circle, disc, square")
 
 
 def test_a_name_alone_stands_for_its_defaults():
@@ -241,7 +241,7 @@ anything = st.builds(
 
 
 @given(settings=anything)
-def test_settings_survive_the_way_to_plain_values_and_back(settings):
+def test_settings_round_trip_to_plain_values(settings):
     values = to_values(settings)
     assert is_plain(values)
     assert from_values(Settings, values) == settings
@@ -300,7 +300,7 @@ BEYOND = [
 
 @pytest.mark.parametrize(("key", "value", "allowed"), BEYOND)
 def test_rules_hold_however_a_config_is_made(key, value, allowed):
-    told = f"{key}: found {value!r}, must be {allowed}"
+    expected = f"{key}: found {value!r}, must be {allowed}"
     plain = list(value) if isinstance(value, tuple) else value
     for make, path in (
         (lambda: Ranged(**{key: value}), "ranged"),
@@ -311,15 +311,15 @@ def test_rules_hold_however_a_config_is_made(key, value, allowed):
     ):
         with pytest.raises(ConfigError) as caught:
             make()
-        assert str(caught.value) == f"{path}.{told}"
+        assert str(caught.value) == f"{path}.{expected}"
 
 
-def test_what_rules_allow_is_taken():
+def test_values_within_the_rules_are_accepted():
     kept = Ranged(rate=2.0, share=None, number=2**63 - 1, bare=-1e30, counts=(1, 2), place="~/x/ä", name="ä" * 100)
     assert from_values(Ranged, to_values(kept)) == kept
 
 
-def test_an_integer_without_end_is_no_number():
+def test_an_endless_integer_is_refused():
     with pytest.raises(ConfigError, match="^bare: found 10{199}….*0, must be a finite number$"):
         from_values(Ranged, {"bare": 10**400})
 
@@ -334,20 +334,20 @@ def test_a_url_is_no_path(place):
 
 
 @pytest.mark.parametrize("place", ["a" * 256, "/".join(["a" * 200] * 30)])
-def test_a_path_that_no_file_system_holds_is_refused(place):
+def test_a_path_too_long_for_a_file_system_is_refused(place):
     with pytest.raises(ConfigError) as caught:
         Ranged(place=place)
-    told = str(caught.value)
-    assert told.endswith("must be a path of at most 4096 bytes, with names of at most 255") and len(told) < 600
+    text = str(caught.value)
+    assert text.endswith("must be a path of at most 4096 bytes, with names of at most 255") and len(text) < 600
 
 
-def test_a_check_names_the_key_the_value_and_what_is_allowed():
+def test_a_check_names_the_key_the_value_and_the_allowed_ones():
     check(True, "optimiser.momentum", 2.0, "in [0, 1)")
     with pytest.raises(ConfigError, match=r"^optimiser.momentum: found 2.0, must be in \[0, 1\)$"):
         check(False, "optimiser.momentum", 2.0, "in [0, 1)")
 
 
-def test_a_mapping_has_keys_of_ones_own_and_values_of_one_kind():
+def test_a_mapping_has_free_keys_and_values_of_one_type():
     settings = build(tags={"team": "vision", "ticket": 18})
     assert settings.tags == {"team": "vision", "ticket": 18}
     assert from_values(Settings, to_values(settings)) == settings

@@ -15,7 +15,7 @@ def fails_on_one():
 
 
 @pytest.mark.distributed
-def test_workers_that_could_not_join_are_started_anew(tmp_path, monkeypatch):
+def test_workers_that_could_not_join_are_restarted(tmp_path, monkeypatch):
     answers, tries = workers._answers, []
 
     def refused_once(started):
@@ -35,5 +35,5 @@ def test_an_error_names_its_worker(tmp_path):
         on_workers(2, tmp_path, fails_on_one)
 
 
-def test_a_process_of_the_tests_has_one_thread_unless_it_is_told_otherwise():
+def test_the_number_of_threads_is_that_of_the_environment():
     assert torch.get_num_threads() == int(os.environ["OMP_NUM_THREADS"])

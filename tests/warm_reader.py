@@ -1,4 +1,4 @@
-"""A process that reads exports back, as the check of an export does in one of its own, with torch imported in advance.
+"""A process with torch imported in advance that reads exports back, which the check of an export does in a new one.
 
 Each command runs in a fork of it, which knows neither this package nor the tests. `tests/test_exporting.py` has checks
 in processes of their own.

@@ -20,7 +20,7 @@ NOT_JOINED = "not joined"
 
 
 class NotJoinedError(Exception):
-    """A worker did not come together with the others."""
+    """A worker could not join the others."""
 
 
 # Two workers in every run of the tests, four in the slow ones.
@@ -51,7 +51,7 @@ def on_workers(world_size: int, folder: Path, function: Callable[..., Any], *arg
         answers = _answers(workers)
         if answers is not None:
             break
-        # gloo now and then closes a connection that it has just made; the others would wait for their timeout.
+        # gloo sometimes closes a new connection; the other workers would wait until their timeout.
         _kill_workers()
     else:
         raise AssertionError("the workers did not find each other")
@@ -61,7 +61,7 @@ def on_workers(world_size: int, folder: Path, function: Callable[..., Any], *arg
 
 
 def _answers(workers: list[subprocess.Popen]) -> list[tuple[str | None, bytes | None]] | None:
-    """What each worker answers; None as soon as one could not join the others."""
+    """The answer of each worker; None as soon as one could not join the others."""
     answers = {}
     waiting = {worker.stdout: rank for rank, worker in enumerate(workers)}
     while waiting:
@@ -81,7 +81,7 @@ def _kill_workers() -> None:
 
 
 def end_workers() -> None:
-    """Ends the processes. They are told: a process that was forked meanwhile may hold the other end of their input."""
+    """Ends the processes, by a message: a process forked meanwhile may hold the other end of their input."""
     while _warm:
         worker = _warm.pop()
         pickle.dump(None, worker.stdin)
@@ -108,7 +108,7 @@ def _serve() -> None:
     import tests.conftest  # noqa: F401  # the same checks of shapes as in the tests' process
 
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what is printed must not run into the answers
+    os.dup2(2, 1)  # printed text must not mix with the answers
     while (task := _task()) is not None:
         try:
             answer = None, pickle.dumps(_work(*task))
@@ -121,7 +121,7 @@ def _serve() -> None:
 
 
 def _task() -> tuple[int, int, str, bytes] | None:
-    """The next one; None at the end, also that of a test process that was killed."""
+    """The next message; None at the end, even if the process of the tests was killed."""
     try:
         return pickle.load(sys.stdin.buffer)
     except EOFError:

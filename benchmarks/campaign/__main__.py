@@ -12,10 +12,10 @@ with three seeds and then ResNet-50; the speed at batch 1,024; the paper's other
 evaluation; the study of norms, each arm's search before its runs.
 
 A background process does the work. The command shows its output until the time is up or all parts are done. Another
-call with the same --output follows that process, whose end stays as it was set, or continues for --minutes if it has
-ended: finished parts are skipped, and a training run resumes from its last checkpoint. When the time is up, a training
-run saves and stops within a minute. The folder has results/<part>.json, status.json, log.txt, and the caches of
-Inductor and Triton; checkpoints are in --checkpoints.
+call with the same --output follows that process, which keeps its deadline, or continues for --minutes if it has ended:
+finished parts are skipped, and a training run resumes from its last checkpoint. When the time is up, a training run
+saves and stops within a minute. The folder has results/<part>.json, status.json, log.txt, and the caches of Inductor
+and Triton; checkpoints are in --checkpoints.
 """
 
 import argparse

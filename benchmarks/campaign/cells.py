@@ -22,7 +22,7 @@ def keep_cells(results: Mapping[str, Mapping[str, Any]], folder: Path) -> list[P
 
     Args:
         results: the figures of each part, by name.
-        folder: docs/studies.
+        folder: the folder docs/studies.
     """
     written: list[Path] = []
     recipes, searched = load_recipes(), load_trials()
@@ -48,7 +48,7 @@ def keep_cells(results: Mapping[str, Mapping[str, Any]], folder: Path) -> list[P
 def _kept_trials(
     arm: ArmAt, trials: Sequence[Mapping[str, Any]], values: Sequence[Mapping[str, float]]
 ) -> list[KeptTrial]:
-    """The trials of an arm, the best first; without the digest of a search by `jobs.tune`, which they are not of."""
+    """The trials of an arm, the best first; without a digest, since they are not of a search by `jobs.tune`."""
     kept = [
         KeptTrial.of(
             arm,

@@ -16,7 +16,7 @@ def prepare_data(path: Path | None, output: Path) -> dict[str, Any]:
     """Returns the values of `data`; extracts an archive into the campaign's folder, once.
 
     Args:
-        path: as for `--data`; None for random images.
+        path: the value of `--data`; None for random images.
         output: the campaign's folder.
     """
     folder = output / "data"

@@ -1,7 +1,7 @@
-"""A plugin of pytest that appends the outcome of each test to a file, so that what ran is known if pytest is stopped.
+"""A pytest plugin that appends the outcome of each test to a file, so that it survives if pytest is stopped.
 
-The file is that of the environment variable SSL_SEC_OUTCOMES: a line of JSON for each test, after one with the number
-of tests that were collected.
+The environment variable SSL_SEC_OUTCOMES names the file: one line of JSON for each test, after a line with the number
+of collected tests.
 """
 
 import json
@@ -39,7 +39,7 @@ def _append(values: Mapping[str, Any]) -> None:
 
 
 def _reason_of(report: "pytest.CollectReport | pytest.TestReport") -> str:
-    """One line of why a test failed or was skipped."""
+    """The reason why a test failed or was skipped, in one line."""
     found = report.longrepr
     crash = getattr(found, "reprcrash", None)
     text = found[2] if isinstance(found, tuple) else crash.message if crash is not None else str(found or "")
@@ -50,7 +50,7 @@ def count_outcomes(path: Path) -> dict[str, Any]:
     """Counts the tests of a file: collected, passed, failed and skipped, the last two with one line of reason."""
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     collected = sum(line.get("collected", 0) for line in lines)
-    last = {line["test"]: line for line in lines if "test" in line}  # a later failure of its end replaces a pass
+    last = {line["test"]: line for line in lines if "test" in line}  # a later failure at its end replaces a pass
     found: dict[str, dict[str, str]] = {
         outcome: {name: line["reason"] for name, line in last.items() if line["outcome"] == outcome}
         for outcome in ("passed", "failed", "skipped")

@@ -23,7 +23,7 @@ from benchmarks.simclr import describe_data
 PYTHON = "3.12"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "any")
 
-# What the campaign and the tests that need a GPU import, without torch, torchvision and their dependencies.
+# The packages that the campaign and the tests for GPUs import, without torch, torchvision and their dependencies.
 WHEELS = {
     "kornia": "augmentation",
     "kornia_rs": "kornia imports it",
@@ -52,8 +52,8 @@ def pack(folder: Path, data: Path | None) -> int:
     """Downloads the wheels, packs the images and prints their sizes; returns the exit code.
 
     Args:
-        folder: where the files go.
-        data: Parquet of the images; None for wheels only.
+        folder: folder for the files.
+        data: Parquet files of the images; None for wheels only.
     """
     wheels = folder / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def read_pinned_versions(names: Iterable[str]) -> dict[str, str]:
     """Reads the versions of packages from constraints.txt.
 
     Raises:
-        KeyError: one is missing.
+        KeyError: a package is missing.
     """
     lines = (line.partition("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     versions = {_normalise(name): version.strip() for name, _, version in lines}
@@ -91,8 +91,8 @@ def pack_images(data: Path, path: Path) -> None:
     """Copies the encoded images from Parquet to a .tar.gz with a folder per class, which is read without Arrow.
 
     Args:
-        data: as for `--data`.
-        path: the .tar.gz.
+        data: the value of `--data`.
+        path: path of the .tar.gz.
     """
     from ssl_sec.data.image_set import Columns
     from ssl_sec.data.parquet import reading
@@ -104,7 +104,7 @@ def pack_images(data: Path, path: Path) -> None:
             number = 0
             for rows in reading.iterate_rows(files):
                 for encoded, label in zip(rows.encoded.to_pylist(), rows.labels.tolist(), strict=True):
-                    # Class folders are numbers, so that their order is that of the labels.
+                    # Class folders are numbers, so that they are sorted by label.
                     info = tarfile.TarInfo(f"{split}/{label:05d}/{number:06d}{_suffix(encoded)}")
                     info.size = len(encoded)
                     archive.addfile(info, io.BytesIO(encoded))

@@ -23,10 +23,10 @@ from benchmarks.campaign.training import train_and_probe
 from benchmarks.measure import choose_device, describe_environment, describe_error, measure_peak_rate
 from benchmarks.simclr import Setting
 
-# Of a test, where pytest-timeout is installed: as long as a test of what is compiled waits for its program.
+# Time limit of a test, where pytest-timeout is installed: as long as a test of compiled code waits for its program.
 _SECONDS_PER_TEST = 240
 
-# Of the larger network and at the larger batch: those that fit into memory together, and compile in a minute.
+# Contenders with the larger network and the larger batch: those that fit into memory together, and compile in a minute.
 CONTENDERS = ("ours", "ours, without CUDA graphs", "plain loop", "lightly")
 
 
@@ -55,7 +55,7 @@ def list_parts(plan: Plan) -> list[Part]:
             for arm in arms
         ]
 
-    # What half an hour can show comes first: the speed, the promises, and whether SEC helps a small network.
+    # The results that half an hour can give come first: the speed, the tests, and whether SEC helps a small network.
     first, *larger = scale.batches
     parts = [
         *speed(first),
@@ -95,7 +95,7 @@ def _run_tests(sheet: Sheet, scale: Scale) -> None:
 
 
 def _shorten(measure_part: Callable[[Sheet], None]) -> Callable[[Sheet], None]:
-    """Makes a part measure turns of single steps, for a rehearsal; the changed settings end with the part's process."""
+    """Limits the turns of a part to single steps, for a rehearsal; the changed settings end with the part's process."""
 
     def measure_shortened(sheet: Sheet) -> None:
         throughput.SECONDS_PER_TURN.update(cpu=0.0)
@@ -112,7 +112,7 @@ def _make_setting(scale: Scale, encoder: str, batch: int) -> Setting:
 
 def _measure_speed(sheet: Sheet, scale: Scale, encoder: str, batch: int) -> None:
     """Measures our variants and the peers, in turns."""
-    images = throughput.load_images(None, choose_device(), batch)  # drawn: their content does not change the speed
+    images = throughput.load_images(None, choose_device(), batch)  # random: the content does not change the speed
     sheet.write(environment=describe_environment(), images=images.description)
     setting = _make_setting(scale, encoder, batch)
     throughput.measure(
@@ -132,7 +132,7 @@ def _measure_views(sheet: Sheet, scale: Scale) -> None:
 
 def _measure_options(sheet: Sheet, scale: Scale) -> None:
     setting = _make_setting(scale, "resnet18", scale.batches[0])
-    names = ("optimiser fused", "augmentation ahead") if sheet.plan.rehearsal else None  # those that do not compile
+    names = ("optimiser fused", "augmentation ahead") if sheet.plan.rehearsal else None  # these do not compile
     images = throughput.load_images(None, choose_device(), setting.batch)
     rows = options.measure_steps(setting, images, choose_device(), scale.rounds, names)
     sheet.write(environment=describe_environment(), encoder=setting.encoder, batch=setting.batch, rows=rows)

@@ -17,7 +17,7 @@ TRIALS_PATH = Path(__file__).parent / "trials.json"
 EXPERIMENTS = {arm: f"cifar10_{arm}_100" for arm in ("ntxent", "sec", "sec_ema", "l2reg")}
 ENCODERS = ("resnet50", "resnet18")
 STUDY = "sec_gpu"
-# The studies with small runs need to know where images are; a campaign has its own.
+# The studies with small runs need the place of the images; a campaign has its own images.
 _IMAGES = ("data.train=[train.parquet]", "data.test=[test.parquet]")
 _DIGITS = 4
 
@@ -25,8 +25,8 @@ _DIGITS = 4
 def compose_recipes() -> dict[str, dict[str, Any]]:
     """Composes the values of each recipe, by name.
 
-    The names are those of encoder and arm, `resnet50-ntxent`, of an arm of the study, `study-resnet18-none`, or of an
-    arm of a study with small runs, `when_cpu-learning_rate_0.03-sec`.
+    The names consist of encoder and arm, `resnet50-ntxent`, of an arm of the study, `study-resnet18-none`, or of an arm
+    of a study with small runs, `when_cpu-learning_rate_0.03-sec`.
     """
     from ssl_sec.edges.composition.compose import compose  # needs Hydra
 
@@ -44,7 +44,7 @@ def compose_recipes() -> dict[str, dict[str, Any]]:
 
 
 def compose_trials() -> dict[str, list[dict[str, float]]]:
-    """Makes the trials of each arm of the study: dotted key -> value, from Halton's sequence in the space searched."""
+    """Makes the trials of each arm of the study: dotted key -> value, from Halton's sequence in the searched space."""
     from scipy.stats.qmc import Halton
 
     small = [each for study in SMALL_STUDIES for each in list_small_arms(study)]
@@ -63,7 +63,7 @@ def compose_trials() -> dict[str, list[dict[str, float]]]:
 
 @cache
 def _study_arms() -> list[tuple[str, Any]]:
-    """The arms of the study with their names in the campaign."""
+    """The arms of the study, with their names in the campaign."""
     from ssl_sec.edges.study.plan import read_study
 
     return [(f"{arm.point.value}-{arm.arm}", arm) for arm in read_study([f"study={STUDY}"]).arms]
@@ -80,7 +80,7 @@ def list_small_arms(study: str) -> list[tuple[str, Any]]:
 
 
 def _between(interval: Any, share: float) -> float:
-    """A value at a share of an interval, or of its logarithm."""
+    """The value at a share of an interval, or of its logarithm."""
     low, high = interval.low, interval.high
     value = low * (high / low) ** share if interval.is_log else low + (high - low) * share
     return float(f"{value:.{_DIGITS}g}")
@@ -97,7 +97,7 @@ def load_trials() -> dict[str, list[dict[str, float]]]:
 
 
 def change(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of a recipe with others for dotted keys, as `constraint.eta`."""
+    """Returns the values of a recipe with other values for dotted keys, such as `constraint.eta`."""
     changed = dict(values)
     for key, value in changes.items():
         group, _, name = key.rpartition(".")

@@ -40,7 +40,7 @@ def report(folder: Path, root: Path = ROOT, committed: Path = COMMITTED) -> int:
     """Copies a campaign's results into the repository and writes the regions; returns the exit code.
 
     Args:
-        folder: the campaign's folder, or its results; those in the repository write the regions anew.
+        folder: the campaign's folder, or its results; those in the repository write the regions again.
         root: the repository.
         committed: the folder of the results in the repository.
 
@@ -213,7 +213,7 @@ _TOP1 = "probe/top1"
 
 
 def _study_cells(results: Results, encoder: str) -> list[KeptCell]:
-    """The runs of the study that have ended."""
+    """The finished runs of the study."""
     found: list[KeptCell] = []
     for name, each in results.items():
         match = re.fullmatch(rf"study-{encoder}-(\w+)-s(\d+)", name)

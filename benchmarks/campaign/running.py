@@ -24,7 +24,7 @@ from benchmarks.campaign.sheet import Plan, Sheet, State
 from benchmarks.measure import write_json
 from ssl_sec.errors import Stopped, first_line
 
-# A training run that is to stop finishes its step and saves.
+# Time in which a training run that is to stop finishes its step and saves.
 GRACE_S = 60.0
 
 
@@ -88,7 +88,7 @@ def work(plan: Plan, parts: Sequence[Part], again: Sequence[str] = ()) -> bool:
     Args:
         plan: the campaign's plan.
         parts: all parts.
-        again: the names of parts to run although they are done or failed.
+        again: names of parts to run although they are done or have failed.
 
     Returns:
         False if another worker is running.
@@ -132,7 +132,7 @@ def _run_part(plan: Plan, part: Part, sheet: Sheet) -> None:
         if terminated_at is not None and now > terminated_at + GRACE_S:
             process.kill()
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)  # its loaders, tests and compilers
+        os.killpg(process.pid, signal.SIGKILL)  # including its loaders, tests and compilers
     if sheet.read_state() in ("running", None):
         if terminated_at is not None and not reason:
             sheet.close("stopped", "the time was up")
@@ -147,13 +147,13 @@ def _describe_exit(code: int | None) -> str:
 def _measure(part: Part, sheet: Sheet) -> None:
     """Measures a part, in its process."""
     os.setsid()
-    if sys.platform == "linux":  # ends with the worker: two processes must never work on a run
+    if sys.platform == "linux":  # it ends with the worker: two processes must never work on a run
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     state: State = "done"
     before = sheet.read()
     if before.get("state") in ("stopped", "running"):
-        # The times that add up over calls.
+        # The durations that add up over calls.
         sheet.figures.update({key: before[key] for key in ("seconds", "train_s") if key in before})
     sheet.write()
     start = time.time()

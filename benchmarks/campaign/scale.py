@@ -10,10 +10,10 @@ class Scale:
     """The sizes of all measurements.
 
     Attributes:
-        width: multiplies the channels of every network.
+        width: factor for the channels of every network.
         batches: the batch sizes of the speed table.
         rounds: the number of turns of each contender.
-        seeds: the seeds of ResNet-18's runs.
+        seeds: seeds of ResNet-18's runs.
         study_seeds: the seeds of the study's runs.
         training: values of every training run.
         tests: the paths that pytest collects.
@@ -23,10 +23,10 @@ class Scale:
         studied: the encoders of the study.
         arms: the arms of the study, in groups that follow each other; the first has the baseline.
         trials: the largest number of trials of an arm's search.
-        small_arms: the number of arms of a study with small runs, as those below; None for all.
-        small_seeds: the number of their seeds.
-        small_trials: the number of trials of each of their searches.
-        processes: small runs at once.
+        small_arms: number of arms of a study with small runs, likewise for the next two; None for all.
+        small_seeds: number of their seeds.
+        small_trials: number of trials of each of their searches.
+        processes: number of small runs at once.
     """
 
     width: float = 1.0
@@ -53,7 +53,7 @@ class Scale:
     processes: int = 6
 
 
-# The images are decoded once less: of a set that is known, none needs a check.
+# The check of the images is left out, which saves decoding them once: the images of a known set need none.
 FULL = Scale(training={"check_images": 0})
 TINY = Scale(
     width=0.125,
@@ -88,8 +88,8 @@ class SmallStudy:
     """A study, or a part of one.
 
     Attributes:
-        points: those that are run; all if there are none.
-        seeds: of every arm.
+        points: the points to run; all if none are given.
+        seeds: seeds of every arm.
     """
 
     points: tuple[str, ...] = ()

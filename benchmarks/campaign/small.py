@@ -1,6 +1,6 @@
 """Studies that were made for CPUs, on a GPU: their runs take seconds there, several at once.
 
-Each run has a sheet in `<output>/cells/<study>`, and the part's sheet has the figures of all that have ended. Steps are
+Each run has a sheet in `<output>/cells/<study>`, and the part's sheet has the figures of all finished runs. Steps are
 computed in float32 as on CPUs and are not compiled, since compiling would take longer than the run.
 """
 
@@ -29,7 +29,7 @@ from ssl_sec.data.config import FolderConfig, ParquetConfig
 from ssl_sec.data.image_set import ImageSet
 
 _PROGRESS_S = 15.0
-# As the runs on CPUs, which report every 10 steps: means over a run's reports are part of its figures.
+# As in the runs on CPUs, which report every 10 steps: means over a run's reports are part of its figures.
 _ON_GPU = {"runtime.precision": "float32", "runtime.compile": False, "log_every_steps": 10}
 
 
@@ -38,10 +38,10 @@ class Task:
     """A run, or a trial of a search.
 
     Attributes:
-        name: of its sheet.
-        arm: its name among the recipes, with the study's.
-        seed: of the run.
-        trial: its number in the search of the arm; None for a run.
+        name: name of its sheet.
+        arm: name of its arm in the recipes, including that of the study.
+        seed: seed of the run.
+        trial: number of the trial in the arm's search; None for a run.
     """
 
     name: str
@@ -69,7 +69,7 @@ def list_arms(study: str) -> list[str]:
 
 
 def _measure(sheet: Sheet, scale: Scale, study: str) -> None:
-    """Runs what has not ended yet: first all trials, then the runs, whose values they decide."""
+    """Runs the unfinished tasks: first all trials, then the runs, whose values they determine."""
     if sheet.plan.data is None:
         raise ValueError("a training run needs --data")
     arms = list_arms(study)[: scale.small_arms]
@@ -99,7 +99,7 @@ def _measure(sheet: Sheet, scale: Scale, study: str) -> None:
 
 
 def _raise_first(ended: set[Future[None]]) -> None:
-    """Raises the error of a process that died; those of runs are in their sheets."""
+    """Raises the error of a process that died; errors of runs are in their sheets."""
     for future in ended:
         future.result()
 
@@ -109,7 +109,7 @@ def _num_trials(scale: Scale, arm: str) -> int:
 
 
 def _read(plan: Plan, tasks: list[Task]) -> list[dict[str, Any]]:
-    """The figures of the tasks that have ended."""
+    """The figures of the finished tasks."""
     found: list[dict[str, Any]] = []
     for task in tasks:
         figures = Sheet(plan, task.name).read()
@@ -120,7 +120,7 @@ def _read(plan: Plan, tasks: list[Task]) -> list[dict[str, Any]]:
 
 
 def _prepare_process(processes: int) -> None:
-    """Gives a process its share of the cores, and makes it keep the images that it has decoded for its next runs."""
+    """Gives a process its share of the cores, and makes it keep its decoded images for its next runs."""
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // processes))
     for kind in (FolderConfig, ParquetConfig):
         kind._open = _keep_images(kind._open)
@@ -153,7 +153,7 @@ def _run(plan: Plan, scale: Scale, task: Task) -> None:
 
 
 def _summarise(sheet: Sheet) -> dict[str, dict[str, float]]:
-    """The last value of each metric of a run and of its probe; of training, means over the reports after the first."""
+    """The last value of each metric of a run and of its probe; for training, means over the reports after the first."""
     folder, probe = folders_of(sheet)
     records = [record["metrics"] for record in folder.records()]
     values: dict[str, list[float]] = {}

@@ -1,6 +1,6 @@
 """The study of configs/study/sec_gpu.yaml in a campaign: each arm is searched with one budget, then run over seeds.
 
-The order is that of worth: first the baseline and SEC, on ResNet-18, then the other arms, then ResNet-50.
+The parts are ordered by importance: the baseline and SEC on ResNet-18, then the other arms, then ResNet-50.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from ssl_sec.errors import Stopped
 
 SEARCH_EPOCHS = 20
 SEARCH_SEED = 100
-# For the goal of 90 % by kNN: as long as 1 h 39 min on an A100 is for others.
+# For the goal of 90 % by kNN: as long as others' runs of 1 h 39 min on an A100.
 LONG, LONG_EPOCHS = "long-resnet18", 500
 
 
@@ -49,7 +49,7 @@ def _run_part(scale: Scale, arm: str, seed: int) -> Part:
 
 
 def _train_long(sheet: Sheet, scale: Scale, arms: tuple[str, ...]) -> None:
-    """Trains the arm that its search finds best for many epochs."""
+    """Trains the arm whose search found the best result, for many epochs with its best values."""
     each = {arm: find_best(sheet.plan, f"resnet18-{arm}", scale.trials) for arm in arms}
     arm = max(each, key=lambda name: each[name][0])
     train_and_probe(sheet, scale, f"study-resnet18-{arm}", 0, {**each[arm][1], "epochs": LONG_EPOCHS})
@@ -59,12 +59,12 @@ def find_best(plan: Plan, arm: str, num_trials: int) -> tuple[float, dict[str, A
     """Finds the best trial of an arm's search.
 
     Args:
-        plan: of the campaign.
-        arm: encoder and arm.
-        num_trials: of the search.
+        plan: the campaign's plan.
+        arm: name of encoder and arm.
+        num_trials: number of trials of the search.
 
     Returns:
-        Accuracy of kNN on held-out training images, in percent, and dotted key -> value of what was searched.
+        Accuracy of kNN on held-out training images, in percent, and dotted key -> value of the searched keys.
 
     Raises:
         Stopped: a trial has not run yet.

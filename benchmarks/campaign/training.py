@@ -25,7 +25,7 @@ from ssl_sec.settings import from_values, to_values
 _PROGRESS_S = 20.0
 _PROGRESS_METRICS = ("train/epoch", "train/loss", "train/images_per_s", "val/knn_top1", "probe/epoch", "probe/loss")
 _CURVES = ("train/loss", "train/norm_mean", "train/norm_std")
-# On held-out training images, at the end of a pretraining.
+# Metrics on held-out training images, at the end of a pretraining.
 _HELD_OUT = ("val/knn_top1", "val/probe_top1")
 _PROBE_RESULTS = ("probe/top1", "probe/top5", "probe/knn_top1", "probe/learning_rate")
 
@@ -43,11 +43,11 @@ def make_run_values(
     """Makes the values of a training run.
 
     Args:
-        plan: of the campaign.
-        scale: of the run.
+        plan: the campaign's plan.
+        scale: sizes of the run.
         recipe: a name in recipes.json.
-        seed: of the run.
-        changes: dotted key -> value, over those of the recipe.
+        seed: seed of the run.
+        changes: dotted key -> value, replacing those of the recipe.
     """
     values = _merge(load_recipes()[recipe], {"seed": seed, "output_dir": plan.checkpoints})
     values = _merge(change(values, changes or {}), scale.training)
@@ -61,11 +61,11 @@ def train_and_probe(
     """Runs or resumes a pretraining, then its probe.
 
     Args:
-        sheet: of the part, which gets the figures of both, and `train_s`, the time of the pretraining in all calls.
-        scale: of the run.
+        sheet: sheet of the part, for the figures of both, and for `train_s`, the time of the pretraining in all calls.
+        scale: sizes of the run.
         recipe: a name in recipes.json.
-        seed: of the run.
-        changes: dotted key -> value, over those of the recipe.
+        seed: seed of the run.
+        changes: dotted key -> value, replacing those of the recipe.
     """
     config = train(sheet, scale, recipe, seed, changes)
     folder, probe_folder = folders_of(sheet)
@@ -128,7 +128,7 @@ def _run_job(job: Any, config: PretrainConfig | ProbeJobConfig, folder: RunFolde
         return
     values = to_values(config)
     (folder.resume if folder.holds_run else folder.start)(values)
-    folder.stop_path.unlink(missing_ok=True)  # requested of an earlier call
+    folder.stop_path.unlink(missing_ok=True)  # left by an earlier call
     signal.signal(signal.SIGTERM, lambda *_: folder.stop_path.touch())
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="  %(message)s")
     ended = threading.Event()

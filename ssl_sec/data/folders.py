@@ -34,10 +34,10 @@ def open_folder(
 ) -> ImageSet:
     """The images of a folder: a folder for each split and class, or any tree of images without labels.
 
-    The training images are in root/train/, or in all of root if it has no such folders; the test images in root/test/,
-    or root/val/ if there is no test. Folders directly below are the classes, in the order of their names; only the
-    images directly in them are read. The classes are those of `train`, for both splits, or those of each split
-    (`shared_classes`). Without labels, all images below are read, at any depth, except plots of runs. Files without an
+    The training images are in root/train/, or in all of root if it has no folders of splits; the test images in
+    root/test/, or root/val/ if there is no test. Folders directly below are the classes, in the order of their names.
+    The classes are those of `train`, for both splits, or those of each split (`shared_classes`). All images below a
+    class folder, or below the split without labels, are read, at any depth, except plots of runs. Files without an
     image's extension are ignored, and so are names that begin with a dot.
 
     Args:
@@ -49,14 +49,19 @@ def open_folder(
             in one of them.
 
     Raises:
-        MissingDataError: the folder or the split does not exist.
+        MissingDataError: the folder or the split does not exist, or there are test images without root/train/.
         DataError: there are no images or no classes, a class without images, one that is unknown to `train` (or, of
             classes that are not shared, known to it), a link that leads out of `root`, or an image that cannot be read.
     """
     root = Path(root)
     held_out = root / "test" if (root / "test").is_dir() or not (root / "val").is_dir() else root / "val"
-    # Without a test split, training uses the whole folder.
-    train = root if not (root / "train").is_dir() and not held_out.is_dir() else root / "train"
+    # Without splits, training uses the whole folder.
+    train = root / "train" if (root / "train").is_dir() else root
+    if train == root and held_out.is_dir():
+        raise MissingDataError(
+            f"{printable(str(root))}: found {held_out.name}/ without train/; data.root must hold train/<class>/ and "
+            "test/<class>/, or images in folders of other names"
+        )
     folder = train if split == "train" else held_out
     for path in (root, folder):
         if not path.is_dir():
@@ -103,8 +108,8 @@ def _list_classes(
     paths: list[bytes] = []
     labels: list[int] = []
     for name in found:
-        files = image_files(folder / name, root)
-        paths += [os.fsencode(os.path.relpath(folder / name / file, root)) for file in files]
+        files = sorted(_images_below(folder / name, root))
+        paths += [os.fsencode(os.path.relpath(file, root)) for file in files]
         labels += [classes[name]] * len(files)
     return paths, labels, tuple(map(_display, classes))
 
@@ -128,7 +133,8 @@ def _class_folders(folder: Path, root: Path) -> list[str]:
 def _images_below(folder: Path, root: Path) -> list[str]:
     """Paths of the images in a folder and all folders below it, in the order of their names; not the plots of runs."""
     found: list[str] = []
-    real_folders: set[str] = set()  # links may form cycles
+    # Links may form cycles, and lead up to the folders of other classes.
+    real_folders = {str(parent) for parent in Path(os.path.realpath(folder)).parents}
     waiting = [str(folder)]
     while waiting:
         current = waiting.pop()
@@ -291,8 +297,9 @@ def _inside(folder: Path, root: Path) -> list[str]:
                 continue
             if entry.is_symlink() and not _is_below(entry.path, real_root):
                 raise DataError(f"{printable(entry.path)}: leads out of {printable(str(root))}; copy the file into it")
-            # A pipe or a device would block its reader; a dangling link is kept and reported as unreadable.
-            if entry.is_file() or entry.is_dir() or entry.is_symlink():
+            # A pipe or a device would block its reader; a dangling link is kept and reported as unreadable. Links are
+            # asked for first: whether a link to itself is a file is an error.
+            if entry.is_symlink() or entry.is_file() or entry.is_dir():
                 names.append(entry.name)
     return sorted(names)
 

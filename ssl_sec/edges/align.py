@@ -23,7 +23,7 @@ class Aligned:
     """The result of an alignment.
 
     Attributes:
-        folder: with the aligned images.
+        folder: the folder of the aligned images.
         num_aligned: images that were written.
         num_kept: images that already existed.
         num_unreadable: images that could not be read, or whose landmarks cannot be those of a face.
@@ -94,7 +94,7 @@ class _Alignments(Dataset[DataError | StorageError | None]):
     def __getitem__(self, index: int) -> DataError | StorageError | None:
         path = self.paths[index]
         points = self.landmarks.points[self.landmarks.rows[path]]
-        # Returned, as the data loader would turn a raised error into a long traceback.
+        # Returned, since the data loader would turn a raised error into a long traceback.
         try:
             align_file(self.images / path, self.output / aligned_path(path), points)
         except (DataError, StorageError) as error:

@@ -28,7 +28,7 @@ def run_job(
     Args:
         job: name of the primary config.
         run: runs the job and returns the text to print.
-        arguments: of the command line.
+        arguments: the arguments of the command line.
         supervise: whether it runs in a child process, whose death by a signal is reported; for jobs that train.
 
     Returns:
@@ -108,7 +108,7 @@ def _flush(output: _Output) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Opens standard streams that were closed at the start on /dev/null; else the next file would take their number."""
+    """Opens standard streams that were closed at the start on /dev/null, so that no other file takes their number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)

@@ -29,7 +29,7 @@ def run_recipe(job: str, overrides: Sequence[str]) -> str:
 
     Args:
         job: name of the recipe.
-        overrides: in Hydra's grammar.
+        overrides: overrides in Hydra's grammar.
 
     Returns:
         The text to print.
@@ -197,7 +197,7 @@ def pipeline(arguments: Sequence[str]) -> int:
     return run_pipeline(from_values(Plan, values))
 
 
-# Commands that are configured by `configs/<name>.yaml` and return what is to be printed.
+# Commands that are configured by `configs/<name>.yaml` and return the text to print.
 _JOBS: dict[str, Callable[[Sequence[str]], str]] = {
     job.__name__: job
     for job in (preview, ablate, study, tune, transfer, export, embed, neighbours, align, report, replay)
@@ -212,8 +212,8 @@ def run_command(arguments: Sequence[str], supervise: bool = False) -> int:
     """Runs the command that the first argument names, with the other arguments; returns the exit code.
 
     Args:
-        arguments: of the command line.
-        supervise: whether commands that train run in a process of their own, whose death by a signal is reported.
+        arguments: the command and its arguments.
+        supervise: whether commands that train run in a child process, whose death by a signal is reported.
     """
     name, *rest = arguments or ["--help"]
     job = name.replace("-", "_")
@@ -256,7 +256,7 @@ def main(*before: str) -> NoReturn:
     """Runs the command of this process's command line and ends the process.
 
     Args:
-        before: arguments that stand before those of the command line.
+        before: arguments to put before those of the command line.
     """
     codes: list[int] = []
     # Registered before anything large is imported, so that it is called after everything else that waits for the end.
@@ -266,9 +266,9 @@ def main(*before: str) -> NoReturn:
 
 
 def _leave(codes: Sequence[int]) -> None:
-    """Leaves without taking apart what was imported: with torch, MLflow and Ray that takes seconds."""
+    """Exits without Python's clean-up of imported modules: with torch, MLflow and Ray that takes seconds."""
     if codes:
-        with suppress(OSError, ValueError):  # nobody reads any more
+        with suppress(OSError, ValueError):  # nobody reads the output any more
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(codes[0])

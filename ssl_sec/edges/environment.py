@@ -1,4 +1,4 @@
-"""Completes a poor environment, as in containers and services.
+"""Adds what an environment lacks, as in containers and services.
 
 A user id may have no name and no home, a home may not be writable, the limit of open files may be low, and a locale may
 lack characters.
@@ -27,7 +27,7 @@ def complete() -> None:
     """Gives this process and its children a user name, a home and a folder for matplotlib's files."""
     try:
         getpass.getuser()
-    except (KeyError, OSError):  # Python 3.13 changed which
+    except (KeyError, OSError):  # which one depends on the version of Python
         os.environ["LOGNAME"] = str(os.getuid())
     home = os.path.expanduser("~")
     if home == "~":  # neither HOME nor the user database has it
@@ -75,10 +75,10 @@ def require_files_for_ray() -> None:
 
 
 def find_cluster() -> str | None:
-    """Finds the Ray cluster that a job on this machine joins; None if the job would start Ray."""
+    """Finds the Ray cluster that a job on this machine joins; None if the job would start one."""
     if address := os.environ.get("RAY_ADDRESS"):
         return None if address == "local" else address
-    # `ray start` writes it there; the file outlives a cluster that was killed.
+    # `ray start` writes the address there; the file remains after a cluster was killed.
     temporary = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     try:
         address = (Path(temporary) / "ray" / "ray_current_cluster").read_text().strip()

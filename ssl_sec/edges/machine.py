@@ -1,4 +1,4 @@
-"""Describes what a run runs on."""
+"""Describes the device, the workers and the precision of a run."""
 
 import logging
 
@@ -11,7 +11,7 @@ logger = logging.getLogger("ssl_sec")
 
 
 def announce(runtime: RuntimeConfig) -> None:
-    """Logs what a run is about to use, before slow imports.
+    """Logs what a run will use, before slow imports.
 
     Raises:
         ConfigError: if this machine does not have the device.

@@ -11,7 +11,7 @@ HIDDEN = "***"
 _USERINFO = re.compile(
     r"((?:postgres(?:ql)?|mysql|mariadb|mssql|oracle)(?:\+\w+)?://(?=[^@\s'\"]+@)|://(?=[^/@\s'\"]+@))[^@\s'\"]+@"
 )
-# In the query of a URL, what lets anyone who has it read the file.
+# The part of a URL's query that lets anyone who has it read the file.
 _SIGNATURE = re.compile(
     r"([?&](?:sig|signature|access_?token|token|awsaccesskeyid|x-(?:amz|goog)-(?:signature|credential|security-token))=)"
     r"[^&\s'\"]+",

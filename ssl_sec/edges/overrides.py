@@ -1,7 +1,7 @@
 """Overrides in Hydra's grammar.
 
-Hydra accepts a value without quotes only if it has none of the characters that its grammar uses or does not know: no
-accent, no `~`, `#`, `&`, `(` or `=`. We accept such a value literally.
+Hydra accepts a value without quotes only if it has no accents and none of the characters `~`, `#`, `&`, `(` and `=`,
+which its grammar uses or does not know. We accept such a value literally.
 """
 
 import json

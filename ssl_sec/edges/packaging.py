@@ -16,7 +16,7 @@ TRAVELS = ("ssl_sec", "jobs", "configs", "pyproject.toml")
 _NEVER = ("__pycache__", ".git")
 LIMIT_MIB = 64.0
 
-# The environment's variable with the id of a job.
+# The environment variable with the id of a job.
 JOB_ID_VARIABLE = "SSL_SEC_JOB_ID"
 # The file with the commit and the changes of the checkout; see `ssl_sec.edges.tracking.provenance`.
 CODE_STATE = "code_state.json"
@@ -51,9 +51,9 @@ def packaged(
     """A temporary folder with the files for a job; None if there are none.
 
     Args:
-        root: of the checkout; None if there is none.
-        more: further files: name -> text.
-        limit_mib: of the size of the checkout.
+        root: root of the checkout; None if there is none.
+        more: additional files: name -> text.
+        limit_mib: largest size of the checkout.
 
     Raises:
         ConfigError: if the checkout is larger; names the biggest folders.

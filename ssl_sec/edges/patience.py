@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# In total, for calls that fail or get no answer.
+# Total time for calls that fail or get no answer.
 ANSWER_S = 60.0
 # While the service answers pings, a call may take this many times as long.
 _MAX_PINGS = 20
@@ -23,11 +23,11 @@ class NoAnswer(Exception):
 
 
 class Patience:
-    """The time that a job is still willing to wait for a service.
+    """The time that a job will still wait for a service.
 
     Args:
-        limit_s: in total, for calls that fail or get no answer; calls that succeed cost nothing.
-        ping: a small request to the service, made while a call takes long; None if there is none.
+        limit_s: total time for calls that fail or get no answer; calls that succeed cost nothing.
+        ping: a small request to the service, made during a long call; None if there is none.
     """
 
     def __init__(self, limit_s: float, ping: Callable[[], object] | None = None) -> None:
@@ -80,7 +80,7 @@ def _answered(ask: Callable[[], object], within_s: float) -> bool:
 
 
 class Call(threading.Thread, Generic[T]):
-    """A call in a thread of its own, which ends with the process; once it has ended, its result or its error."""
+    """A call in its own thread, which ends with the process; when it has ended, it holds the result or the error."""
 
     def __init__(self, do: Callable[[], T]) -> None:
         super().__init__(daemon=True)
@@ -89,7 +89,7 @@ class Call(threading.Thread, Generic[T]):
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Calls."""
+        """Makes the call."""
         try:
             self.results.append(self._do())
         except BaseException as error:

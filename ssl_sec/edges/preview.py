@@ -13,14 +13,14 @@ from ssl_sec.settings import check
 
 
 def run_preview(picture: PreviewConfig, config: RunConfig) -> str:
-    """Draws some images with the views of the first step; returns what it has drawn, in words.
+    """Draws some images with the views of the first step; returns a description of the picture.
 
     Args:
-        picture: what is drawn, and where to.
-        config: of the pretraining.
+        picture: size and file of the picture.
+        config: configuration of the pretraining.
 
     Raises:
-        ConfigError: more images are asked for than a global batch has, or the set has fewer than that.
+        ConfigError: more images are requested than a global batch has, or the set has fewer than that.
         DataError: the images cannot be read.
         StorageError: the file cannot be written.
     """

@@ -1,4 +1,4 @@
-"""Tables in plain text, and what their cells sum up."""
+"""Tables in plain text, and the standard deviation in their cells."""
 
 import math
 import statistics
@@ -15,7 +15,7 @@ def in_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:
 
 
 def deviation(values: Sequence[float]) -> float | None:
-    """The standard deviation; None of one value, and NaN if one of them is not finite."""
+    """The standard deviation; None for one value, and NaN if one of them is not finite."""
     if len(values) < 2:
         return None
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
@@ -25,7 +25,7 @@ def in_markdown(columns: Sequence[str], *rows: Sequence[str]) -> str:
     """A table in Markdown.
 
     Args:
-        columns: their names.
-        rows: a cell for each column.
+        columns: names of the columns.
+        rows: one row each, with a cell for each column.
     """
     return "\n".join(f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows))

@@ -36,7 +36,7 @@ from ssl_sec.settings import to_values
 
 logger = logging.getLogger("ssl_sec")
 
-# Percentages in each set's row, by metric; the logistic regression is by the set's measure.
+# Percentages in each set's row, by metric; that of the logistic regression depends on the set's measure.
 _COLUMNS = {"probe/top1": "linear probe", "probe/knn_top1": "kNN"}
 
 
@@ -61,7 +61,7 @@ def run_transfer(config: TransferConfig) -> str:
     results: dict[str, Mapping[str, float]] = {}
     finished: Finished | None = None
     sweep = _sweep(config, group, name, probes)
-    # As a sweep has them: one run of each arm.
+    # As for a sweep, with one run of each arm.
     arms: dict[str, list[Mapping[str, float]]] = {}
     with sweep.ended_after(arms, lambda: _text(config, results)):
         for title, probe in probes.items():
@@ -124,12 +124,12 @@ def _image_shape(config: TransferConfig, found: FoundNetwork) -> tuple[int, int]
 
 
 def _sized(data: DataConfig, size: int, channels: int) -> DataConfig:
-    """The set with its files decoded at the size and channels of the encoder, unless it says others."""
+    """The data set with its files decoded at the size and channels of the encoder, unless it has its own size."""
     return data.read_as(size, channels) if getattr(data, "image_size_px", None) is None else data
 
 
 def _measured(probe: ProbeJobConfig, group: str, sweep: Sweep) -> Finished:
-    """The run of one set; the one that has finished earlier, if there is one."""
+    """The run of one set; an earlier one that has finished, if there is one."""
     folder = open_folder(local_folder(probe.output_dir) / group / str(probe.run_name))
     if is_probed(folder):
         logger.info("%s is finished: taking its results", folder.location)
@@ -141,7 +141,7 @@ def _measured(probe: ProbeJobConfig, group: str, sweep: Sweep) -> Finished:
 
 
 def _sweep(config: TransferConfig, group: str, name: str, probes: Mapping[str, ProbeJobConfig]) -> Sweep:
-    """The run in MLflow; the same measurements that are started again continue in theirs."""
+    """The run in MLflow; if the same measurements are started again, they continue in it."""
     identity = RunIdentity(
         uri=tracking_uri(config.tracking, config.output_dir),
         experiment=config.tracking.experiment or group,
@@ -165,7 +165,7 @@ def _digest(values: object) -> str:
 
 
 def _points(config: TransferConfig, title: str, metrics: Mapping[str, float]) -> dict[str, tuple[float, float | None]]:
-    """Each measure's percentage and half the width of its interval, if it has one."""
+    """The percentage of each measure, and half the width of its interval if it has one."""
     logistic = "probe/logistic_mean_per_class" if title in config.mean_per_class else "probe/logistic_top1"
     few = {f"probe/few_shot_{count}": f"{count} labels per class" for count in config.probe.few_shot}
     names = {**_COLUMNS, logistic: "logistic regression", **few}

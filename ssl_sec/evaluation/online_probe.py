@@ -8,6 +8,10 @@ one step of SGD with momentum for each step of the encoder, from W = 0. The rows
 that the curvature of L is at most 1/2 in W, and one learning rate suits the features of every encoder.
 """
 
+import logging
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
@@ -17,6 +21,8 @@ from ssl_sec.batch import Batch
 from ssl_sec.collectives import sum_over_workers
 from ssl_sec.evaluation.linear_probe import top_k_accuracy
 from ssl_sec.networks.batch_norm import GlobalBatchNorm
+
+logger = logging.getLogger("ssl_sec.evaluation")
 
 # Heavy-ball descent is stable below 2 (1 + momentum) / curvature = 7.6.
 _LEARNING_RATE = 3.0
@@ -43,7 +49,15 @@ class OnlineProbe(nn.Module):
         self.register_buffer("weight", torch.zeros(num_classes, num_features))
         self.register_buffer("bias", torch.zeros(num_classes))
         self.register_buffer("velocity", torch.zeros(num_classes, num_features + 1))
-        self.register_buffer("left_out", left_out, persistent=False)
+        self.register_buffer("left_out", left_out)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Restores the probe of a run that left out the same images; else it stays as it is, and a warning says so."""
+        left_out = state_dict.get("left_out", self.left_out)  # version 0.1 did not save them
+        if not torch.equal(left_out.to(self.left_out), self.left_out):
+            logger.warning("the online probe starts anew: `monitor` holds out other images than before")
+            return None
+        return super().load_state_dict({**state_dict, "left_out": left_out}, strict, assign)
 
     @torch.no_grad()
     def update(self, features: Float[Tensor, "views dim"], batch: Batch) -> None:

@@ -23,9 +23,9 @@ class Check:
     """A check that an export has passed.
 
     Attributes:
-        num_images: that were compared; another number than in the recorded batch.
-        largest_difference: of a value of the output, absolute.
-        largest_value: of our output, absolute.
+        num_images: number of compared images; not the number in the recorded batch.
+        largest_difference: largest absolute difference of an output value.
+        largest_value: largest absolute value of our output.
         allowed: the largest difference that passes.
     """
 
@@ -93,7 +93,7 @@ def _read_back(form: Format, exportable: Exportable, images: np.ndarray, folder:
     with tempfile.TemporaryDirectory() as exchange:
         images_path, result_path = Path(exchange) / "images.npy", Path(exchange) / "results.npz"
         np.save(images_path, images)
-        # -P: files in the folder are not modules. Our features were computed on the CPU, so are these.
+        # -P: files in the folder are not modules. Our features were computed on the CPU, and so are these.
         command = [sys.executable, "-P", "-c", script, str(images_path), str(result_path)]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
         try:

@@ -30,12 +30,12 @@ class Exportable:
     """An encoder, and the head of an embedding, to export.
 
     Attributes:
-        encoder: on the CPU, float32, in evaluation mode.
-        architecture: of its backbone.
+        encoder: the encoder, on the CPU, in float32 and evaluation mode.
+        architecture: architecture of its backbone.
         image_shape: channels, height and width of the training images.
-        head: likewise, features -> embeddings; None to export the features.
-        dim: of the features or embeddings.
-        record: by which this package loads the export; None for one that only other programs can load.
+        head: the head, likewise: features -> embeddings; None to export the features.
+        dim: dimension of the features or embeddings.
+        record: record from which this package loads the export; None if only other programs can load it.
     """
 
     encoder: Encoder
@@ -80,9 +80,9 @@ class Format(ABC):
     """A file format for encoders.
 
     Attributes:
-        name: of the format.
-        library: its name on the Hugging Face Hub.
-        packages: needed to write and check it.
+        name: name of the format.
+        library: name of its library on the Hugging Face Hub.
+        packages: packages that are needed to write and check it.
         takes_numpy: whether the loaded encoder takes and returns numpy arrays instead of tensors.
         tolerance: the largest difference that the check allows, relative to the largest value.
     """
@@ -120,7 +120,7 @@ class Format(ABC):
         return f"{exportable.output} = encoder(images)"
 
     def input_contract(self, exportable: Exportable) -> str:
-        """Says how pixels are scaled, and where mean and standard deviation are written."""
+        """A sentence about the scaling of pixels, and about the place of mean and standard deviation."""
         if exportable.takes_raw_pixels:
             return "The file holds the whole network, which takes pixels in [0, 1] as they are."
         return (
@@ -129,10 +129,10 @@ class Format(ABC):
         )
 
     def _record(self, exportable: Exportable, record: Callable[[], T]) -> T:
-        """Has torch record the forward pass.
+        """Makes torch record the forward pass.
 
         Raises:
-            ConfigError: if it cannot.
+            ConfigError: if torch cannot record it.
         """
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
@@ -231,7 +231,7 @@ class ONNX(Format):
     library = "onnx"
     packages = ("onnx", "onnxscript", "onnxruntime")
     takes_numpy = True
-    # Its kernels are not torch's, and sum in another order.
+    # ONNX Runtime's kernels are not torch's, and sum in another order.
     tolerance = 1e-4
 
     def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
@@ -294,7 +294,7 @@ class TimmFolder(Format):
                 "std": exportable.std,
                 "num_classes": 0,
                 "pool_size": None,
-                # timm needs these for other channels, or to train a classifier.
+                # timm needs these for another number of channels, or to train a classifier.
                 "first_conv": known.get("first_conv"),
                 "classifier": known.get("classifier"),
             },

@@ -20,7 +20,7 @@ class HubFolder(Format):
     packages = ("torch", "torchvision", "timm", "safetensors", "huggingface_hub")
 
     def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
-        """Writes timm's folder if timm has the network; one of no other library is added as TorchScript."""
+        """Writes timm's folder if timm has the network; a network of no other library is added as TorchScript."""
         reader = _reader(exportable)
         if isinstance(reader, TimmFolder):
             reader.write(exportable, images, folder)
@@ -51,11 +51,11 @@ class HubFolder(Format):
         return _reader(exportable).loading(exportable)
 
     def use(self, exportable: Exportable) -> str:
-        """As the library that loads it needs."""
+        """The line of the library that loads the network."""
         return _reader(exportable).use(exportable)
 
     def input_contract(self, exportable: Exportable) -> str:
-        """As the library that loads it needs."""
+        """The sentence of the library that loads the network."""
         return _reader(exportable).input_contract(exportable)
 
 

@@ -1,4 +1,4 @@
-"""What an export says of its network as JSON, so that this package builds it again from the folder alone."""
+"""The record of an exported network as JSON, from which this package builds it again with the folder alone."""
 
 import json
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ RECORD = "ssl_sec"
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """How an exported network is built, and which images it takes.
+    """How to build an exported network, and the images that it takes.
 
     Attributes:
-        run: its id in MLflow, or the name of its folder.
-        encoder: without its weights.
-        head: likewise; None if features are exported.
+        run: id of the run in MLflow, or the name of its folder.
+        encoder: configuration of the encoder, without its weights.
+        head: configuration of the head, likewise; None if features are exported.
         image_shape: channels, height and width of the training images.
-        crop: of evaluated images; None if all have one size.
+        crop: crop of evaluated images; None if all have one size.
     """
 
     run: str

@@ -26,7 +26,7 @@ def require_packages(form: Format) -> None:
     """Checks that the packages of the format are installed.
 
     Raises:
-        ConfigError: that says what to install.
+        ConfigError: says which packages to install.
     """
     missing = [name for name in form.packages if importlib.util.find_spec(name) is None]
     if missing:

@@ -55,6 +55,11 @@ PAIR_LOSSES: Mapping[str, type[Loss]] = {
     "angular_hinge": AngularHingeLoss,
     "npair_angular": NPairAngularLoss,
 }
+# Losses by name whose value depends on the order of the rows of a label if they are more than two: a row is paired with
+# the first of the others, or its place among them is taken for its view.
+ORDERED_LOSSES = frozenset(
+    {"angular", "angular_hinge", "mocov3", "npair", "npair_angular", "npair_normalized", "triplet_disjoint"}
+)
 # Losses by name with parameters or centres for each class of the data.
 CLASS_LOSSES: Mapping[str, type[Loss]] = {
     "softmax": SoftmaxLoss,
@@ -71,6 +76,7 @@ CLASS_LOSSES: Mapping[str, type[Loss]] = {
 
 __all__ = [
     "CLASS_LOSSES",
+    "ORDERED_LOSSES",
     "PAIR_LOSSES",
     "AngularHingeLoss",
     "AngularLoss",

@@ -268,6 +268,9 @@ class CenterLoss(_ClassLoss):
     Args:
         num_classes: n ≥ 2.
         dim: dimensions of the embeddings.
+
+    Attributes:
+        moves: whether a call in training mode moves the centres; False for rows that are not a batch's own.
     """
 
     centres: Tensor
@@ -275,10 +278,11 @@ class CenterLoss(_ClassLoss):
     def __init__(self, num_classes: int, dim: int) -> None:
         super().__init__(num_classes, dim)
         self.register_buffer("centres", torch.zeros(num_classes, dim))
+        self.moves = True
 
     def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         share = super()._share(embeddings, labels, anchors)
-        if self.training:
+        if self.training and self.moves:
             move_centres(self.centres, embeddings, labels)
         return share
 

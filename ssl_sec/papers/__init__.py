@@ -26,7 +26,7 @@ class Column:
     Attributes:
         label: its heading.
         group: the heading above it and its neighbours.
-        metric: the name of our metric, in percent except for norms, in which `{measure}` is replaced by the row's; None
+        metric: name of our metric, in percent except for norms; `{measure}` in it is replaced by that of the row; None
             if we do not measure it.
         data: the data set, which completes the recipes of the rows.
     """
@@ -48,9 +48,9 @@ class Row:
 
     Attributes:
         label: the method or the setting, in our words.
-        values: one for each column.
+        values: values of the row, one for each column.
         section: the heading of several rows.
-        recipe: our recipe, in which `{data}` is replaced by the column's; None if it is not implemented.
+        recipe: our recipe; `{data}` in it is replaced by that of the column; None if it is not implemented.
         measure: what is measured in this row, for the columns' metrics with `{measure}`.
     """
 
@@ -68,9 +68,9 @@ class Table:
     Attributes:
         number: its number in the paper.
         title: its title, in our words.
-        columns: from left to right.
-        rows: from top to bottom.
-        note: the paper's note on it.
+        columns: the columns, from left to right.
+        rows: the rows, from top to bottom.
+        note: the paper's note on the table.
     """
 
     number: int
@@ -122,7 +122,7 @@ class PaperFigure:
     """A figure of a paper that reports draw from our runs.
 
     Attributes:
-        number: its number in the paper, as "5a".
+        number: number of the figure in the paper, such as "5a".
         shows: what it shows: "curve", "norm_statistics", "bound", "weights", "sweep", or the name of a recipe's
             comparison; of several, the first that the runs have.
     """
@@ -138,8 +138,8 @@ class Paper:
     Attributes:
         title: the paper's title.
         reference: authors, venue and year.
-        tables: in order.
-        figures: in order.
+        tables: the tables, in order.
+        figures: the figures, in order.
     """
 
     title: str

@@ -82,14 +82,14 @@ def assemble(
     """Everything that a run trains, on the runtime's device; equal on every worker, except for sharded templates.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         image_set: the training set.
-        runtime: this worker's.
+        runtime: this worker's runtime.
         sampler: draws the images of step t.
-        total_steps: T.
+        total_steps: number of steps of the whole run.
         loss: the metric loss.
         views: augments the images.
-        transform: makes what generates rows, if anything does.
+        transform: builds the feature transform, which generates further rows; None for none.
         objective_of: makes the objective from its parts.
         prepare: changes the encoder after it has its initial weights, for example freezes some of them.
         more: further fields of the `Recipe`.
@@ -143,12 +143,12 @@ def train_recipe(
     """Trains from the run's stored state to the recipe's last step.
 
     Args:
-        config: of the run.
-        recipe: what is trained.
-        runtime: this worker's.
-        store: the run's, shared by all workers.
+        config: the run's configuration.
+        recipe: the network, its objective and its data.
+        runtime: this worker's runtime.
+        store: the run's store, shared by all workers.
         monitor: steps taken -> figures of the encoder; every worker calls it.
-        monitor_every_steps: ≥ 1.
+        monitor_every_steps: steps between two calls of `monitor`, ≥ 1.
         at_start: whether the network is also monitored before the first step.
     """
     first_step = _restore(recipe, runtime, store)
@@ -184,7 +184,7 @@ def extractor(
 
 
 def in_words(image_set: ImageSet) -> str:
-    """A set's name, and how many images of which shape and of how many classes it has."""
+    """A set's name, the number and shape of its images, and the number of its classes."""
     num_channels, height, width = image_set.image_shape
     classes = f"{len(image_set.class_names):,} classes" if image_set.class_names else "no labels"
     return f"{image_set.name}, {len(image_set):,} images of {num_channels} x {height} x {width}, {classes}"

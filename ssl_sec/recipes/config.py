@@ -69,7 +69,7 @@ class RunConfig(Settings, is_base=True):
     """The options of every run of a recipe; its dataclass declares these fields.
 
     Attributes:
-        runtime: where it runs.
+        runtime: the workers and devices of the run.
         run_name: name of the run and its folder; None for a generated one.
         output_dir: folder in which run folders are created, or a URL of object storage, such as s3://bucket/runs.
         tracking: where metrics are logged.
@@ -149,12 +149,12 @@ class TrainingConfig(RunConfig, is_base=True):
 
     @property
     def name_parts(self) -> tuple[str, ...]:
-        """What a generated name of the run says between its encoder and its seed."""
+        """The parts of a generated run name between the encoder and the seed."""
         return (*([] if self.loss.name == "ntxent" else [self.loss.name]), self.constraint_name)
 
     @property
     def constraint_name(self) -> str:
-        """The constraint's name; that of a random network if nothing is trained."""
+        """The constraint's name, or that of a random network if nothing is trained."""
         return self.constraint.name if self.length > 0 else UNTRAINED
 
     @property
@@ -164,22 +164,22 @@ class TrainingConfig(RunConfig, is_base=True):
 
     @property
     def gradient_by(self) -> GradScaleBy:
-        """Whose norms GradScale takes."""
+        """Whether GradScale uses the norm of each row or the mean norm of the batch."""
         return "rows"
 
     @property
     def initial_cut(self) -> float:
-        """By which initial weights are divided."""
+        """The factor that the initial weights are divided by."""
         return 1.0
 
     @property
     def more_tags(self) -> dict[str, str]:
-        """Tags of the run beside those of every training."""
+        """Tags of the run, in addition to those of every training run."""
         return {}
 
     @property
     def linear_probe(self) -> ProbeConfig | None:
-        """How the encoder is probed; None if this recipe's encoders are not."""
+        """How the encoder is probed; None if the encoders of this recipe are not probed."""
         return None
 
     @property
@@ -227,5 +227,5 @@ class TrainingConfig(RunConfig, is_base=True):
         return [key for key, schedule in schedules.items() if schedule(1, 2) != schedule(1, 3)]
 
     def steps_between_reports(self, device: torch.device) -> int:
-        """How often the loss is reported on a device."""
+        """Steps between two reports of the loss on a device."""
         return self.log_every_steps or (50 if device.type == "cuda" else 10)

@@ -52,24 +52,25 @@ class RecipeRow:
     """A recipe, as the edges know it.
 
     Attributes:
-        name: of its command, of `configs/<name>.yaml` and of the tag `job` of its runs.
+        name: name of its command, of `configs/<name>.yaml` and of the tag `job` of its runs.
         about: a line for the help.
-        package: the package of its `config`, `recipe` and `figures`.
+        package: the package with its `config`, `recipe` and `figures`.
         examples: command lines, without the command, each with its purpose.
         usage: the arguments of the command in its help.
         is_training: whether it trains an encoder, which can be resumed, probed, exported and registered.
-        unit: of the run's length; the key of the length is its plural.
+        unit: unit of the run's length; the key of the length is its plural.
         last_artifact: the file that is sent to MLflow last.
         leaves_head: whether the head belongs to the trained network.
         score: the metric that ranks checkpoints during training.
-        score_without_labels: the one that does where the images have no labels.
-        figures: the metrics that MLflow's view of the scores shows; the first sorts it.
+        score_without_labels: the metric that does so if the images have no labels.
+        figures: the metrics that MLflow's view of the scores shows; runs are sorted by the first.
         tags: the tags that the view shows beside constraint and seed.
         paper_figure: the metric that the help shows for an experiment, and its title there.
         network: a description of the trained network for its model card; {} is its dimension.
-        hub_tags: of the model card.
-        curves: the metrics of which reports draw a curve: the first that most of the runs have.
-        compared: what else reports draw of several runs beside norms: the names of the package's `COMPARISONS`.
+        hub_tags: tags of the model card.
+        curves: the metrics that reports draw as curves: the first one that most of the runs have.
+        compared: other comparisons of several runs that reports draw, beside norms: names in the package's
+            `COMPARISONS`.
         is_shown_at_start: whether the package's `draw_at_start` draws figures before the run has ended.
         is_probed: whether linear probes evaluate the encoder.
     """
@@ -122,17 +123,17 @@ class RecipeRow:
 
     @property
     def draw_at_start(self) -> Draw:
-        """The function that draws those figures that a run has from its first step on; none before it."""
+        """The function that draws the figures that exist from the first step of a run on; it draws none before."""
         return import_module(f"{self.package}.figures").draw_at_start
 
     @property
     def measure(self) -> Measure:
-        """The function that computes the numbers behind the comparisons of a finished run."""
+        """The function that computes the numbers which comparisons of finished runs need."""
         return import_module(f"{self.package}.figures").measure
 
     @property
     def comparisons(self) -> "Mapping[str, Comparison]":
-        """What reports draw of several runs, beside curves."""
+        """The comparisons of several runs that reports draw, beside curves."""
         common = {"norms": import_module("ssl_sec.figures.comparing").NORMS} if self.is_training else {}
         return {**common, **(import_module(f"{self.package}.figures").COMPARISONS if self.compared else {})}
 

@@ -35,7 +35,7 @@ class OutputPlace(LocalPath):
 
 OutputDir = Annotated[str, OutputPlace()]
 
-# Which checkpoint of a run: its last state, the one with the best held-out score, or the one after so many steps.
+# Which checkpoint of a run: its last state, the one with the best held-out score, or the one after that many steps.
 Checkpoint = Count | Literal["last", "best"]
 
 
@@ -44,9 +44,9 @@ class TrackingConfig:
     """Where metrics are logged.
 
     Attributes:
-        uri: of the MLflow server; None takes MLFLOW_TRACKING_URI, or sqlite in the output folder; in the folder
-            `runs` if runs are kept in object storage.
-        experiment: in MLflow; None takes the recipe's name, or the data set's if it has none.
+        uri: address of the MLflow server; None takes MLFLOW_TRACKING_URI, or sqlite in the output folder (in the folder
+            `runs` if runs are kept in object storage).
+        experiment: name of the experiment in MLflow; None takes the recipe's name, or the data set's if it has none.
         register_model: whether the encoder becomes a registered model.
         system_metrics: whether the use of the run's machines (processor, memory, disk, network, GPUs) is logged.
         parent_run: the MLflow run of a sweep that this run belongs to.

@@ -6,6 +6,8 @@ with X_gen the rows that a feature transform generates from X, if there is one. 
 has further terms and weights (`ssl_sec.losses.generators.base`).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +21,7 @@ from ssl_sec.losses.contrastive import TeacherLoss
 from ssl_sec.losses.generators.base import GlobalBatch, RowGenerator
 from ssl_sec.losses.geometry import GradScaleBy, grad_scale, in_full_precision, norms
 from ssl_sec.losses.spherical import SphericalConstraint
-from ssl_sec.losses.template import AgentLoss
+from ssl_sec.losses.template import AgentLoss, CenterLoss
 from ssl_sec.losses.transform import SphericalFeatureTransform
 from ssl_sec.training.schedules import Schedule
 
@@ -47,6 +49,19 @@ class Terms:
     constraint: Float[Tensor, ""]
     norms: Float[Tensor, " batch"]
     embeddings: Float[Tensor, "rows dim"]
+
+
+@contextmanager
+def _fixed_centres(loss: nn.Module) -> Iterator[None]:
+    """The centres of center losses follow the batch's own rows alone (SFT, Eq. 9), not generated ones."""
+    centre_losses = [module for module in loss.modules() if isinstance(module, CenterLoss)]
+    for module in centre_losses:
+        module.moves = False
+    try:
+        yield
+    finally:
+        for module in centre_losses:
+            module.moves = True
 
 
 class Objective(nn.Module):
@@ -118,7 +133,8 @@ class Objective(nn.Module):
             batch = GlobalBatch(
                 features=gather_rows(in_full_precision(features)), embeddings=embeddings, labels=labels, step=step
             )
-            shares = self.transform(batch, own_rows(len(labels)), head, self.loss)
+            with _fixed_centres(self.loss):
+                shares = self.transform(batch, own_rows(len(labels)), head, self.loss)
             generated_loss, generator_loss, classifier_loss = sum_over_workers(torch.stack(shares))
             of_batch, of_generated = self.transform.weights(step)
             total = of_batch * metric_loss + of_generated * generated_loss + generator_loss + classifier_loss
@@ -126,7 +142,8 @@ class Objective(nn.Module):
                 self.transform.observe(step, metric_loss.detach(), generator_loss.detach())
         elif self.transform is not None:
             generated, classes = self.transform(embeddings, labels, step)
-            generated_loss = self._of_generated(generated, classes, embeddings, labels)
+            with _fixed_centres(self.loss):
+                generated_loss = self._of_generated(generated, classes, embeddings, labels)
             total = total + self.transform.weight * generated_loss
         if self.constraint is not None:
             constraint = self.constraint(rows)

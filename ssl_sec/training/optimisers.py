@@ -82,7 +82,9 @@ def lars(groups: list[ParameterGroup], momentum: float) -> Optimizer:
 
     # If the rate is a tensor, timm would otherwise loop over the parameters and wait for the rate.
     foreach = _are_on_gpu(groups) or None
-    return Lars(groups, lr=0.0, momentum=momentum, foreach=foreach)  # pyright: ignore[reportArgumentType]  # an int
+    # By default, timm adapts the rates of those groups alone that decay; biases and batch norm are never adapted.
+    adapted = [{**group, "always_adapt": any(p.ndim > 1 for p in _parameters(group))} for group in groups]
+    return Lars(adapted, lr=0.0, momentum=momentum, foreach=foreach)  # pyright: ignore[reportArgumentType]  # an int
 
 
 @torch.no_grad()
@@ -97,4 +99,8 @@ def set_learning_rate(optimiser: Optimizer, learning_rate: float) -> None:
 
 
 def _are_on_gpu(groups: list[ParameterGroup]) -> bool:
-    return all(parameter.is_cuda for group in groups for parameter in cast(list[nn.Parameter], group["params"]))
+    return all(parameter.is_cuda for group in groups for parameter in _parameters(group))
+
+
+def _parameters(group: ParameterGroup) -> list[nn.Parameter]:
+    return cast(list[nn.Parameter], group["params"])

@@ -6,14 +6,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ssl_sec.networks.dropout import GlobalDropout
 from ssl_sec.training.schedules import Schedule
 
 
 class Teacher(nn.Module):
     """ξ ← m_t ξ + (1 − m_t) θ after each step (BYOL, Grill et al. 2020, Eq. 1).
 
-    Batch norm normalises the teacher's views by their own global batch, like the network's; its running statistics are
-    the teacher's own.
+    The teacher has no dropout. Batch norm normalises its views by their own global batch, as it does the network's; the
+    running statistics are the teacher's own.
 
     Args:
         network: views -> features and embeddings; the teacher starts from its weights θ.
@@ -23,6 +24,9 @@ class Teacher(nn.Module):
     def __init__(self, network: nn.Module, momentum: Schedule) -> None:
         super().__init__()
         self.network = copy.deepcopy(network).requires_grad_(False)
+        for layer in self.network.modules():
+            if isinstance(layer, GlobalDropout):
+                layer.probability = 0.0
         self.momentum = momentum
         # In a list, so that the network's state is not part of the teacher's.
         self._followed = [network]

@@ -21,11 +21,11 @@ def machine(tmp_path, monkeypatch):
     return found
 
 
-def test_a_machine_with_all_of_it(machine):
+def test_a_machine_with_everything(machine):
     assert why_no_triton() is None
 
 
-def test_either_compiler_will_do_but_not_one_that_triton_does_not_look_for(machine):
+def test_gcc_or_clang_is_enough_but_no_other_compiler(machine):
     machine.remove("gcc")
     assert why_no_triton() is None
     machine.remove("clang")
@@ -33,7 +33,7 @@ def test_either_compiler_will_do_but_not_one_that_triton_does_not_look_for(machi
     assert why_no_triton() == "Triton needs gcc or clang"
 
 
-def test_the_compiler_that_is_asked_for_is_the_only_one(machine, monkeypatch):
+def test_the_compiler_in_cc_is_the_only_one(machine, monkeypatch):
     monkeypatch.setenv("CC", "icc")
     assert why_no_triton() == "Triton needs the C compiler CC=icc, which is not found"
     machine.add("icc")

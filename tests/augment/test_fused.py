@@ -35,7 +35,7 @@ def both(size, layout=torch.contiguous_format, **options):
     step=st.integers(0, 10**6),
 )
 @settings(max_examples=6)
-def test_the_views_are_kornias(strength, height, width, flips, num_views, step):
+def test_views_equal_kornias(strength, height, width, flips, num_views, step):
     kornias, ours = both(
         min(height, width), colour_strength=strength, flip_probability=flips, num_views=num_views, min_scale=0.05
     )
@@ -43,13 +43,13 @@ def test_the_views_are_kornias(strength, height, width, flips, num_views, step):
     torch.testing.assert_close(whole(ours, images, step), whole(kornias, images, step), rtol=0, atol=1e-5)
 
 
-def test_those_of_cifar_too():
+def test_views_of_cifar_equal_kornias():
     kornias, ours = both(32)
     images = pixels(6, 32, 32)
     torch.testing.assert_close(whole(ours, images), whole(kornias, images), rtol=0, atol=1e-5)
 
 
-def test_black_grey_and_saturated_pixels_have_no_other_hue():
+def test_black_grey_and_saturated_pixels_have_kornias_hue():
     kornias, ours = both(4, colour_strength=1.0)
     images = torch.tensor([0, 255, 128, 1], dtype=torch.uint8).view(4, 1, 1, 1).expand(4, 3, 4, 4).clone()
     images[3, 0] = 255
@@ -64,7 +64,7 @@ def test_workers_make_their_rows_of_the_whole_batchs_views():
     assert torch.equal(by_parts(ours, images, [0, 3, 4, 6]), whole(ours, images))
 
 
-def test_the_layout_is_the_one_asked_for():
+def test_the_layout_is_as_requested():
     layouts = (torch.contiguous_format, torch.channels_last)
     plain, last = (both(5, layout=layout)[1] for layout in layouts)
     images = pixels(3, 5, 5)
@@ -73,7 +73,7 @@ def test_the_layout_is_the_one_asked_for():
     assert torch.equal(views, whole(plain, images))
 
 
-def test_it_is_taken_where_it_is_possible_and_refused_where_not():
+def test_fused_views_are_used_if_possible_and_refused_if_not():
     automatic, asked, declined = AugmentConfig(), AugmentConfig(fused=True), AugmentConfig(fused=False)
     assert isinstance(automatic.build(32, 3, 0, device=GPU), FusedSimCLRAugmentation)
     assert isinstance(asked.build(64, 3, 0, device=GPU), FusedSimCLRAugmentation)

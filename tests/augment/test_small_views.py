@@ -12,7 +12,7 @@ def small(config, size=28, channels=3, seed=5):
     return made
 
 
-def test_without_small_views_nothing_makes_them():
+def test_without_small_views_none_are_made():
     assert AugmentConfig().build_small(28, 3, 5) == ()
     assert AugmentConfig().sizes_px(28) == {}
 
@@ -28,12 +28,12 @@ def test_small_views_have_their_number_and_size(options, size_px):
 
 
 @pytest.mark.parametrize("cuts", [(0, 6, 12), (0, 3, 6, 9, 12)])
-def test_they_are_the_same_on_any_number_of_workers(cuts):
+def test_small_views_are_the_same_on_any_number_of_workers(cuts):
     made, pixels = small(AugmentConfig(small_views=3, blur_probability=0.5)), images(size=28)
     assert torch.equal(by_parts(made, pixels, cuts), whole(made, pixels))
 
 
-def test_each_is_drawn_for_itself_by_seed_step_and_view():
+def test_each_small_view_is_drawn_by_seed_step_and_view():
     pixels = images(size=28)
     two, three = (whole(small(AugmentConfig(small_views=count)), pixels) for count in (2, 3))
     assert torch.equal(two, three[: 2 * BATCH])
@@ -43,7 +43,7 @@ def test_each_is_drawn_for_itself_by_seed_step_and_view():
     assert not torch.equal(two, other_seed) and not torch.equal(two, other_step)
 
 
-def test_they_are_no_copies_of_the_large_views():
+def test_small_views_are_not_copies_of_large_views():
     options = {"view_size_px": 12, "small_view_size_px": 12, "small_view_min_scale": 0.08, "small_view_max_scale": 1.0}
     config, pixels = AugmentConfig(small_views=2, **options), images(size=28)
     large = config.build(28, 3, 5)
@@ -52,7 +52,7 @@ def test_they_are_no_copies_of_the_large_views():
 
 
 def test_crops_of_small_views_are_as_large_as_stated():
-    """Coordinates as pixels tell how much of the image a view spans."""
+    """With coordinates as pixels, a view shows how much of the image it spans."""
     pixels = torch.linspace(0, 255, 64).to(torch.uint8).view(1, 1, 64, 1).expand(300, 1, 64, 64).contiguous()
     config = AugmentConfig(small_views=1, small_view_size_px=32, colour_strength=0.0, flip_probability=0.0)
     views = whole(small(config, size=64, channels=1), pixels)

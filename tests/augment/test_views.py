@@ -71,7 +71,7 @@ def test_the_views_of_some_rows_are_those_rows_of_the_whole_batchs_views(channel
 @pytest.mark.parametrize("channels", [1, 3])
 @given(cuts=st.lists(st.integers(1, BATCH - 1), unique=True, max_size=4), step=st.integers(0, 50))
 @settings(max_examples=10)
-def test_so_are_those_of_retrieval(channels, cuts, step):
+def test_retrieval_views_of_some_rows_are_those_rows_of_the_whole_batchs_views(channels, cuts, step):
     augment = CropConfig().on_device(8, seed=5)
     pixels = images(channels=channels)
     views = whole(augment, pixels, step)
@@ -86,7 +86,7 @@ def test_images_that_are_cropped_already_are_their_views():
 
 
 @pytest.mark.parametrize("count", range(1, 7))
-def test_small_batches_split_too(count):
+def test_views_of_small_batches_can_be_split(count):
     """The draw of ColorJitter's order has four entries, whatever the batch."""
     augment = augmentation(colour_strength=1.0)
     for step in range(6):
@@ -94,7 +94,7 @@ def test_small_batches_split_too(count):
         assert torch.equal(by_parts(augment, pixels, list(range(count + 1)), step), whole(augment, pixels, step))
 
 
-def test_every_row_is_drawn_for_itself():
+def test_every_row_has_its_own_draw():
     one_image = images(1).expand(BATCH, -1, -1, -1)
     views = whole(augmentation(), one_image).flatten(1)
     assert len(views.unique(dim=0)) == 2 * BATCH
@@ -107,7 +107,7 @@ def test_the_draws_do_not_depend_on_the_pixels():
 
 
 def test_first_views_come_before_second_ones():
-    """With one colour an image, and crops only, a view shows which image it is of."""
+    """With one colour per image, and crops only, a view shows its image."""
     pixels = (20 * torch.arange(BATCH, dtype=torch.uint8)).view(-1, 1, 1, 1).expand(-1, 3, 9, 9).contiguous()
     views = whole(augmentation(colour_strength=0.0), pixels)
     colours = (views.flatten(1).amax(1) * 255).round().long()
@@ -154,7 +154,7 @@ def test_flips_happen_with_their_probability():
 
 
 def test_the_crops_of_retrieval_have_the_sizes_and_flips_stated():
-    """Coordinates as pixels tell how wide and high the part of the image is that a view shows."""
+    """With coordinates as pixels, a view shows the width and height of its crop."""
     across = torch.linspace(0, 255, 64).round().to(torch.uint8).expand(64, 64)
     pixels = torch.stack([across, across.T]).expand(600, 2, 64, 64).contiguous()
 
@@ -174,7 +174,7 @@ def test_the_crops_of_retrieval_have_the_sizes_and_flips_stated():
 
 
 def test_crops_are_no_smaller_than_stated():
-    """Coordinates as pixels tell how much of the image a view spans."""
+    """With coordinates as pixels, a view shows how much of the image it spans."""
     rows = torch.linspace(0, 255, 64).to(torch.uint8)
     pixels = rows.view(1, 1, 64, 1).expand(300, 1, 64, 64).contiguous()
 
@@ -203,7 +203,7 @@ def test_grey_images_change_brightness():
     assert len(values.round().unique()) > 30
 
 
-def test_its_settings_are_shown():
+def test_the_repr_shows_the_settings():
     assert "seed=5, num_views=2" in repr(augmentation())
 
 
@@ -249,8 +249,8 @@ def test_blurred_views_are_those_of_a_gaussian():
     assert all(0.1 <= sigma <= 2.0 for sigma in sigmas) and len(set(sigmas)) > 5
 
 
-def test_old_draws_are_kept_where_nothing_is_added():
-    """Runs of before, whose keys are the defaults now, resume on the same views."""
+def test_draws_are_unchanged_without_blur_and_solarisation():
+    """Older runs, whose settings are the defaults now, resume on the same views."""
     named = [type(each).__name__ for each in augmentation().transforms.children()]
     assert named == ["RandomResizedCrop", "RandomHorizontalFlip", "ColorJitter", "RandomGrayscale"]
     assert augmentation(grey_probability=0.2).transforms[-1].p == 0.2

@@ -1,7 +1,6 @@
 import json
 import multiprocessing
 import sys
-import time
 import warnings
 from types import SimpleNamespace
 
@@ -24,6 +23,7 @@ from benchmarks import (
     throughput,
 )
 from tests.data.files import encode, write_parquet
+from tests.fakes import FakeClock
 from tests.jobs import pretrain
 
 
@@ -35,19 +35,23 @@ def test_functions_take_turns():
     assert all(taken > 0 for rounds in seconds.values() for taken in rounds)
 
 
-def test_what_is_called_before_a_turn_is_not_timed():
-    order = []
+def test_a_function_called_before_a_turn_is_not_timed(monkeypatch):
+    order, clock = [], FakeClock()
+    monkeypatch.setattr(measure, "time", clock)
+
+    def take(name, seconds):
+        order.append(name)
+        clock.sleep(seconds)
+
     seconds = measure.time_in_turns(
-        {"a": lambda: order.append("turn")},
-        2,
-        warm_up=False,
-        before={"a": lambda: time.sleep(0.2) or order.append("-")},
+        {"a": lambda: take("turn", 3)}, 2, calls=2, warm_up=False, before={"a": lambda: take("before", 50)}
     )
-    assert order == ["-", "turn", "-", "turn"] and max(seconds["a"]) < 0.2
+    assert order == ["before", "turn", "turn"] * 2
+    assert seconds == {"a": pytest.approx([3, 3], abs=1e-5)}
 
 
 class Waiting:
-    """Waits so often in each step, twice more where an epoch ends, and once at the end of a call."""
+    """Waits a number of times in each step, twice more at the end of an epoch, and once at the end of a call."""
 
     def __init__(self, waits_per_step, steps_per_epoch, steps_taken):
         self.waits_per_step, self.steps_taken = waits_per_step, steps_taken

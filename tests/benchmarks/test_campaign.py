@@ -18,6 +18,7 @@ from benchmarks.campaign.data import prepare_data
 from benchmarks.campaign.running import Part
 from benchmarks.campaign.sheet import Plan, Sheet
 from ssl_sec.edges.folder.folder import RunFolder
+from tests.fakes import FakeClock
 
 ROOT = Path(__file__).parents[2]
 
@@ -187,10 +188,10 @@ def test_a_stopped_training_run_resumes_from_its_checkpoint_and_is_probed(tmp_pa
 
 
 class FakeContender:
-    """A contender without a network."""
+    """A contender without a network, whose steps take a millisecond of a clock."""
 
-    def __init__(self, fails_at=None):
-        self._fails_at, self._taken = fails_at, 0
+    def __init__(self, clock, fails_at=None):
+        self._clock, self._fails_at, self._taken = clock, fails_at, 0
 
     def ready(self):
         pass
@@ -199,7 +200,7 @@ class FakeContender:
         self._taken += count
         if self._fails_at is not None and self._taken > self._fails_at:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        time.sleep(0.001 * count)
+        self._clock.sleep(0.001 * count)
 
     def close(self):
         pass
@@ -209,11 +210,14 @@ def test_a_contender_that_runs_out_of_memory_does_not_stop_the_others(monkeypatc
     def never(setting, images):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
+    clock = FakeClock()
+    for module in (measure, throughput):
+        monkeypatch.setattr(module, "time", clock)
     made = {
-        "ours": lambda *_: FakeContender(),
+        "ours": lambda *_: FakeContender(clock),
         "never": never,
-        "later": lambda *_: FakeContender(fails_at=3),
-        "lightly": lambda *_: FakeContender(),
+        "later": lambda *_: FakeContender(clock, fails_at=3),
+        "lightly": lambda *_: FakeContender(clock),
     }
     monkeypatch.setattr(throughput, "list_contenders", lambda device: made)
     monkeypatch.setitem(throughput.SECONDS_PER_TURN, "cpu", 0.002)

@@ -1,4 +1,4 @@
-"""What is kept of a campaign: the outcomes of its tests, and the pages that its results fill."""
+"""What a campaign keeps: the outcomes of its tests, and the pages filled with its results."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Studies with small runs in a campaign: what is run, and what comes into the files of docs/studies."""
+"""Studies with small runs in a campaign: what is run, and what is written to docs/studies."""
 
 import math
 from dataclasses import replace

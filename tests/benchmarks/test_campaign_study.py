@@ -12,7 +12,7 @@ def plan(tmp_path):
     return Plan(output=str(tmp_path / "campaign"), checkpoints=str(tmp_path / "runs"))
 
 
-def test_every_trial_is_in_the_space_of_its_search_and_every_arm_has_as_many():
+def test_every_trial_is_in_its_search_space_and_arms_have_equally_many():
     trials = recipes.load_trials()
     assert {name.startswith("sec_cpu-dcl-"): len(each) for name, each in trials.items()} == {False: 6, True: 8}
     rates = [trial["optimiser.learning_rate"] for trial in trials["resnet50-sec"]]

@@ -51,7 +51,7 @@ def test_the_dashboard_has_what_grafana_requires():
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_an_expression_is_balanced_and_its_legend_shows_what_it_groups_by(expression):
+def test_an_expression_is_balanced_and_its_legend_shows_its_groups(expression):
     depth = 0
     for character in expression:
         depth += (character in "({[") - (character in ")}]")
@@ -68,7 +68,7 @@ def test_an_expression_is_balanced_and_its_legend_shows_what_it_groups_by(expres
 
 
 def test_ray_has_the_metrics_of_the_machines_and_of_train():
-    """Those of GPUs are on no page of a machine without them; tests/edges/run/on_ray looks for the others on a page."""
+    """Metrics of GPUs need a GPU; tests/edges/run/on_ray checks the others on a page of Ray."""
     from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
     from ray.train.v2._internal.metrics.controller import ControllerMetrics
 

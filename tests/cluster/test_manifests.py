@@ -287,7 +287,7 @@ def test_the_images_have_the_same_pinned_python():
     assert re.findall("^FROM (.*)$", (CLUSTER / "mlflow.Dockerfile").read_text(), re.M) == [image]
 
 
-def test_what_the_images_pin_is_what_the_constraints_pin():
+def test_the_images_pin_the_versions_of_constraints_txt():
     pinned = re.findall(r"([\w.-]+)==([\w.]+)", "".join((ROOT / path).read_text() for path in IMAGES))
     assert all(CONSTRAINTS.get(name.lower(), version) == version for name, version in pinned)
 

@@ -1,4 +1,4 @@
-"""The script for Slurm, with a pretended Slurm."""
+"""The script for Slurm, with a fake Slurm."""
 
 import os
 import re
@@ -36,7 +36,7 @@ def test_ray_symmetric_run_has_the_options_of_the_script():
 
 
 class Slurm:
-    """A pretended queue with one job on one node, whose run ends by a stop file or with the exit code OUTCOME.
+    """A fake queue with one job on one node, whose run ends by a stop file or with the exit code OUTCOME.
 
     Args:
         folder: for everything.
@@ -109,7 +109,7 @@ def test_a_job_is_stopped_before_its_time_limit_requeued_and_resumed(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "late_s"), [("slurm-7-probe", 0), ("slurm-7", 3)])
-def test_a_probe_and_a_run_that_still_starts_are_stopped_too(tmp_path, name, late_s):
+def test_a_probe_and_a_starting_run_are_stopped_too(tmp_path, name, late_s):
     slurm = Slurm(tmp_path, name=name, late_s=late_s)
     assert slurm.end_by_the_time_limit() == 130
     assert slurm.requeued.exists()
@@ -121,7 +121,7 @@ def test_a_failed_job_is_not_requeued(tmp_path):
     assert not slurm.requeued.exists()
 
 
-def test_a_job_whose_ray_did_not_start_has_failed(tmp_path):
+def test_a_job_fails_if_ray_does_not_start(tmp_path):
     assert Slurm(tmp_path, starts=False).start().wait(timeout=60) == 1
 
 

@@ -83,7 +83,7 @@ def test_a_batch_depends_on_seed_and_step_alone(make):
     assert not torch.equal(make(seed=6).indices(0), expected[0])
 
 
-def test_the_order_of_images_is_fixed_for_good():
+def test_the_order_of_images_never_changes_between_versions():
     # A change of these numbers breaks the resume of runs that are under way.
     labels = torch.arange(50_000) % 100
     batches = ClassBatches(labels=labels, global_batch_size=6, images_per_class=3, seed=0)
@@ -96,7 +96,7 @@ def test_the_order_of_images_is_fixed_for_good():
 @pytest.mark.parametrize("make", [class_batches, triplets])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
 def test_workers_rows_make_up_the_batch(make, world_size):
-    # Each worker has a sampler of its own.
+    # Each worker has its own sampler.
     rows = [make().indices(9)[worker_rows(24, rank, world_size)] for rank in range(world_size)]
     assert torch.equal(torch.cat(rows), make().indices(9))
 
@@ -125,7 +125,7 @@ def test_pairs_of_images_are_uniform():
     assert counts.diagonal().sum() == 0 and counts[:4, 4:].sum() == 0
 
 
-def test_which_image_comes_once_more_is_uniform():
+def test_the_repeated_image_is_uniform():
     labels = torch.tensor([0] * 3 + [1] * 30)
     batches = class_batches(labels, 8, 4)
     more = torch.stack([batches.indices(step).bincount(minlength=33)[:3] - 1 for step in range(1500)])
@@ -162,7 +162,7 @@ def test_a_class_of_one_image_is_never_an_anchor():
         (0, 1, "found 0, must be 1 to 120, the number of images$"),
     ],
 )
-def test_batches_of_classes_that_cannot_be(global_batch_size, images_per_class, message):
+def test_impossible_batches_of_classes_are_refused(global_batch_size, images_per_class, message):
     with pytest.raises(ConfigError, match=message):
         class_batches(LABELS, global_batch_size, images_per_class)
 
@@ -171,7 +171,7 @@ def test_batches_of_classes_that_cannot_be(global_batch_size, images_per_class, 
     ("sizes", "global_batch_size", "allowed"),
     [([12] * 10, 25, 108), ([12] * 10, 111, 108), ([50, 2], 6, 3), ([1, 1, 1], 3, 0)],
 )
-def test_triplets_that_cannot_be(sizes, global_batch_size, allowed):
+def test_impossible_triplets_are_refused(sizes, global_batch_size, allowed):
     labels = torch.tensor([label for label, size in enumerate(sizes) for _ in range(size)])
     message = f"^global_batch_size = {global_batch_size} for disjoint triplets of {len(labels)} images in {len(sizes)} "
     with pytest.raises(ConfigError, match=f"{message}classes; allowed: multiples of 3 up to {allowed}$"):

@@ -29,7 +29,7 @@ def resident(labels, num_classes) -> ResidentImages:
     )
 
 
-def test_classes_are_taken_in_the_order_asked_for():
+def test_classes_are_taken_in_the_requested_order():
     view = take_classes(resident([0, 1, 2, 3, 1, 0], 4), torch.tensor([3, 1]), "of two classes")
     assert values(view.read(torch.arange(3))) == [1, 3, 4]
     assert view.labels.tolist() == [1, 0, 1] and view.class_names == ("d", "b")
@@ -62,7 +62,7 @@ def test_classes_without_images_are_left_out_but_counted():
 
 
 @pytest.mark.parametrize("number", [0, -1, 4, 100])
-def test_a_number_of_classes_that_leaves_none(number):
+def test_a_number_of_training_classes_must_leave_test_classes(number):
     message = f"^data.num_train_classes: found {number}, must be 1 to 3: made/train has 4 classes$"
     with pytest.raises(ConfigError, match=message):
         split_by_class(resident([0, 1, 2, 3], 4), number, "train")
@@ -91,7 +91,7 @@ def test_a_share_of_the_classes_is_held_out(num_classes, share, held_out):
         assert [part.class_names[label] for label in part.labels.tolist()] == names
 
 
-def test_the_seed_says_which_classes_are_held_out():
+def test_the_held_out_classes_depend_on_the_seed():
     image_set = resident(list(range(26)), 26)
     held_out = [hold_out_classes(image_set, 0.3, seed)[1].class_names for seed in (0, 0, 1)]
     assert held_out[0] == held_out[1] != held_out[2]
@@ -151,7 +151,7 @@ def test_heads_have_many_training_images_and_tails_few_and_the_others_test(num_t
     assert "5 of each head and 2 of each tail class, seed 0" in parts.train.description
 
 
-def test_the_seed_says_which_are_heads_and_which_of_their_images_train():
+def test_the_seed_decides_the_head_classes_and_their_training_images():
     def drawn(seed):
         parts = divided(seed)[1]
         names = [(name, bool(tail)) for name, tail in zip(parts.train.class_names, parts.tail, strict=True)]

@@ -72,7 +72,7 @@ def test_boxes_are_distributed_as_torchvisions(width, height, options):
 
 
 @pytest.mark.parametrize(("width", "height"), [(256, 5120), (5120, 256), (256, 1_000_000)])
-def test_where_no_box_fits_it_is_the_centre(width, height):
+def test_the_centre_is_cropped_if_no_box_fits(width, height):
     crop = RandomResizedCrop()
     ours = boxes(crop, width, height, 20)
     assert torch.equal(ours, torchvisions_boxes(crop, width, height, 20))

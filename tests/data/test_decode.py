@@ -157,7 +157,7 @@ def test_truncated(image_format):
 
 
 @pytest.mark.parametrize("encoded", [b"", b"hello, world", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"])
-def test_what_is_no_image(encoded):
+def test_bytes_that_are_no_image(encoded):
     message = error_line(encoded)
     assert "not an image" in message and "PNG" in message
 

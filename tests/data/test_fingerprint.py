@@ -31,7 +31,7 @@ def opened(root: Path, **options):
     return open_folder("train", root, Decoding(**options))
 
 
-def test_a_set_is_itself_wherever_it_lies_and_on_every_look(folder, tmp_path):
+def test_the_fingerprint_does_not_depend_on_the_folder(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "elsewhere")
     assert len({fingerprint(opened(root)) for root in (folder, folder, tmp_path / "elsewhere")}) == 1
     assert fingerprint(open_digits("train")) != fingerprint(open_digits("test"))

@@ -106,7 +106,7 @@ def test_no_setting_is_named_where_none_would_skip_the_image(tmp_path):
         encoded(tmp_path, bad=(2,), on_bad_image=None).read(torch.tensor([2]))
 
 
-def test_a_store_that_went_away(tmp_path):
+def test_many_unreadable_images_in_a_row_are_an_error(tmp_path):
     image_set = encoded(tmp_path, num_images=4, bad=range(4))
     with pytest.raises(DataError, match=r"e: 4 images in a row cannot be read, the first: .*001.png"):
         image_set.read(torch.tensor([1]))
@@ -134,7 +134,7 @@ def test_one_set_is_cropped_for_training_and_for_evaluation(tmp_path):
     assert with_crop(whole, CentreCrop()) is whole
 
 
-def test_images_that_are_read_at_one_size_keep_it(tmp_path):
+def test_images_read_at_one_size_keep_it(tmp_path):
     image_set = replace(encoded(tmp_path), crop=CentreSquare(size_px=5), image_shape=(3, 5, 5))
     assert with_crop(image_set, CentreCrop(short_side_px=7, size_px=6)) is image_set
 

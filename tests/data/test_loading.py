@@ -74,7 +74,7 @@ def test_an_error_is_one_line_at_its_batchs_turn(tmp_path, num_loader_workers):
     assert no_workers_left()
 
 
-def test_closing_early_ends_the_workers(tmp_path):
+def test_closing_early_stops_the_workers(tmp_path):
     endless = (torch.tensor([i % 6]) for i in itertools.count())
     read = batches(encoded(tmp_path), endless, CPU, num_loader_workers=2, prefetch=2)
     assert [values(batch) for batch in itertools.islice(read, 5)] == [[0], [1], [2], [3], [4]]
@@ -83,7 +83,7 @@ def test_closing_early_ends_the_workers(tmp_path):
     assert no_workers_left()
 
 
-def test_what_a_spawned_worker_receives_can_be_pickled(tmp_path):
+def test_arguments_of_spawned_workers_can_be_pickled(tmp_path):
     # Python 3.14 no longer forks by default.
     decoding = pickle.loads(pickle.dumps(_Decoding(encoded(tmp_path))))
     batch, bad = decoding[[3, 1], None]
@@ -145,7 +145,7 @@ def test_each_row_has_its_own_crop_and_a_replacement_that_of_its_row(tmp_path, n
     assert len(batch.images.flatten(1).unique(dim=0)) == 4
 
 
-def test_there_must_be_draws_for_every_batch(tmp_path):
+def test_every_batch_needs_draws(tmp_path):
     wanted = [torch.tensor([0, 1]), torch.tensor([2, 3])]
     image_set = cropped(tmp_path)
     with pytest.raises(ValueError, match="shorter"):

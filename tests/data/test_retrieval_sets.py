@@ -157,7 +157,7 @@ def test_a_missing_set_is_described(tmp_path, name):
         ("inshop", "Img"),
     ],
 )
-def test_what_is_missing_is_named(tmp_path, name, gone):
+def test_missing_files_are_named(tmp_path, name, gone):
     write(name, tmp_path)
     (tmp_path / gone).rename(tmp_path / "elsewhere")
     message = line(lambda: open_retrieval_set(name, "train", str(tmp_path), CROPPED), MissingDataError)
@@ -309,7 +309,7 @@ def test_names_that_are_not_utf8(tmp_path):
 
 
 def test_a_set_of_the_published_size_opens_quickly(tmp_path):
-    """The lists are whole; only the images of the split that is opened need be there."""
+    """The lists are complete; only the images of the opened split need to exist."""
     counts = CUB_COUNTS
     class_ids = [i % 100 + 1 for i in range(counts["train"].images)]
     class_ids += [i % 100 + 101 for i in range(counts["test"].images)]

@@ -45,7 +45,7 @@ def test_a_batch_depends_on_seed_and_step_alone():
     assert not torch.equal(make(6).indices(0), expected[0])
 
 
-def test_the_order_of_images_is_fixed_for_good():
+def test_the_order_of_images_never_changes_between_versions():
     # A change of these numbers breaks the resume of runs that are under way.
     batches = ShuffledBatches(num_images=50_000, global_batch_size=5, seed=0)
     assert batches.indices(0).tolist() == [8543, 20674, 41619, 41287, 29179]
@@ -108,6 +108,6 @@ def test_workers_rows_make_up_the_batch(world_size):
 
 
 @pytest.mark.parametrize("world_size", [5, 24])
-def test_workers_that_cannot_share(world_size):
+def test_a_batch_must_be_divisible_by_the_workers(world_size):
     with pytest.raises(ConfigError, match=f"{world_size} workers.*12.*allowed: 1, 2, 3, 4, 6, 12 workers"):
         worker_rows(12, 0, world_size)

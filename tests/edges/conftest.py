@@ -22,7 +22,7 @@ from ssl_sec.recipes.pretraining import figures as pretraining_figures
 from tests.data.files import write_digit_pairs
 from tests.warm_reader import WarmReader
 
-# A narrow encoder and few steps: the flow is the recipe's, the result is not looked at.
+# A narrow encoder and few steps: these test the flow of a recipe, not its result.
 QUICK = (
     "experiment=digits",
     "encoder.width=0.125",
@@ -33,7 +33,7 @@ QUICK = (
     "tracking.system_metrics=false",
 )
 
-# The same of faces: eight steps, four an epoch; SEC-EMA, whose μ a resume must restore.
+# The same for faces: eight steps, four per epoch; SEC-EMA, whose μ a resume must restore.
 QUICK_FACE = (
     "recipe=digits",
     "encoder=ir18",
@@ -66,7 +66,7 @@ def digit_pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def tables_are_copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """MLflow makes the tables of one database; those of others are copies, which takes a thirtieth of the time."""
+    """MLflow makes the tables of one database; the others are copies of it, in a thirtieth of the time."""
     make = utils._initialize_tables
     template = tmp_path_factory.mktemp("store") / "mlflow.db"
 
@@ -89,7 +89,7 @@ def tables_are_copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @pytest.fixture(scope="module", autouse=True)
 def pictures_are_quick(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Pictures take longer than everything else of a small run: but for modules with `DRAWS_PICTURES` they are blank.
+    """Pictures take most of the time of a small run: they are blank except in modules with `DRAWS_PICTURES`.
 
     t-SNE of all digits and layouts have their tests elsewhere.
     """
@@ -118,7 +118,7 @@ def own_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def a_store_that_is_away_is_tried_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLflow's pauses between its tries are seconds; the slow tests, of servers, have them."""
+    """MLflow pauses for seconds between retries; only the slow tests, with servers, keep that."""
     if request.node.get_closest_marker("slow") is None:
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", "0")

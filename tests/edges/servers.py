@@ -1,4 +1,4 @@
-"""What the tests that start servers share."""
+"""Shared by the tests that start servers."""
 
 import os
 import signal

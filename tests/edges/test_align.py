@@ -76,11 +76,11 @@ def test_an_error_is_one_line_and_its_exit_code(tmp_path, capsys, change, code, 
     else:
         arguments |= {key: str(tmp_path / value) for key, value in change.items()}
     assert run_job("align", align, [*(f"{key}={value}" for key, value in arguments.items()), "num_workers=0"]) == code
-    told = capsys.readouterr().err.strip().splitlines()[-1]
-    assert told.startswith("error: ") and message in told
+    output = capsys.readouterr().err.strip().splitlines()[-1]
+    assert output.startswith("error: ") and message in output
 
 
-def test_nothing_readable(tmp_path, capsys):
+def test_a_tree_without_readable_images_is_refused(tmp_path, capsys):
     arguments = given(tmp_path, {"ann/1.png": b"text", "ann/2.png": encode(FACE)}, [f"ann/1.png,{POINTS}"])
     assert run_job("align", align, [*arguments, "num_workers=0"]) == 3
     assert "images: none of the 1 images in " in capsys.readouterr().err
@@ -89,7 +89,7 @@ def test_nothing_readable(tmp_path, capsys):
     assert run_job("align", align, [*arguments, "num_workers=0"]) == 3
 
 
-def test_the_command(tmp_path):
+def test_the_command_aligns_a_folder(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "jobs.align", *given(tmp_path), "num_workers=2"], capture_output=True, text=True
     )

@@ -1,4 +1,4 @@
-"""Input that no job can use ends in one line on stderr and an exit code that says whose it is."""
+"""Unusable input gives one line on stderr and an exit code for its kind."""
 
 import math
 from pathlib import Path
@@ -26,7 +26,7 @@ JOBS = {
     "replay": replay,
     "report": run_report,
 }
-# What each needs besides.
+# What else each needs.
 NEEDED = {
     "probe": ["run=abc", "runtime=local"],
     "export": ["run=abc", "format=timm"],
@@ -38,7 +38,7 @@ NEEDED = {
 
 @pytest.fixture
 def refused(capsys, tmp_path, monkeypatch):
-    """The one line with which a job refuses its arguments, having left nothing behind."""
+    """The one line with which a job refuses its arguments, leaving nothing behind."""
     monkeypatch.chdir(tmp_path)
 
     def line(job: str, arguments: list[str], code: int = 2) -> str:
@@ -46,10 +46,10 @@ def refused(capsys, tmp_path, monkeypatch):
         given = {argument.partition("=")[0] for argument in arguments}
         needed = [each for each in NEEDED.get(job, ["runtime=local"]) if each.partition("=")[0] not in given]
         assert run_job(job, JOBS[job], [*needed, *arguments]) == code
-        told = capsys.readouterr().err.strip()
-        assert told.startswith("error: ") and "\n" not in told and len(told) < 1000
+        output = capsys.readouterr().err.strip()
+        assert output.startswith("error: ") and "\n" not in output and len(output) < 1000
         assert sorted(tmp_path.rglob("*")) == there
-        return told.removeprefix("error: ")
+        return output.removeprefix("error: ")
 
     return line
 
@@ -125,7 +125,7 @@ def test_a_url_that_is_no_object_storage_is_refused(refused, job, key, url):
         ("ablate", ["arms=[3]"], "arms[0]: found 3, must be a string"),
     ],
 )
-def test_a_senseless_value_is_refused(refused, job, arguments, message):
+def test_a_meaningless_value_is_refused(refused, job, arguments, message):
     assert refused(job, arguments).startswith(message)
 
 
@@ -139,22 +139,22 @@ def test_a_senseless_value_is_refused(refused, job, arguments, message):
         ("sqlite:////proc/none/store.db", None),
     ],
 )
-def test_a_probe_of_a_store_that_cannot_be_used(capsys, tmp_path: Path, uri, content):
+def test_a_probe_with_an_unusable_store_is_refused(capsys, tmp_path: Path, uri, content):
     if content is not None:
         (tmp_path / "store.db").write_bytes(content)
     arguments = ["run=abc", "runtime=local", f"output_dir={tmp_path}", f"tracking.uri={uri.format(folder=tmp_path)}"]
     assert run_job("probe", probe, arguments) in (2, 4)
-    told = capsys.readouterr().err.strip()
-    assert told.startswith("error: tracking.uri: ") and "\n" not in told
+    output = capsys.readouterr().err.strip()
+    assert output.startswith("error: tracking.uri: ") and "\n" not in output
 
 
-def test_what_a_job_cannot_hold_in_memory_is_one_line(capsys):
+def test_too_little_memory_is_one_line(capsys):
     def job(arguments):
         return str(torch.empty(2**46))
 
     assert run_job("align", job, []) == 2
-    told = capsys.readouterr().err.strip()
-    assert told.startswith("error: not enough memory for 281474976710656 bytes") and "\n" not in told
+    output = capsys.readouterr().err.strip()
+    assert output.startswith("error: not enough memory for 281474976710656 bytes") and "\n" not in output
 
 
 def worked_on(tmp_path: Path, overrides: list[str]) -> RunFolder:
@@ -167,7 +167,7 @@ def worked_on(tmp_path: Path, overrides: list[str]) -> RunFolder:
     return folder
 
 
-def test_what_a_worker_cannot_hold_in_memory_is_kept_for_the_driver(tmp_path: Path, monkeypatch):
+def test_a_workers_lack_of_memory_is_kept_for_the_driver(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("ssl_sec.recipes.pretraining.recipe.run", lambda *arguments: torch.empty(2**46))
     folder = worked_on(tmp_path, [])
     assert str(folder.error()).startswith("not enough memory for 281474976710656 bytes at once")

@@ -26,9 +26,9 @@ def test_an_error_is_one_line_and_its_exit_code(error, code, capsys):
         raise error
 
     assert run_job("pretrain", failing, []) == code
-    told = capsys.readouterr().err.strip()
-    assert str(error) in told
-    assert "\n" not in told
+    output = capsys.readouterr().err.strip()
+    assert str(error) in output
+    assert "\n" not in output
 
 
 def test_a_job_prints_its_result(capsys):
@@ -38,15 +38,15 @@ def test_a_job_prints_its_result(capsys):
 
 def test_help_explains_groups_experiments_and_keys(capsys):
     assert run_job("pretrain", pretrain, ["--help"]) == 0
-    told = capsys.readouterr().out
-    assert "usage: python -m jobs.pretrain" in told
-    assert "sec_ema       SEC-EMA (Eq. 31)" in told
-    assert "cifar10_sec_100 86.87" in told
-    assert "optimiser.learning_rate=0.5 " in told
+    output = capsys.readouterr().out
+    assert "usage: python -m jobs.pretrain" in output
+    assert "sec_ema       SEC-EMA (Eq. 31)" in output
+    assert "cifar10_sec_100 86.87" in output
+    assert "optimiser.learning_rate=0.5 " in output
 
 
 @pytest.mark.parametrize("given", [["--config-dir", "{own}"], ["--config-dir={own}"]])
-def test_configs_of_ones_own_are_found_in_the_folder_that_is_given(given, tmp_path, capsys):
+def test_user_configs_are_found_in_the_given_folder(given, tmp_path, capsys):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text("# Mine.\ndefaults: [digits]\nepochs: 30\n")
     folder = [argument.format(own=tmp_path) for argument in given]
@@ -81,10 +81,10 @@ def test_cfg_prints_the_configuration_and_runs_nothing(capsys):
 def test_bad_input_is_one_line(overrides, code, message, tmp_path: Path, capsys):
     given = [override.format(tmp_path=tmp_path) for override in overrides]
     assert run_job("pretrain", pretrain, ["runtime=local", f"output_dir={tmp_path}", *given]) == code
-    told = capsys.readouterr().err.strip()
-    assert message in told
-    assert told.startswith("error: ")
-    assert "\n" not in told
+    output = capsys.readouterr().err.strip()
+    assert message in output
+    assert output.startswith("error: ")
+    assert "\n" not in output
 
 
 @pytest.mark.slow

@@ -33,9 +33,9 @@ SHOWN = [
 ]
 
 
-def test_a_run_says_what_it_uses_and_what_it_is_doing(quick, caplog):
+def test_a_run_prints_its_settings_and_progress(quick, caplog):
     caplog.set_level("INFO", logger="ssl_sec")
-    told = pretrain([*quick, "runtime=local", "run_name=it", "probe.enabled=true"])
+    output = pretrain([*quick, "runtime=local", "run_name=it", "probe.enabled=true"])
     said = [record.getMessage() for record in caplog.records if record.name.startswith("ssl_sec")]
     # Training does not wait for MLflow, whose page is named when there is one.
     pages = [line for line in said if line.startswith(("MLflow UI: ", "then open http"))]
@@ -53,12 +53,12 @@ def test_a_run_says_what_it_uses_and_what_it_is_doing(quick, caplog):
     assert len(others) == len(expected), said
     for line, start in zip(others, expected, strict=True):
         assert line.startswith(start)
-    run_id = (Path(told.split("folder: ")[1].split("\n")[0]).parent / "it/mlflow_run_id").read_text()
+    run_id = (Path(output.split("folder: ")[1].split("\n")[0]).parent / "it/mlflow_run_id").read_text()
     assert run_id in pages[1]
 
 
-def test_a_command_leaves_at_once_but_in_order():
-    """What is registered to be done at the end is done and what was printed arrives, but nothing is taken apart."""
+def test_a_command_exits_quickly_but_in_order():
+    """Exit handlers run and output is flushed, but no object is destroyed."""
     code = (
         "import atexit, sys\nfrom ssl_sec.edges import commands\n"
         "class Large:\n    def __del__(self): print('taken apart')\n"
@@ -77,10 +77,10 @@ def test_a_command_leaves_at_once_but_in_order():
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
 def test_the_help_has_a_line_for_each_command(arguments, capsys):
     assert run_command(arguments) == 0
-    told = capsys.readouterr().out
-    listed = re.findall(r"^    (\w+) +(\S.*\.)$", told, re.M)
+    output = capsys.readouterr().out
+    listed = re.findall(r"^    (\w+) +(\S.*\.)$", output, re.M)
     assert [name for name, _ in listed] == SHOWN
-    assert max(map(len, told.splitlines())) <= 100
+    assert max(map(len, output.splitlines())) <= 100
 
 
 @pytest.mark.parametrize(
@@ -93,20 +93,20 @@ def test_the_help_has_a_line_for_each_command(arguments, capsys):
 )
 def test_an_unknown_command_is_one_line_with_the_nearest(command, message, capsys):
     assert run_command([command]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"error: {message}")
-    assert told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith(f"error: {message}")
+    assert output.count("\n") == 1
 
 
-def test_the_program_that_runs_sweeps_on_the_cluster_explains_itself(capsys):
+def test_the_pipeline_command_has_help(capsys):
     with pytest.raises(SystemExit) as ended:
         run_command(["pipeline", "--help"])
     assert ended.value.code == 0
-    told = capsys.readouterr().out
-    assert told.startswith(
+    output = capsys.readouterr().out
+    assert output.startswith(
         "usage: python -m jobs.pipeline [-h] PLAN\n\nJobs of a Ray cluster that wait for one another"
     )
-    assert "python -m jobs.submit writes the plan" in told
+    assert "python -m jobs.submit writes the plan" in output
 
 
 @pytest.mark.parametrize(
@@ -124,10 +124,10 @@ def test_a_plan_that_cannot_be_carried_out_is_one_line(plan, message, tmp_path: 
     if plan is not None:
         path.write_text(plan)
     assert run_command(["pipeline", str(path)]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"error: {message.format(path=path)}")
-    assert told.endswith("ssl-sec submit writes one\n") or plan == "{}"
-    assert told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith(f"error: {message.format(path=path)}")
+    assert output.endswith("ssl-sec submit writes one\n") or plan == "{}"
+    assert output.count("\n") == 1
 
 
 def test_a_command_may_be_written_with_a_hyphen(capsys):
@@ -138,12 +138,12 @@ def test_a_command_may_be_written_with_a_hyphen(capsys):
 def test_every_command_is_a_module_of_a_checkout_and_both_do_the_same():
     modules = {path.stem for path in (ROOT / "jobs").glob("*.py")} - {"__init__"}
     assert modules == {*SHOWN, "pipeline"}
-    told = [
+    results = [
         subprocess.run([sys.executable, "-m", *command, "epoch=3"], capture_output=True, text=True, cwd=ROOT)
         for command in (["jobs.pretrain"], ["ssl_sec", "pretrain"])
     ]
-    assert [each.returncode for each in told] == [2, 2]
-    assert told[0].stderr == told[1].stderr == "error: epoch: unknown key; did you mean 'epochs'?\n"
+    assert [each.returncode for each in results] == [2, 2]
+    assert results[0].stderr == results[1].stderr == "error: epoch: unknown key; did you mean 'epochs'?\n"
 
 
 def test_the_wheel_has_one_package_its_configs_and_the_command(tmp_path: Path):
@@ -155,7 +155,7 @@ def test_the_wheel_has_one_package_its_configs_and_the_command(tmp_path: Path):
     assert {top for top in tops if not top.endswith(".dist-info")} == {"ssl_sec"}
     (about,) = installed.glob("*.dist-info/entry_points.txt")
     assert "ssl-sec = ssl_sec.edges.commands:main" in about.read_text()
-    # What pip makes of the entry point.
+    # The script that pip makes of the entry point.
     program = tmp_path / "ssl-sec"
     program.write_text("import sys; from ssl_sec.edges.commands import main; sys.exit(main())")
     command = [sys.executable, str(program), "pretrain", "experiment=digits", "--cfg", "job"]
@@ -163,7 +163,7 @@ def test_the_wheel_has_one_package_its_configs_and_the_command(tmp_path: Path):
         command, capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(installed)}, timeout=300
     )
     assert "recipe: digits" in done.stdout, done.stderr
-    told = subprocess.run(
+    output = subprocess.run(
         [*command[:3], "--help"], capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(installed)}
     ).stdout
-    assert told.startswith("usage: ssl-sec pretrain ")
+    assert output.startswith("usage: ssl-sec pretrain ")

@@ -26,7 +26,7 @@ from tests.edges.conftest import QUICK
 
 
 def limits(monkeypatch, now: int, most: int) -> list[tuple[int, int]]:
-    """Makes the system say so; what is set is kept in the list that is returned."""
+    """Fakes the system's limits; the returned list has the limits that are set."""
     held = [(now, most)]
     monkeypatch.setattr(resource, "getrlimit", lambda kind: held[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda kind, both: held.append(both))
@@ -35,7 +35,7 @@ def limits(monkeypatch, now: int, most: int) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def environment(monkeypatch, tmp_path):
-    """What `complete` may set is put back."""
+    """Restores what `complete` may set."""
     for name in ("HOME", "LOGNAME", "MPLCONFIGDIR"):
         monkeypatch.setenv(name, os.environ.get(name, str(tmp_path)))
     return monkeypatch
@@ -76,7 +76,7 @@ def test_a_user_without_a_name_has_a_number(environment, monkeypatch):
     assert getpass.getuser() == str(os.getuid())
 
 
-def test_without_a_home_there_is_a_folder_of_ones_own(environment, monkeypatch, tmp_path):
+def test_without_a_home_a_temporary_folder_is_used(environment, monkeypatch, tmp_path):
     def nameless(number):
         raise KeyError(f"getpwuid(): uid not found: {number}")
 
@@ -94,14 +94,14 @@ def test_without_a_home_there_is_a_folder_of_ones_own(environment, monkeypatch, 
     assert Path("~").expanduser().is_dir()
 
 
-def test_a_home_that_cannot_be_written_has_no_part_in_drawing(environment):
+def test_an_unwritable_home_does_not_affect_drawing(environment):
     environment.delenv("MPLCONFIGDIR")
     environment.setenv("HOME", "/proc")
     complete()
     assert os.access(os.environ["MPLCONFIGDIR"], os.W_OK)
 
 
-def test_a_stream_that_knows_few_characters_takes_all(environment, monkeypatch):
+def test_a_stream_with_a_small_charset_takes_all_characters(environment, monkeypatch):
     bytes_written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(bytes_written, encoding="ascii"))
     assert exit_code_of(lambda: print("84.63 ± 4.67, η") or 0) == 0
@@ -129,7 +129,7 @@ def job(*overrides: str, prefix: str = "", **changes: str | None) -> subprocess.
 
 
 def finished(done: subprocess.CompletedProcess, runs: Path) -> None:
-    """Asserts that a job went well, said no more than it does elsewhere, and is FINISHED in MLflow."""
+    """Asserts that a job succeeded without unusual output, and is FINISHED in MLflow."""
     assert done.returncode == 0, done.stderr
     usual = r".*: epoch |INFO: |Successfully|Created version"
     odd = [line for line in done.stderr.splitlines() if not re.match(usual, line)]
@@ -156,7 +156,7 @@ LOCAL = (*QUICK, "tracking.register_model=true", "runtime=local")
     ],
     ids=["ulimit", "no home", "no user", "read-only home", "LANG=C", "ascii"],
 )
-def test_a_job_in_a_poor_environment_is_like_any_other(prefix, changes, tmp_path):
+def test_a_job_runs_with_few_files_no_home_and_an_ascii_locale(prefix, changes, tmp_path):
     if prefix.startswith("unshare") and subprocess.run([*prefix.split(), "true"], capture_output=True).returncode:
         pytest.skip("this system lets no process have another user id")
     finished(job(*LOCAL, f"output_dir={tmp_path}", prefix=prefix, **changes), tmp_path)
@@ -202,7 +202,7 @@ def test_a_cache_in_a_read_only_home_is_one_line(parquet, tmp_path):
     assert "error: cache folder /proc/.cache/ssl_sec" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_the_cluster_that_the_environment_names_comes_first(environment, tmp_path):
+def test_the_environments_cluster_comes_first(environment, tmp_path):
     environment.setenv("RAY_TMPDIR", str(tmp_path))
     (tmp_path / "ray").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as server:

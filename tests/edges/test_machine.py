@@ -25,12 +25,12 @@ from ssl_sec.training.config import LocalConfig, RayConfig
         ),
     ],
 )
-def test_a_runtime_is_said_in_words(runtime, expected, monkeypatch):
+def test_a_runtime_is_described_in_words(runtime, expected, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert re.fullmatch(expected, describe_runtime(runtime))
 
 
-def test_the_cluster_of_the_environment_and_the_name_of_a_gpu_are_said(monkeypatch):
+def test_the_environments_cluster_and_the_gpus_name_are_described(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "other:6379")
     assert "the Ray cluster at other:6379" in describe_runtime(RayConfig())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -22,7 +22,7 @@ def test_userinfo_of_addresses_is_hidden(text, shown):
     assert masked(shown) == shown
 
 
-def test_values_of_secret_keys_are_hidden_wherever_they_stand():
+def test_values_of_secret_keys_are_hidden_everywhere():
     values = {
         "tracking": {"uri": "http://u:p@h", "api_token": "abc", "password": None},
         "data": {"train": ["s3://k:s@b/a", 3], "AWS_SECRET_ACCESS_KEY": "x", "apiKey": 5},
@@ -49,7 +49,7 @@ def test_values_of_secret_keys_are_hidden_wherever_they_stand():
         ("+margin = 0.25", "+margin = 0.25"),
     ],
 )
-def test_code_is_shown_without_what_is_assigned_to_secrets(text, shown):
+def test_code_is_shown_without_values_assigned_to_secrets(text, shown):
     assert masked_code(text) == shown
 
 

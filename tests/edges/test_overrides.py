@@ -1,4 +1,4 @@
-"""Values that Hydra's grammar does not take are taken as they stand."""
+"""Values outside Hydra's grammar are taken literally."""
 
 import pytest
 
@@ -14,11 +14,11 @@ def test_a_path_needs_no_quotes(path):
 
 
 @pytest.mark.parametrize("path", [*ODD, "/tmp/a,b", "1", "null", "[a]", "{a}", "a b", "'a'", "/tmp/a\\", " a"])
-def test_an_override_that_a_job_writes_gives_the_string_back(path):
+def test_a_quoted_override_round_trips(path):
     assert compose("pretrain", [assigned("output_dir", path)])["output_dir"] == path
 
 
-def test_a_plain_override_stays_as_it_is():
+def test_a_plain_override_is_unchanged():
     for override in ("epochs=3", "seed=0,1,2", "probe.learning_rates=[0.1,1.0]", "+a={b:1}", "~encoder.width", "seed="):
         assert understood(override) == override
     assert assigned("output_dir", "/tmp/runs") == "output_dir=/tmp/runs"
@@ -29,6 +29,6 @@ def test_values_of_lists_and_sweeps_are_quoted_one_by_one():
     assert understood("data.root=/tmp/é,/tmp/b") == "data.root='/tmp/é',/tmp/b"
 
 
-def test_what_is_no_override_stays_wrong():
+def test_invalid_overrides_stay_invalid():
     for override in ("digits", "epochs=[1", "epochs={1", "output_dir='a"):
         assert understood(override) == override

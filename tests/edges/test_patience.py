@@ -10,13 +10,13 @@ from ssl_sec.edges.patience import NoAnswer, Patience
 
 @pytest.fixture
 def silence():
-    """A service that does not answer until the test is over."""
+    """A service that does not answer during the test."""
     over = threading.Event()
     yield over.wait
     over.set()
 
 
-def test_a_call_gives_its_result_or_its_error():
+def test_a_call_returns_its_result_or_raises_its_error():
     patience = Patience(10.0)
     assert patience.call(lambda: 5) == 5
 
@@ -28,7 +28,7 @@ def test_a_call_gives_its_result_or_its_error():
     assert not patience.is_exhausted
 
 
-def test_a_service_that_does_not_answer_is_waited_for_once(silence):
+def test_an_unresponsive_service_is_waited_for_once(silence):
     patience, calls = Patience(0.2, ping=silence), []
     started = time.monotonic()
     with pytest.raises(NoAnswer):
@@ -40,7 +40,7 @@ def test_a_service_that_does_not_answer_is_waited_for_once(silence):
     assert not calls
 
 
-def test_work_that_takes_long_is_waited_for_while_the_service_answers():
+def test_long_work_is_waited_for_while_the_service_answers():
     done, asked = threading.Event(), []
 
     def answers():
@@ -53,7 +53,7 @@ def test_work_that_takes_long_is_waited_for_while_the_service_answers():
     assert not patience.is_exhausted
 
 
-def test_work_that_never_ends_is_not_waited_for_even_if_the_service_answers(silence):
+def test_endless_work_is_not_waited_for_even_if_the_service_answers(silence):
     patience, asked = Patience(0.01, lambda: asked.append(1)), []
     with pytest.raises(NoAnswer):
         patience.call(silence)

@@ -62,7 +62,7 @@ def of(files: Path, tmp_path: Path, data: str) -> list[str]:
         ("webdataset", ["data.shuffle_window=20", "data.resident_limit_mib=0"]),
     ],
 )
-def test_the_preview_is_what_the_run_shows(files, tmp_path, data, more):
+def test_the_preview_equals_the_runs_picture(files, tmp_path, data, more):
     config = from_values(PretrainConfig, compose("pretrain", [*of(files, tmp_path, data), *more]))
     found = preview(config, num_images=5)
     image_set = config.data.open("train")
@@ -81,9 +81,9 @@ def test_a_preview_writes_a_picture_and_neither_tracks_nor_trains(tmp_path):
         "print(json.dumps([code, sorted({'ray', 'mlflow'} & set(sys.modules))]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    *told, imported = done.stdout.splitlines()
+    *lines, imported = done.stdout.splitlines()
     assert json.loads(imported) == [0, []], done.stderr
-    assert told == [
+    assert lines == [
         "data: digits/train, 1,437 images of 1 x 8 x 8, 10 classes",
         "shown: 3 images of the first step, 2 views of each, 8 x 8 pixels",
         f"picture: {tmp_path}/new/some.png",
@@ -111,8 +111,8 @@ def test_a_preview_writes_a_picture_and_neither_tracks_nor_trains(tmp_path):
 def test_a_mistake_is_one_line(arguments, code, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_job("preview", job, arguments) == code
-    told = capsys.readouterr().err
-    assert told.startswith(f"error: {message}") and told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith(f"error: {message}") and output.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 

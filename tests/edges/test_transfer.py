@@ -111,7 +111,7 @@ def test_in_object_storage_a_set_is_measured_once_and_its_table_kept(finished, s
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         (["sets=[digit]"], "sets[0]: found 'digit'; did you mean 'digits'"),
         (["sets=[]"], "sets: found (), must be one value or more"),
@@ -125,7 +125,7 @@ def test_in_object_storage_a_set_is_measured_once_and_its_table_kept(finished, s
         (["sets=[digits]", "run=nosuch"], "run: found 'nosuch'"),
     ],
 )
-def test_a_mistake_is_one_line(finished, capsys, given, told):
+def test_a_mistake_is_one_line(finished, capsys, given, message):
     assert run_job("transfer", transfer, arguments(finished, *given)) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith(f"error: {told}"), error
+    assert error.startswith(f"error: {message}"), error

@@ -64,7 +64,7 @@ def test_positions_count_through_the_files_and_any_range_can_be_read(tmp_path: P
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.float64()), pa.large_list(pa.float16()), pa.list_(pa.float32(), 3)])
-def test_a_file_of_another_program_needs_nothing_but_embeddings(tmp_path: Path, kind: pa.DataType):
+def test_a_file_of_another_program_needs_only_embeddings(tmp_path: Path, kind: pa.DataType):
     values = values_of(10).astype(np.float16)
     pq.write_table(
         pa.table({"embedding": pa.array(values.tolist(), kind)}), tmp_path / "mine.parquet", row_group_size=4
@@ -114,7 +114,7 @@ def table(path: Path, **columns: Any) -> Path:
         (lambda folder: [], "found no rows"),
     ],
 )
-def test_what_cannot_be_searched_is_refused_in_one_line(
+def test_tables_that_cannot_be_searched_are_refused_in_one_line(
     tmp_path: Path, write: Callable[[Path], list[Path]], message: str
 ):
     with pytest.raises(DataError, match=message) as error:
@@ -137,6 +137,6 @@ def test_a_damaged_file_and_rows_without_numbers_are_named(tmp_path: Path):
             list(short.blocks())
 
 
-def test_other_values_have_another_digest(tmp_path: Path):
+def test_different_values_have_different_digests(tmp_path: Path):
     first, second = (ours(tmp_path / f"{seed}.parquet", values_of(20) + seed) for seed in range(2))
     assert read(first).digest == read(first).digest != read(second).digest

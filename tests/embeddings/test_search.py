@@ -1,4 +1,4 @@
-"""Exact search beside comparing all rows at once."""
+"""Exact search against a comparison of all rows at once."""
 
 import numpy as np
 import pytest

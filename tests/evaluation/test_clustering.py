@@ -50,7 +50,7 @@ partitions = st.integers(1, 25).flatmap(
 
 
 @given(partitions)
-def test_figures_are_those_of_the_slow_loop(case):
+def test_scores_are_those_of_the_slow_loop(case):
     assignments, labels = case
     assert nmi_f1(torch.tensor(assignments), torch.tensor(labels)) == pytest.approx(slowly(assignments, labels))
 
@@ -66,7 +66,7 @@ def test_order_names_and_sides_change_nothing(case, random):
 
 
 @pytest.mark.parametrize(("num_clusters", "num_classes"), [(100, 100), (3, 700), (900, 5)])
-def test_figures_are_scikit_learns(num_clusters, num_classes):
+def test_scores_are_scikit_learns(num_clusters, num_classes):
     generator = torch.Generator().manual_seed(num_clusters)
     labels = torch.randint(num_classes, (3000,), generator=generator)
     assignments = torch.where(
@@ -90,7 +90,7 @@ def test_trivial_partitions():
     assert nmi_f1(one[:1], one[:1]) == (1, 1)
 
 
-def test_as_many_assignments_as_labels():
+def test_assignments_and_labels_must_have_one_length():
     with pytest.raises(DataError, match="2 assignments for 3 labels"):
         nmi_f1(torch.zeros(2, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(DataError, match="0 assignments for 0 labels"):
@@ -131,7 +131,7 @@ def test_the_seed_decides(blobs):
     assert not torch.equal(kmeans_assignments(rows, 20, 4), first)
 
 
-def test_all_images_take_part_where_clusters_are_large():
+def test_all_images_are_used_for_large_clusters():
     # faiss would draw 256 images a cluster, and with one cluster the centre would not be the mean.
     generator = torch.Generator().manual_seed(2)
     rows = functional.normalize(torch.randn(2000, 4, generator=generator))
@@ -155,7 +155,7 @@ def test_collapsed_embeddings_make_one_cluster(value):
     assert nmi_f1(assignments, labels)[0] == pytest.approx(0, abs=1e-12)
 
 
-def test_what_cannot_be_clustered_is_named():
+def test_embeddings_that_cannot_be_clustered_are_refused():
     rows = torch.eye(4)
     for num_clusters in (0, 5):
         with pytest.raises(ConfigError, match=f"{num_clusters} clusters; allowed: 1 to the number of images, 4"):

@@ -16,11 +16,13 @@ from ssl_sec.evaluation.directions import (
     CosineDistributions,
     DirectionChanges,
     Distribution,
+    class_divergences,
     class_spread,
     cosine_distributions,
     direction_changes,
     distance_distributions,
     pooled,
+    within_class_energy,
 )
 from ssl_sec.settings import to_values
 from tests.figures.test_training import draw
@@ -73,7 +75,7 @@ def test_few_pairs_and_triplets_are_all_counted_once(labels, seed):
 
 
 def test_drawn_pairs_and_triplets_are_distributed_as_all_of_them():
-    labels = torch.tensor([0] * 2 + [1] * 5 + [2] * 13)  # sizes apart, so that a wrong weight shows
+    labels = torch.tensor([0] * 2 + [1] * 5 + [2] * 13)  # of different sizes, so that a wrong weight shows
     embeddings = 2 * draw(3, 6, seed=1)[labels] + draw(20, 6)
     num_drawn = 180
     found = [cosine_distributions(embeddings, labels, seed, max_pairs=num_drawn) for seed in range(200)]
@@ -97,7 +99,7 @@ def test_drawn_pairs_and_triplets_are_distributed_as_all_of_them():
     assert np.mean([one.violations for one in found]) == pytest.approx(share, abs=4 * error)
 
 
-def test_a_seed_decides_which_pairs_are_drawn():
+def test_the_drawn_pairs_depend_on_the_seed():
     embeddings, labels = draw(300, 4), torch.arange(300) % 7
     first, again, other = (cosine_distributions(embeddings, labels, seed, max_pairs=50) for seed in (-3, -3, 4))
     assert first == again
@@ -152,7 +154,7 @@ def test_small_direction_changes_are_not_lost_to_rounding():
     assert direction_changes(before, after, 0, 1).changes.mean == pytest.approx(angle**2 / 2, rel=1e-3)
 
 
-def test_directions_that_do_not_move_or_turn_round_are_the_ends_of_the_range():
+def test_unmoved_and_reversed_directions_are_the_ends_of_the_range():
     embeddings = draw(9, 4)
     still = direction_changes(embeddings, 3 * embeddings, 0, 1).changes
     assert (sum(still.counts), still.mean) == (9, pytest.approx(0, abs=1e-12))
@@ -185,14 +187,14 @@ def test_class_spread_is_that_of_the_directions():
 
 def test_the_numbers_survive_json():
     cosines = cosine_distributions(draw(8, 4), LABELS, seed=0)
-    told = json.loads(json.dumps(to_values(cosines), allow_nan=False))
-    parts = {key: Distribution(**value) for key, value in told.items() if key != "violations"}
-    assert CosineDistributions(**parts, violations=told["violations"]) == cosines
+    restored = json.loads(json.dumps(to_values(cosines), allow_nan=False))
+    parts = {key: Distribution(**value) for key, value in restored.items() if key != "violations"}
+    assert CosineDistributions(**parts, violations=restored["violations"]) == cosines
     spread = class_spread(draw(8, 4), LABELS)
     assert ClassSpread(**json.loads(json.dumps(dataclasses.asdict(spread), allow_nan=False))) == spread
     changes = direction_changes(draw(8, 4), draw(8, 4, seed=1), 0, 1000)
-    told = json.loads(json.dumps(dataclasses.asdict(changes), allow_nan=False))
-    assert DirectionChanges(**told | {"changes": Distribution(**told["changes"])}) == changes
+    restored = json.loads(json.dumps(dataclasses.asdict(changes), allow_nan=False))
+    assert DirectionChanges(**restored | {"changes": Distribution(**restored["changes"])}) == changes
 
 
 def test_a_distribution_needs_one_edge_more_than_bins():
@@ -239,3 +241,45 @@ def test_distances_that_do_not_overlap():
     apart = distance_distributions(torch.eye(2).repeat(2, 1), torch.tensor([0, 1, 0, 1]), seed=0)
     assert apart.overlap == 0 and apart.positives.mean == 0 and apart.negatives.mean == pytest.approx(2**0.5)
     assert distance_distributions(torch.eye(2), torch.tensor([0, 1]), seed=0).overlap == 0
+
+
+def scatter_matrices(embeddings, labels):
+    """SFT's Eqs. 7 and 11, class by class."""
+    means, matrices = [], []
+    for label in labels.unique():
+        members = embeddings[labels == label]
+        means.append(members.mean(0))
+        matrices.append(sum(torch.outer(x - means[-1], x - means[-1]) for x in members) / len(members))
+    return torch.stack(means), torch.stack(matrices)
+
+
+def test_a_divergence_is_the_trace_of_the_scatter_matrix():
+    embeddings = draw(8, 4).double()
+    labels, divergences = class_divergences(embeddings, LABELS)
+    _, matrices = scatter_matrices(embeddings, LABELS)
+    assert labels.tolist() == [3, 7, 9]
+    torch.testing.assert_close(divergences, torch.stack([matrix.trace() for matrix in matrices]))
+    assert divergences[2] == 0  # one row
+
+
+@pytest.mark.parametrize(("energy", "axes"), [(0.5, 1), (0.95, 2), (1.0, 3)])
+def test_the_energy_within_is_that_in_the_leading_axes_of_the_means(energy, axes):
+    embeddings = draw(8, 4).double()
+    means, matrices = scatter_matrices(embeddings, LABELS)
+    values, vectors = torch.linalg.eigh(sum(torch.outer(mean, mean) for mean in means) / 3)
+    values, vectors = values.flip(0), vectors.flip(1)
+    assert next(k for k in range(1, 5) if values[:k].sum() >= energy * values.sum() * (1 - 1e-9)) == axes
+    leading, within = vectors[:, :axes], matrices.mean(0)
+    expected = (leading.T @ within @ leading).trace() / within.trace()
+    assert 0.05 < expected < 0.95
+    assert within_class_energy(embeddings, LABELS, energy) == pytest.approx(expected.item(), rel=1e-10)
+
+
+def test_means_and_spread_in_orthogonal_subspaces_have_no_energy_in_common():
+    embeddings = torch.tensor([[3.0, 0.0, 1.0], [3.0, 0.0, -1.0], [0.0, 2.0, 2.0], [0.0, 2.0, -2.0]])
+    labels = torch.tensor([0, 0, 1, 1])
+    assert within_class_energy(embeddings, labels) == pytest.approx(0, abs=1e-6)
+    assert within_class_energy(embeddings.roll(1, 0), labels) > 0.1
+    assert within_class_energy(embeddings[::2], torch.tensor([0, 1])) == 0  # no spread
+    with pytest.raises(ValueError, match=r"energy: found 1.5, must be in \(0, 1\]"):
+        within_class_energy(embeddings, labels, 1.5)

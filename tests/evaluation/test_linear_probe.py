@@ -175,7 +175,7 @@ def test_top_k_accuracy_of_distinct_logits_is_topks(rows, k, seed):
 
 @pytest.mark.parametrize("value", [0.0, 2.5, torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("k", [1, 3])
-def test_logits_without_an_answer_score_0(value, k):
+def test_equal_or_non_finite_logits_score_0(value, k):
     labels = torch.zeros(8, dtype=torch.int64)
     assert top_k_accuracy(torch.full((8, 4), value), labels, k) == 0
 
@@ -187,7 +187,7 @@ def test_one_logit_that_is_not_finite_makes_its_row_wrong():
 
 
 @pytest.mark.parametrize("k", [0, 5])
-def test_a_k_that_no_classifier_has_is_a_bug(k):
+def test_a_k_out_of_range_is_an_assertion_error(k):
     with pytest.raises(AssertionError, match="4 classes"):
         top_k_accuracy(torch.zeros(2, 4), torch.tensor([0, 1]), k)
 

@@ -39,7 +39,7 @@ def trained(steps=STEPS, scale=1.0, shift=0.0):
     return found
 
 
-def test_its_steps_are_those_of_torchs_sgd_on_the_images_that_are_not_left_out():
+def test_steps_are_torchs_sgd_on_the_images_that_are_not_left_out():
     classifier = nn.Linear(DIM, NUM_CLASSES, dtype=torch.float64)
     nn.init.zeros_(classifier.weight)
     nn.init.zeros_(classifier.bias)
@@ -75,6 +75,20 @@ def test_a_batch_of_images_left_out_alone_changes_nothing():
     assert found.weight.eq(0).all() and found.bias.eq(0).all()
 
 
+def test_a_probe_that_leaves_out_other_images_starts_anew(caplog):
+    state = trained().state_dict()
+    other = OnlineProbe(DIM, NUM_CLASSES, torch.tensor([3, 7])).double()
+    other.load_state_dict(state)
+    assert not other.weight.any() and "the online probe starts anew" in caplog.text
+    same = probe()
+    same.load_state_dict(state)
+    assert_identical(same.state_dict(), state)
+    older = {name: value for name, value in state.items() if name != "left_out"}
+    same = probe()
+    same.load_state_dict(older)
+    assert_identical(same.state_dict(), state)
+
+
 def test_the_features_get_no_gradient():
     features, batch = drawn()
     features.requires_grad_()
@@ -89,7 +103,7 @@ def test_scale_and_shift_of_the_features_have_no_effect(scale, shift):
 
 
 @given(columns=st.integers(1, 64), seed=st.integers(0, 2**31))
-def test_it_is_stable_whatever_the_features(columns, seed):
+def test_the_probe_is_stable_for_any_features(columns, seed):
     """As many equal columns as there may be: the greatest curvature."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(NUM_CLASSES, (IMAGES,), generator=generator)
@@ -101,7 +115,7 @@ def test_it_is_stable_whatever_the_features(columns, seed):
     assert found.velocity.abs().max() < 0.2
 
 
-def test_it_learns_and_is_measured_by_the_statistics_of_other_images():
+def test_the_probe_learns_and_is_measured_on_other_images():
     found = trained(60)
     features, batch = drawn(1000)
     shown, others = features[:IMAGES], 3 * drawn(1001)[0] + 5
@@ -112,7 +126,7 @@ def test_it_learns_and_is_measured_by_the_statistics_of_other_images():
     assert found.top1(3 * shown + 5, batch.labels, others) > 0.7
 
 
-def test_one_that_was_not_trained_is_right_nowhere():
+def test_an_untrained_probe_has_accuracy_0():
     features, batch = drawn()
     assert probe().top1(features[:IMAGES], batch.labels, features) == 0
 

@@ -23,7 +23,7 @@ def test_rankme_is_the_entropy_of_numpys_singular_values(rows, columns):
     assert rankme(features) == pytest.approx(by_numpy(features), rel=1e-4)
 
 
-def test_epsilon_is_added_for_each_singular_value_that_there_is():
+def test_epsilon_is_added_to_each_singular_value():
     features = draw(20, 64)
     assert rankme(features, epsilon=1e-2) == pytest.approx(by_numpy(features, epsilon=1e-2), rel=1e-6)
 

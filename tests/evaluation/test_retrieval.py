@@ -127,7 +127,7 @@ def test_two_directions_that_hold_all_classes_score_0(num_images):
     assert shares == {1: 0, 100: 0}
 
 
-def test_a_difference_that_float32_cannot_hold_decides():
+def test_a_difference_below_float32_precision_decides():
     step = 1e-9
     angles = torch.tensor([0.0, 0.5, 0.5 - step, 0.5 + step], dtype=torch.float64)
     rows = torch.stack([angles.cos(), angles.sin()], dim=1)
@@ -160,7 +160,7 @@ def test_one_class_alone_scores_1():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_is_never_right(bad):
+def test_rows_that_are_not_finite_are_never_right(bad):
     rows = torch.eye(3).repeat_interleave(2, dim=0)
     labels = torch.tensor([0, 0, 1, 1, 2, 2])
     assert recall_at_k(rows, labels, [1]) == {1: 1}
@@ -180,7 +180,7 @@ def test_queries_may_be_a_mask_or_indices():
         assert recall_at_k(embeddings, labels, KS, query, tile_size=8) == expected
 
 
-def test_what_does_not_fit_is_named():
+def test_wrong_arguments_are_refused():
     rows, labels = torch.eye(4), torch.tensor([0, 0, 1, 1])
     with pytest.raises(DataError, match="3 labels for 4 embeddings"):
         recall_at_k(rows, labels[:3], [1])
@@ -212,7 +212,7 @@ def test_nearest_are_those_of_a_sort():
             assert row == order[:5]
 
 
-def test_nearest_says_how_many_there_are():
+def test_nearest_takes_at_most_the_other_images():
     rows = torch.eye(4)
     assert sorted(nearest(rows, torch.tensor([1]), 3)[0].tolist()) == [0, 2, 3]
     for k in (0, 4):

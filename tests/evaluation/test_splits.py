@@ -49,12 +49,12 @@ def test_a_split_does_not_follow_the_order_of_the_images():
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 1.5, float("nan")])
-def test_a_fraction_that_leaves_nothing_is_refused(fraction):
+def test_a_fraction_that_leaves_no_images_is_refused(fraction):
     with pytest.raises(ConfigError, match=f"fraction = {fraction}"):
         stratified_split(LABELS, fraction, seed=0)
 
 
-def test_one_image_of_each_class_leaves_none_to_hold_out():
+def test_classes_of_one_image_cannot_be_split():
     _, held_out = stratified_split(torch.arange(7), 0.1, seed=0)
     with pytest.raises(DataError, match="found one image of each class, must be two or more of some"):
         require_held_out(held_out)

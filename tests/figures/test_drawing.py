@@ -27,7 +27,7 @@ def test_twenty_one_arms_look_different():
     assert len({arm_look(place)[0] for place in range(7)}) == 7
 
 
-def test_a_message_is_all_that_its_figure_holds():
+def test_a_message_figure_has_only_its_message():
     figure = message("nothing to see")
     assert [text.get_text() for text in figure.texts] == ["nothing to see"]
     assert figure.axes == []

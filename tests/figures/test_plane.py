@@ -4,12 +4,12 @@ import torch
 
 from ssl_sec.evaluation.plane import plane_grid, plane_reach
 from ssl_sec.figures.plane import plane_figure
-from tests.figures.test_training import draw, rendered
+from tests.figures.test_training import draw
 
 NAMES = tuple("abcd")
 
 
-def test_the_grid_is_a_square_around_0_that_holds_all_that_is_finite():
+def test_the_grid_is_a_square_around_0_with_all_finite_points():
     embeddings = torch.tensor([[3.0, -8.0], [torch.nan, 90.0], [torch.inf, 1.0]])
     grid = plane_grid(embeddings, side=5)
     assert plane_reach(embeddings) == pytest.approx(8.4)
@@ -33,7 +33,6 @@ def test_embeddings_are_drawn_where_they_are_beside_the_probability_of_class_0()
     assert image.origin == "lower" and image.get_extent() == pytest.approx(grid[[0, -1], 0].tolist() * 2)
     assert np.allclose(image.get_array()[4], grid[:11, 0].sigmoid())  # it rises to the right, not upward
     assert points.get_xlim() == points.get_ylim() == plane.get_xlim() == pytest.approx(tuple(grid[[0, -1], 0].tolist()))
-    assert len(rendered(figure)) > 1000
 
 
 def test_without_a_softmax_there_is_one_plot():

@@ -1,4 +1,3 @@
-import io
 import subprocess
 import sys
 
@@ -7,7 +6,6 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from ssl_sec.evaluation.directions import class_divergences, within_class_energy
 from ssl_sec.figures.training import (
     Curve,
     compared_curves_figure,
@@ -29,12 +27,6 @@ def texts(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.texts]
 
 
-def rendered(figure: Figure) -> bytes:
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=40, metadata={"Software": None})
-    return file.getvalue()
-
-
 def points_of(figure: Figure) -> np.ndarray:
     return np.concatenate([dots.get_offsets() for dots in figure.axes[0].collections])
 
@@ -45,7 +37,12 @@ def test_equal_norms_have_bins_with_a_width(norm):
     assert sum(histogram.counts) == 9
     assert all(low < high for low, high in zip(histogram.edges, histogram.edges[1:], strict=False))
     assert histogram.edges[0] == pytest.approx(norm)
-    assert len(rendered(norm_histograms_figure([histogram]))) > 1000
+    figure = norm_histograms_figure([histogram])
+    figure.draw_without_rendering()
+    heat_axes = figure.axes[0]
+    low, high = heat_axes.get_ylim()
+    assert low <= histogram.edges[0] < histogram.edges[-1] <= high
+    assert heat_axes.collections[0].get_array().sum() == pytest.approx(100)
 
 
 def test_each_metric_has_a_panel_with_labelled_axes():
@@ -65,7 +62,6 @@ def test_each_metric_has_a_panel_with_labelled_axes():
     (band,) = figure.axes[3].collections
     corners = band.get_paths()[0].vertices
     assert {tuple(corner) for corner in corners} == {(0, 7), (0, 11), (10, 7), (10, 9)}
-    assert len(rendered(figure)) > 1000
 
 
 def test_the_metrics_of_retrieval_are_named_on_their_axes():
@@ -85,8 +81,13 @@ def test_a_std_without_a_mean_is_a_curve_and_a_mean_without_a_std_has_no_band():
 
 
 def test_values_that_are_not_finite_are_drawn_as_gaps():
-    figure = curves_figure({"train/loss": [(0, 1.0), (1, float("nan")), (2, float("inf"))]})
-    assert len(rendered(figure)) > 1000
+    values = [1.0, np.nan, 3.0, np.inf]
+    (axes,) = curves_figure({"train/loss": list(enumerate(values))}).axes
+    (line,) = axes.lines
+    assert line.get_xdata().tolist() == [0, 1, 2, 3]
+    np.testing.assert_array_equal(line.get_ydata(), values)
+    low, high = axes.get_ylim()
+    assert 0 < low < 1 and 3 < high < 4
 
 
 @pytest.mark.parametrize("history", [{}, {"train/loss": []}])
@@ -105,7 +106,6 @@ def test_the_heat_map_keeps_all_embeddings_of_each_step():
     assert legend == ["step 0", "step 20"]
     assert heat_axes.get_xlim() == (-2.5, 27.5)
     assert (heat_axes.get_xlabel(), heat_axes.get_ylabel()) == ("global step", "embedding norm (L2)")
-    assert len(rendered(figure)) > 1000
 
 
 def test_common_bins_share_a_bin_out_evenly():
@@ -115,7 +115,7 @@ def test_common_bins_share_a_bin_out_evenly():
     assert shares.T.tolist() == [[37.5, 37.5, 12.5, 12.5], [0, 0, 50, 50]]
 
 
-def test_the_later_of_two_histograms_of_a_step_counts():
+def test_the_later_of_two_histograms_of_a_step_is_drawn():
     histograms = [NormHistogram(3, [0.0, 1.0, 2.0], [1, 0]), NormHistogram(3, [0.0, 1.0, 2.0], [0, 1])]
     heat_axes, outline_axes, _ = norm_histograms_figure(histograms, num_bins=2).axes
     assert heat_axes.collections[0].get_array().filled(0).ravel().tolist() == [0, 100]
@@ -139,12 +139,12 @@ def test_the_distribution_of_an_arm_is_the_mean_of_its_runs():
     assert figure.axes[0].get_xlabel() == "embedding norm (L2)"
 
 
-def test_a_legend_of_many_norms_stands_beside_them():
+def test_a_legend_of_many_norms_is_beside_the_axes():
     arms = {f"arm {place}": [norm_histogram(10 + place + draw(50).abs(), step=0)] for place in range(7)}
     figure = norm_distributions_figure(*norm_distributions(arms), "title")
     (legend,), (axes,) = figure.legends, figure.axes
     assert [text.get_text() for text in legend.get_texts()] == list(arms)
-    assert len(rendered(figure)) > 1000
+    figure.draw_without_rendering()
     assert legend.get_window_extent().y1 < axes.get_window_extent().y0
 
 
@@ -201,7 +201,6 @@ def test_features_of_twenty_classes_look_different_and_of_more_have_a_colour_bar
     numbered = features_figure(draw(40, 4), labels, [f"class {label}" for label in range(21)], seed=0)
     assert numbered.legends == []
     assert numbered.axes[1].get_ylabel() == "number of the class"
-    assert len(rendered(numbered)) > 1000
 
 
 def test_many_classes_that_do_not_all_occur_share_the_whole_colour_bar():
@@ -243,7 +242,6 @@ def test_a_confusion_is_shown_in_percent_of_the_true_class():
     assert written == {(0, 0): "75", (1, 0): "25", (2, 2): "100"}
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["cat", "dog", "horse"]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted class", "true class")
-    assert len(rendered(figure)) > 1000
 
 
 @pytest.mark.parametrize(("num_classes", "num_named"), [(100, 100), (101, 51), (1000, 100)])
@@ -264,48 +262,3 @@ def test_figures_touch_no_global_state():
     code = f"import {modules}; print([m for m in ('matplotlib.pyplot', 'sklearn') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
-
-
-CLASSES = torch.tensor([7, 3, 3, 7, 9, 7, 3, 7])
-
-
-def scatter_matrices(embeddings, labels):
-    """SFT's Eqs. 7 and 11, class by class."""
-    means, matrices = [], []
-    for label in labels.unique():
-        members = embeddings[labels == label]
-        means.append(members.mean(0))
-        matrices.append(sum(torch.outer(x - means[-1], x - means[-1]) for x in members) / len(members))
-    return torch.stack(means), torch.stack(matrices)
-
-
-def test_a_divergence_is_the_trace_of_the_scatter_matrix():
-    embeddings = draw(8, 4).double()
-    labels, divergences = class_divergences(embeddings, CLASSES)
-    _, matrices = scatter_matrices(embeddings, CLASSES)
-    assert labels.tolist() == [3, 7, 9]
-    torch.testing.assert_close(divergences, torch.stack([matrix.trace() for matrix in matrices]))
-    assert divergences[2] == 0  # one row
-
-
-@pytest.mark.parametrize(("energy", "axes"), [(0.5, 1), (0.95, 2), (1.0, 3)])
-def test_the_energy_within_is_that_in_the_leading_axes_of_the_means(energy, axes):
-    embeddings = draw(8, 4).double()
-    means, matrices = scatter_matrices(embeddings, CLASSES)
-    values, vectors = torch.linalg.eigh(sum(torch.outer(mean, mean) for mean in means) / 3)
-    values, vectors = values.flip(0), vectors.flip(1)
-    assert next(k for k in range(1, 5) if values[:k].sum() >= energy * values.sum() * (1 - 1e-9)) == axes
-    leading, within = vectors[:, :axes], matrices.mean(0)
-    expected = (leading.T @ within @ leading).trace() / within.trace()
-    assert 0.05 < expected < 0.95
-    assert within_class_energy(embeddings, CLASSES, energy) == pytest.approx(expected.item(), rel=1e-10)
-
-
-def test_means_and_spread_in_orthogonal_subspaces_have_no_energy_in_common():
-    embeddings = torch.tensor([[3.0, 0.0, 1.0], [3.0, 0.0, -1.0], [0.0, 2.0, 2.0], [0.0, 2.0, -2.0]])
-    labels = torch.tensor([0, 0, 1, 1])
-    assert within_class_energy(embeddings, labels) == pytest.approx(0, abs=1e-6)
-    assert within_class_energy(embeddings.roll(1, 0), labels) > 0.1
-    assert within_class_energy(embeddings[::2], torch.tensor([0, 1])) == 0  # no spread
-    with pytest.raises(ValueError, match=r"energy: found 1.5, must be in \(0, 1\]"):
-        within_class_energy(embeddings, labels, 1.5)

@@ -2,7 +2,7 @@
 
     python -m tests.gpu.compiled_network <device> <backend>
 
-A program of its own, as the checks of shapes in the tests' process cannot be compiled.
+A separate program, since the checks of shapes in the tests' process cannot be compiled.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""What is saved is the state at the time of the call, though the device goes on and changes it."""
+"""The state at the time of the call is saved, though the device changes it afterwards."""
 
 import torch
 
@@ -31,7 +31,7 @@ def tensors_of(state):
     return [tensor for value in values for tensor in tensors_of(value)]
 
 
-def test_states_are_saved_as_they_were_when_they_were_handed_over(device, tmp_path):
+def test_states_are_saved_as_they_were_at_the_call(device, tmp_path):
     """A step overwrites them at once; the next save takes up the memory of the one before."""
     side = 2048 if device.type == "cuda" else 64
     writer = CheckpointWriter(tmp_path, keep_last=3)

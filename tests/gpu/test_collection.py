@@ -1,4 +1,4 @@
-"""The tests for a GPU are found on a machine that has what the core needs and no more."""
+"""GPU tests are collected on a machine with only the core's dependencies."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ sys.exit(pytest.main(["--collect-only", "-q", "-m", "gpu"]))
 """
 
 
-def test_they_are_collected_without_the_frameworks_of_the_edges_and_the_peers(monkeypatch):
+def test_gpu_tests_are_collected_without_edge_frameworks_and_peers(monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # Hydra comes with a plugin
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=root, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""What is compiled for a GPU computes what it computes eagerly; on the CPU the capture alone is rehearsed."""
+"""Compiled networks and objectives equal the eager ones on a GPU; on the CPU only the capture is rehearsed."""
 
 import json
 import subprocess

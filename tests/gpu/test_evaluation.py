@@ -1,4 +1,4 @@
-"""What is measured of embeddings on a GPU is what is measured on the CPU."""
+"""Evaluation on a GPU gives the results of the CPU."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Steps that are recorded as CUDA graphs and replayed are the steps that are called."""
+"""Steps recorded as CUDA graphs and replayed equal called steps."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def recordings(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("optimiser", ["sgd", "lars"])
-def test_replayed_steps_are_those_that_are_called(gpu, recordings, optimiser, precision):
+def test_replayed_steps_equal_called_steps(gpu, recordings, optimiser, precision):
     options = {"optimiser": optimiser, "precision": precision, "total_steps": STEPS}
     ends = []
     for graphs in (False, True):

@@ -1,6 +1,6 @@
-"""Whole training steps: they wait for no GPU between two reports, and a resume goes on as if nothing had been.
+"""Whole training steps: they wait for no GPU between two reports, and a resumed run equals an uninterrupted one.
 
-What is promised of a resume on a GPU: the images, their views, dropout, the learning rate and η of each step are the
+What holds for a resume on a GPU: the images, their views, dropout, the learning rate and η of each step are the
 same bit for bit, being functions of (seed, step), and so is all of the state that is saved. The weights that follow are
 the same bit for bit where torch is asked for deterministic algorithms (`torch.use_deterministic_algorithms`, with
 CUBLAS_WORKSPACE_CONFIG=:4096:8); else as close as two runs are, since a GPU adds some gradients up in any order.

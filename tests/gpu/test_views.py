@@ -55,7 +55,7 @@ def test_a_device_makes_the_views_of_the_cpu_from_the_same_draws(name, size, dev
 
 
 @pytest.mark.parametrize("name", BUILDS)
-def test_making_them_waits_for_nothing(name, device):
+def test_making_views_waits_for_nothing(name, device):
     channels, build = BUILDS[name]
     images, augment = pixels(16, 32, channels).to(device), build(32)
     first = whole(augment, images, 0)

@@ -1,4 +1,4 @@
-"""What workers tell each other, by NCCL: on one GPU the functions that one worker never calls, and on two all of them.
+"""Communication by NCCL: on one GPU the functions that a single worker never calls, and on two all of them.
 
 On the CPU the same is rehearsed by gloo.
 """
@@ -31,7 +31,7 @@ BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 @pytest.fixture
 def alone(device, monkeypatch):
-    """A group of one worker, whose batch norm sends its messages all the same."""
+    """A group of one worker, whose batch norm communicates nevertheless."""
     dist.init_process_group(backend(device), store=dist.HashStore(), rank=0, world_size=1)
     monkeypatch.setattr(global_batch_norm, "world_size", lambda: 2)
     monkeypatch.setattr(global_batch_norm, "gather_rows", _GatherRows.apply)
@@ -129,7 +129,7 @@ class TorchsOwn(nn.BatchNorm2d):
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_and_that_of_torchs_synchronised_one(device, dtype, layout):
+def test_global_batch_norm_is_torchs_sync_batch_norm(device, dtype, layout):
     if device.type == "cpu":
         pytest.skip("torch's needs a GPU")
     values, weights = images(device, dtype, LAYOUTS[layout])
@@ -157,7 +157,7 @@ def batch(device):
 
 
 def one_of_two(rank, kind, rendezvous):
-    """What a worker hears and computes, as arrays; in a process of its own."""
+    """What a worker gathers and computes, as arrays, in its own process."""
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
         torch.cuda.set_device(device)

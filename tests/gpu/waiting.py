@@ -6,7 +6,7 @@ import torch
 
 
 def forbid(device, is_forbidden):
-    """Makes a wait of the host for a GPU an error, or no error any more; a CPU is not waited for."""
+    """Makes a wait of the host for a GPU an error, or allows it again; nothing waits for a CPU."""
     if device.type == "cuda":
         torch.cuda.set_sync_debug_mode("error" if is_forbidden else "default")
 

@@ -3,9 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssl_sec.losses import angular, base, contrastive, pair, template
+from ssl_sec.losses import ORDERED_LOSSES, angular, base, contrastive, pair, template
 from ssl_sec.losses.classes import classes_of, positive_pairs
-from tests.losses.cases import ALL_LOSSES, DIM, rows
+from tests.losses.cases import ALL_LOSSES, DIM, PAIR_LOSSES, rows
 
 
 @given(labels=st.lists(st.integers(-3, 5), min_size=1, max_size=12))
@@ -36,7 +36,7 @@ def test_positives_share_the_label_and_no_row_is_its_own(anchors):
 
 @pytest.mark.parametrize("case", ALL_LOSSES, ids=str)
 @pytest.mark.parametrize("labels", [[0, 0, 1, 1, 2, 2], [0, 0], [0], [1] * 6, [0, 1, 2, 3, 4, 5], [0, 0, 1, 2]])
-def test_a_batch_with_nothing_to_compare_is_nan_where_labels_cannot_be_read(case, labels, monkeypatch):
+def test_a_batch_with_nothing_to_compare_is_nan_if_labels_cannot_be_read(case, labels, monkeypatch):
     for module in (angular, base, contrastive, pair, template):
         monkeypatch.setattr(module, "can_look", lambda labels: False)
     loss, labels = case.build(), torch.tensor(labels)
@@ -46,3 +46,10 @@ def test_a_batch_with_nothing_to_compare_is_nan_where_labels_cannot_be_read(case
         assert not loss.compares(labels)
     else:
         assert value.isfinite() == loss.compares(labels)
+
+
+@pytest.mark.parametrize("case", [case for case in PAIR_LOSSES if not case.of_triplets], ids=str)
+def test_the_order_of_a_class_matters_to_the_losses_that_are_listed(case):
+    labels, loss, embeddings = torch.arange(4).repeat(4), case.build(), rows(16)
+    values = [loss(embeddings[order], labels[order]).item() for order in map(torch.randperm, 8 * [16])]
+    assert (max(values) - min(values) < 1e-12 * max(values)) == (case.name not in ORDERED_LOSSES)

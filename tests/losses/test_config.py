@@ -37,7 +37,7 @@ def test_every_loss_is_an_option_and_every_option_a_loss():
         type(from_values(PretrainConfig, {**RUN, "loss": values_of(name)}).loss.build()) for name in of_teachers
     } == set(of_teachers.values())
     assert kinds | set(of_logits.values()) | set(of_teachers.values()) == set(exported)
-    exported = set(exported) - set(of_teachers.values())  # compared to their slow loops in test_contrastive
+    exported = set(exported) - set(of_teachers.values())  # compared with their slow loops in test_contrastive
     assert {case.make for case in ALL_LOSSES} == set(exported) - {losses.CombinedLoss, *of_logits.values()}
 
 
@@ -52,7 +52,7 @@ def test_an_option_states_the_losss_own_defaults(name):
 
 
 @pytest.mark.parametrize("name", sorted((PAIR | CLASS).keys() - {"combined"}))
-def test_what_an_option_sets_reaches_the_loss(name):
+def test_settings_of_an_option_reach_the_loss(name):
     values = values_of(name)
     changed = {k: 3 if k == "margin" and name == "sphereface" else 0.25 for k in values if k != "name"}
     changed |= {key: not value for key, value in values.items() if isinstance(value, bool)}
@@ -63,7 +63,7 @@ def test_what_an_option_sets_reaches_the_loss(name):
     assert {key: getattr(loss, key) for key in changed} == changed
 
 
-def test_combined_losses_have_values_of_their_own():
+def test_combined_losses_have_their_own_values():
     values = {"name": "combined", "first": {"name": "arcface", "scale": 9.0}, "second": {"name": "center"}}
     loss = built(from_values(CLASS["combined"], {**values, "weight": 0.5}))
     assert isinstance(loss.first, losses.ArcFaceLoss) and isinstance(loss.second, losses.CenterLoss)

@@ -61,7 +61,7 @@ def test_one_pair_alone_gives_zero():
 
 
 @pytest.mark.parametrize("temperature", [1e-4, 0.01, 0.03, 0.5, 100.0])
-def test_logits_of_any_size_neither_overflow_nor_vanish(temperature):
+def test_large_and_small_logits_neither_overflow_nor_vanish(temperature):
     single, double = rows(8).float().requires_grad_(), rows(8).requires_grad_()
     value, expected = NTXentLoss(temperature)(single, PAIRS), NTXentLoss(temperature)(double, PAIRS)
     assert value.item() == pytest.approx(expected.item(), rel=1e-4)

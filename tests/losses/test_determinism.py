@@ -56,7 +56,7 @@ def test_a_gradient_is_the_same_at_every_call(case):
         assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
 
 
-def test_rows_are_taken_and_added_up_as_by_indexing():
+def test_gathering_and_scattering_rows_equal_indexing():
     values = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
     index = torch.tensor([4, 0, 0, 2, 0])
     taken = classes.take_rows(values, index)

@@ -207,7 +207,7 @@ def test_degenerate_rows_give_a_finite_value_and_gradient(case, kind, dtype):
 
 
 @every
-def test_a_row_that_is_not_a_number_is_not_hidden(case):
+def test_a_nan_row_gives_a_nan_loss(case):
     embeddings = rows()
     embeddings[0] = math.nan
     assert case.build()(embeddings, case.arrange(MIXED)).isnan()
@@ -215,7 +215,7 @@ def test_a_row_that_is_not_a_number_is_not_hidden(case):
 
 @every
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_it_computes_in_single_precision_under_autocast(case, dtype):
+def test_losses_are_computed_in_single_precision_under_autocast(case, dtype):
     labels = case.arrange(EVEN).repeat(4)
     embeddings = rows(48).to(dtype)
     loss = case.build().float()
@@ -267,7 +267,7 @@ def test_a_loss_over_pairs_takes_a_batch_of_only_positives_or_only_negatives(nam
 
 
 @every
-def test_it_says_which_batches_it_takes(case):
+def test_each_loss_states_which_batches_it_accepts(case):
     loss, taken = case.build(), set()
     for labels in (EVEN, LONELY, EVEN[:2], EVEN[:1], EVEN[1:4], torch.arange(6), EVEN[:0], case.arrange(EVEN)):
         try:
@@ -381,7 +381,7 @@ def test_a_value_outside_its_range_is_refused(make, message):
     assert str(caught.value) == message
 
 
-def test_what_defines_a_loss_is_shown():
+def test_the_repr_shows_the_settings_of_a_loss():
     assert repr(losses.NTXentLoss()) == "NTXentLoss(temperature=0.5)"
     shown = "MultiSimilarityLoss(epsilon=0.1, threshold=0.5, alpha=2.0, beta=40.0)"
     assert repr(losses.MultiSimilarityLoss()) == shown

@@ -43,7 +43,7 @@ def test_the_bound_is_reached_by_templates_that_are_spread_evenly():
 
 
 @given(scale=st.floats(0.5, 40.0), seed=st.integers(0, 1000))
-def test_no_features_and_templates_go_below_the_bound(scale, seed):
+def test_no_features_and_templates_have_a_loss_below_the_bound(scale, seed):
     loss = NormFaceLoss(6, 3, scale=scale).double()
     loss.weight.data = rows(6, 3, seed)
     assert loss(loss.weight.detach(), torch.arange(6)).item() >= normalized_softmax_lower_bound(6, scale) - 1e-12
@@ -80,7 +80,7 @@ def test_arcfaces_target_falls_without_a_jump_also_past_pi(margin):
     assert target[-1].item() == pytest.approx(-2 - math.cos(math.pi + margin) if margin else -1)
 
 
-def test_a_margin_makes_the_own_class_harder_and_nothing_else():
+def test_a_margin_makes_only_the_rows_own_class_harder():
     embeddings, labels = rows(12, 5), torch.arange(12) % 6
     plain = NormFaceLoss(6, 5, scale=8.0).double()
     plain.weight.data.normal_()
@@ -105,7 +105,7 @@ def test_a_row_that_is_its_template_or_its_opposite_has_a_finite_gradient(loss, 
 
 @pytest.mark.parametrize("scale", [1.5, 4.0])
 def test_a_longer_row_never_makes_its_class_less_probable_without_a_bias(scale):
-    """NormFace, Proposition 1, and why it does not hold with one."""
+    """NormFace, Proposition 1, and why it does not hold with a bias."""
     embeddings = rows(40, 5)
     without, with_bias = (SoftmaxLoss(6, 5, bias=bias).double() for bias in (False, True))
     for loss in (without, with_bias):
@@ -150,7 +150,7 @@ def test_cross_entropy_is_the_slow_loop_and_its_shares_add_up(smoothing):
     assert torch.autograd.gradcheck(lambda z: loss(z, CLASSES_OF_ROWS), rows(dim=6).requires_grad_())
 
 
-def test_cross_entropy_of_equal_logits_cost_the_logarithm_of_the_number_of_classes():
+def test_cross_entropy_of_equal_logits_is_the_log_of_the_number_of_classes():
     assert CrossEntropyLoss(0.3)(torch.zeros(4, 7), torch.arange(4)).item() == pytest.approx(math.log(7))
 
 

@@ -169,6 +169,6 @@ def test_a_negative_radius_is_refused(radius):
         SphericalConstraint(radius=radius)
 
 
-def test_its_use_is_shown():
+def test_the_repr_shows_the_settings():
     assert repr(SphericalConstraint(rho=0.1)) == "SphericalConstraint(rho=0.1)"
     assert repr(SphericalConstraint(radius=0.0)) == "SphericalConstraint(radius=0.0)"

@@ -22,7 +22,7 @@ def test_templates_are_rows_of_weight_and_start_small_and_different():
     assert loss.weight.mean().abs() < 1e-3
 
 
-def test_the_classes_that_the_batch_has_not_repel_or_do_not():
+def test_absent_classes_repel_depending_on_the_loss():
     """Softmax pushes a row from every template; C-contrastive only from those within its margin."""
     loss = CContrastiveLoss(2, 2, margin=1.0).double()
     loss.weight.data = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
@@ -141,7 +141,7 @@ def test_a_row_is_recognised_if_its_own_template_is_the_most_similar(case, entri
     assert 0 < loss.recognised(batch, labels).sum() < 30
 
 
-def test_a_tie_and_what_is_not_a_number_are_not_recognised():
+def test_ties_and_nan_are_not_recognised():
     loss = SoftmaxLoss(3, 2)
     loss.weight.data = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     batch = torch.tensor([[1.0, 0.0], [0.0, 1.0], [torch.nan, 1.0]])

@@ -40,7 +40,7 @@ def test_value_and_gradient_are_those_of_the_whole_matrix(count, tile, cut, boun
 
 
 @pytest.mark.parametrize("bound", [BOUNDED, UNBOUNDED])
-def test_all_anchors_may_be_asked_for_in_any_way(bound):
+def test_all_anchors_can_be_given_by_any_slice(bound):
     expected = at_once(rows(9), slice(None))
     for anchors in (slice(None), slice(0, 9), slice(0, 100)):
         torch.testing.assert_close(tiles.log_sum_exp_of_others(rows(9), anchors, bound), expected)

@@ -39,7 +39,7 @@ def test_the_rotation_is_rodrigues_formula():
 
 
 @given(dim=st.integers(2, 8), seed=st.integers(0, 1000), apart=st.floats(1e-9, 10.0))
-def test_it_takes_one_mean_to_the_other_and_keeps_all_inner_products(dim, seed, apart):
+def test_the_rotation_maps_one_mean_to_the_other_and_keeps_inner_products(dim, seed, apart):
     mean_from = rows(1, dim, seed)
     mean_to = mean_from + apart * rows(1, dim, seed + 1)
     turn = rotation(mean_from, mean_to)
@@ -49,7 +49,7 @@ def test_it_takes_one_mean_to_the_other_and_keeps_all_inner_products(dim, seed, 
     torch.testing.assert_close(turned @ turned.T, some @ some.T, rtol=1e-8, atol=1e-8)
 
 
-def test_what_is_orthogonal_to_both_means_stays():
+def test_rows_orthogonal_to_both_means_are_unchanged():
     mean_from, mean_to = torch.eye(4)[0], torch.eye(4)[1]
     rest = torch.tensor([0.0, 0.0, 2.0, 3.0])
     assert torch.equal(rotation(mean_from, mean_to)(rest), rest)
@@ -134,7 +134,7 @@ def test_the_network_is_reached_through_generated_rows_and_the_centres_are_not(m
 
 
 @pytest.mark.parametrize("unknown", [[], [6], [0, 2]])
-def test_every_other_class_with_a_centre_is_drawn_alike_also_those_that_the_batch_has_not(unknown):
+def test_every_other_class_with_a_centre_is_drawn_uniformly(unknown):
     """SFT, Section 3.5: "we randomly choose a different class as target"."""
     transform = with_centres(num_classes=8)
     transform.centres[unknown] = 0
@@ -163,14 +163,14 @@ def test_draws_depend_on_seed_and_step_and_row_alone():
 
 
 @pytest.mark.parametrize("mode", ["rotate", "translate", "ftl"])
-def test_before_any_centre_is_known_the_batch_is_generated_as_it_is(mode):
+def test_without_centres_the_generated_rows_are_the_batch(mode):
     transform = SphericalFeatureTransform(5, 4, mode).double()
     generated, targets = transform(rows(10, 4), LABELS, 0)
     assert torch.equal(targets, LABELS)
     torch.testing.assert_close(directions(generated), directions(rows(10, 4)))
 
 
-def test_a_class_that_is_the_only_one_with_a_centre_is_generated_as_it_is():
+def test_the_only_class_with_a_centre_is_generated_unchanged():
     transform = with_centres()
     transform.centres[[0, 1, 2, 4]] = 0
     generated, targets = transform(rows(4, 4), torch.tensor([3, 3, 1, 3]), 0)
@@ -234,11 +234,11 @@ def test_random_centres_are_a_function_of_the_seed_and_stay(mode):
         made[0](rows(10, 4), LABELS, step)
     assert torch.equal(made[0].centres, first)
     _, targets = made[0](rows(10, 4), LABELS, 3)
-    assert (targets != LABELS).all()  # they are there from the first step
+    assert (targets != LABELS).all()  # they exist from the first step
 
 
 @pytest.mark.parametrize(("mode", "raw"), [("rotate", False), ("translate", True), ("ftl", False)])
-def test_a_picked_centre_is_a_row_of_its_class_that_is_drawn_anew_in_every_step(mode, raw):
+def test_a_picked_centre_is_a_row_of_its_class_redrawn_every_step(mode, raw):
     transform = with_centres(mode, num_classes=6, centres="picked")
     absent = transform.centres[5].clone()  # no row of LABELS has this class
     batch = rows(10, 4)
@@ -261,7 +261,7 @@ def test_a_picked_centre_is_a_row_of_its_class_that_is_drawn_anew_in_every_step(
     assert torch.equal(again.centres, transform.centres)
 
 
-def test_its_state_is_the_centres():
+def test_the_state_dict_has_the_centres():
     transform = with_centres(tail_classes=torch.tensor([1]))
     assert set(transform.state_dict()) == {"centres"}
 
@@ -299,7 +299,7 @@ def test_a_value_outside_its_range_is_refused(options, message):
     assert str(caught.value) == message
 
 
-def test_what_defines_it_is_shown():
+def test_the_repr_shows_the_settings():
     shown = "SphericalFeatureTransform(num_classes=5, dim=4, mode='rotate', weight=0.2, balanced)"
     assert repr(SphericalFeatureTransform(5, 4)) == shown
     assert "balanced, picked centres" in repr(SphericalFeatureTransform(5, 4, centres="picked"))

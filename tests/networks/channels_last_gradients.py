@@ -1,6 +1,6 @@
 """Gradients of every convolution of our encoders in channels_last, as on CPUs, against the plain layout.
 
-A program of its own, as what it looks for may crash the process. Prints one line for each convolution that is wrong.
+A separate program, since the error may crash the process. Prints one line for each convolution that is wrong.
 """
 
 import copy
@@ -22,7 +22,7 @@ from ssl_sec.networks.convolutions import lay_out
 
 CPU = torch.device("cpu")
 
-# With maps large enough, and channels few enough, for what is wrong in oneDNN.
+# With maps large enough, and channels few enough, for oneDNN's error.
 ENCODERS: list[tuple[EncoderConfig, int]] = [
     (ResNetConfig(name="resnet18", width=0.125), 64),
     (ResNetConfig(name="resnet50", width=0.03125), 64),
@@ -82,7 +82,7 @@ def worst_difference(case: Case, dtype: torch.dtype) -> float:
 
 
 def main() -> int:
-    """Tries them all."""
+    """Checks all of them."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     tried: set[str] = set()

@@ -120,7 +120,7 @@ def far_from_zero():
 
 
 @pytest.mark.distributed
-def test_the_variance_does_not_suffer_from_a_mean_far_from_zero(tmp_path):
+def test_the_variance_is_exact_for_a_mean_far_from_zero(tmp_path):
     expected = 0.9 + 0.1 * (1e4 + rows(8)).float().double().transpose(0, 1).flatten(1).var(1)
     for variance in on_workers(2, tmp_path, far_from_zero):
         torch.testing.assert_close(variance.double(), expected, rtol=1e-4, atol=0)
@@ -144,7 +144,7 @@ class Backwards(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_the_backward_kernel_has_its_statistics_also_where_cuda_reads_them():
+def test_the_backward_kernel_gets_its_statistics_in_cudas_form_too():
     """Without a gradient of the images CUDA's kernel needs the saved statistics; a CPU's does not read them."""
     images, weight, bias = rows(8).requires_grad_(), torch.ones(CHANNELS).double(), torch.zeros(CHANNELS).double()
     outputs, mean, variance, _ = _GlobalBatchNormFunction.apply(images, weight, bias, 1e-5)
@@ -204,7 +204,7 @@ def features_of_timm(rows):
 
 
 @pytest.mark.distributed
-def test_workers_equal_one_where_batch_norms_hold_the_activation(tmp_path):
+def test_workers_equal_one_for_batch_norms_with_an_activation(tmp_path):
     parts = on_workers(2, tmp_path, features_of_timm, (slice(0, 3), slice(3, 8)))
     features, gradients = features_of_timm(())
     torch.testing.assert_close(torch.cat([part[0] for part in parts]), features, rtol=1e-9, atol=1e-10)

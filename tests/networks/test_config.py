@@ -106,7 +106,7 @@ def without_downloads(monkeypatch):
         ("test_vit.r160_in1k", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     ],
 )
-def test_pretrained_timm_models_get_pixels_as_they_were_trained_on(without_downloads, tmp_path, model, mean, std):
+def test_pretrained_timm_models_get_pixels_scaled_as_in_their_training(without_downloads, tmp_path, model, mean, std):
     config = TimmConfig(model=model, pretrained=True)
     first = config.build(3, 32)
     assert set(without_downloads) == {model}
@@ -142,7 +142,7 @@ def test_a_frozen_backbone_has_its_loaded_statistics_in_training_too(tmp_path):
     ("name", "options", "smallest"),
     [("bn_inception", {}, 7), ("googlenet", {}, 15), ("googlenet", {"variant": "published"}, 31)],
 )
-def test_images_that_are_too_small_for_an_encoder_are_one_line(name, options, smallest):
+def test_images_that_are_too_small_for_an_encoder_are_refused_in_one_line(name, options, smallest):
     config = from_values(PretrainConfig, {**RUN, "encoder": {"name": name, "mean": [0.5], **options}}).encoder
     encoder = config.build(1, smallest).eval()
     assert encoder(torch.rand(2, 1, smallest, smallest)).shape == (2, 1024)
@@ -153,7 +153,7 @@ def test_images_that_are_too_small_for_an_encoder_are_one_line(name, options, sm
         config.build(1, smallest - 1)
 
 
-def test_the_hidden_width_of_the_head_is_that_of_the_features_unless_stated():
+def test_the_heads_hidden_width_defaults_to_the_feature_width():
     assert HEAD_CONFIGS["mlp"](dim=5).build(7, 0).layers[0].weight.shape == (7, 7)
     assert HEAD_CONFIGS["mlp"](dim=5, hidden_dim=9, num_layers=3).build(7, 0).layers[3].weight.shape == (9, 9)
 
@@ -168,7 +168,7 @@ def test_a_maxout_head_has_two_linear_layers():
     assert HEAD_CONFIGS["maxout"]().build(7, 0).fc.weight.shape == (2 * 256, 7)
 
 
-def test_a_linear_head_has_batch_norm_before_it_behind_it_or_none():
+def test_a_linear_head_has_batch_norm_before_after_or_not_at_all():
     assert [name for name, _ in HEAD_CONFIGS["bn_fc"]().build(7, 0).named_children()] == ["bn", "fc", "dropout"]
     assert [name for name, _ in HEAD_CONFIGS["fc"]().build(7, 0).named_children()] == ["fc", "dropout"]
     assert [name for name, _ in HEAD_CONFIGS["fc_bn"]().build(7, 0).named_children()] == [

@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def test_no_convolution_of_our_encoders_is_wrong_in_channels_last():
-    """In a process of its own: oneDNN crashed, or wrote into other tensors, where this fails."""
+    """In its own process: where this fails, oneDNN crashed, or wrote into other tensors."""
     program = Path(__file__).with_name("channels_last_gradients.py")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(program.parents[1]), *sys.path])}
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=environment, timeout=600)
@@ -24,7 +24,7 @@ def test_no_convolution_of_our_encoders_is_wrong_in_channels_last():
 
 @pytest.mark.parametrize("stride", [2, 3, (1, 2)])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_a_convolution_that_is_computed_another_way_is_the_same(stride, groups):
+def test_the_replaced_convolution_computes_the_same(stride, groups):
     convolution = nn.Conv2d(6, 4, 1, stride, groups=groups)
     network = nn.Sequential(copy.deepcopy(convolution))
     lay_out(network, CPU, channels_last=True)
@@ -41,7 +41,7 @@ def test_a_convolution_that_is_computed_another_way_is_the_same(stride, groups):
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
 
 
-def test_other_convolutions_stay_as_they_are():
+def test_other_convolutions_are_unchanged():
     safe = [
         nn.Conv2d(16, 8, 1, 2),
         nn.Conv2d(8, 8, 3, 2, padding=1),

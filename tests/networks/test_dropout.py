@@ -35,13 +35,13 @@ def kept(step=0, rows=slice(0, BATCH), num_views=1, probability=0.4, width=DIM, 
     num_views=st.integers(1, 3),
     probability=st.floats(0.01, 0.99),
 )
-def test_a_worker_keeps_what_one_worker_keeps_of_its_rows(step, cut, num_views, probability):
+def test_a_worker_drops_the_entries_that_one_worker_drops(step, cut, num_views, probability):
     whole = kept(step, slice(0, BATCH), num_views, probability).view(num_views, BATCH, DIM)
     for rows in (slice(0, cut), slice(cut, BATCH)):
         assert torch.equal(kept(step, rows, num_views, probability), whole[:, rows].flatten(0, 1))
 
 
-def test_each_step_view_row_and_seed_has_a_draw_of_its_own():
+def test_each_step_view_row_and_seed_has_its_own_draw():
     wide = {"width": 200}
     first, second = kept(num_views=2, **wide).split(BATCH)
     others = [second, kept(1, **wide), kept(seed=1, **wide), first.roll(1, 0)]
@@ -50,7 +50,7 @@ def test_each_step_view_row_and_seed_has_a_draw_of_its_own():
     assert torch.equal(kept(**wide), first)
 
 
-def test_torchs_draws_are_not_disturbed():
+def test_torchs_random_state_is_unchanged():
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
@@ -74,7 +74,7 @@ def test_entries_are_dropped_with_their_probability_and_the_mean_stays(probabili
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_in_evaluation_a_heads_dropout_changes_nothing_and_its_weights_have_the_same_names(name):
+def test_a_heads_dropout_changes_neither_evaluation_nor_the_names_of_weights(name):
     torch.manual_seed(0)
     plain = HEADS[name](FEATURES, DIM).eval()
     head = HEADS[name](FEATURES, DIM, 0.5).eval()
@@ -103,19 +103,19 @@ def test_entries_of_the_features_are_dropped_before_arcfaces_output():
     torch.testing.assert_close(head(features), head.features(head.fc(left)))
 
 
-def test_a_step_without_its_draw_is_a_bug():
+def test_a_step_without_a_draw_is_an_assertion_error():
     layer = GlobalDropout(0.5, DIM, seed=0)
     with pytest.raises(AssertionError, match="draw"):
         layer(torch.randn(BATCH, DIM))
 
 
-def test_bfloat16_stays():
+def test_bfloat16_is_kept():
     layer = GlobalDropout(0.7, DIM, seed=0)
     layer.draw(0, slice(0, BATCH), 1, CPU)
     assert layer(torch.randn(BATCH, DIM, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
-def test_a_new_draw_is_no_new_compilation(monkeypatch):
+def test_a_new_draw_does_not_recompile(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # checks of shapes cannot be compiled
     torch._dynamo.reset()  # other tests have compiled the same code
     torch.manual_seed(0)
@@ -189,7 +189,7 @@ def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole):
     assert_identical(resumed.last_state(), whole[0].last_state())
 
 
-def test_a_run_with_dropout_is_another(tmp_path, whole):
+def test_dropout_changes_the_run(tmp_path, whole):
     without, _ = run(tmp_path, head={"name": "fc_bn", "dim": 16}, epochs=0.5)
     with_dropout = whole[0].series("train/loss")
     for step, loss in without.series("train/loss").items():

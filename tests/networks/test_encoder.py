@@ -16,12 +16,12 @@ def test_pixels_are_scaled_channel_by_channel(mean, std):
         torch.testing.assert_close(features[:, channel], (images[:, channel] - m) / s)
 
 
-def test_pixels_stay_as_they_are_by_default():
+def test_pixels_are_not_scaled_by_default():
     images = torch.rand(2, 3, 4, 4)
     assert torch.equal(Encoder(nn.Flatten(), 48)(images), images.flatten(1))
 
 
-def test_the_scaling_is_no_part_of_the_weights():
+def test_the_scaling_is_not_in_the_state_dict():
     encoder = Encoder(nn.Linear(3, 2), 2, (0.5,), (0.25,))
     assert list(encoder.state_dict()) == ["backbone.weight", "backbone.bias"]
     assert encoder.double().mean.dtype == torch.float64

@@ -64,7 +64,7 @@ ORDEALS = {
 
 
 @pytest.mark.parametrize("ordeal", ORDEALS)
-def test_the_running_statistics_are_used_whatever_happens(ordeal):
+def test_running_statistics_are_used_in_training_too(ordeal):
     module = ORDEALS[ordeal](freeze_batch_norm(network()))
     before = {name: value.clone() for name, value in module.state_dict().items()}
     assert len(frozen_layers(module)) == 2
@@ -74,7 +74,7 @@ def test_the_running_statistics_are_used_whatever_happens(ordeal):
     assert all(p.grad is None and not p.requires_grad for layer in frozen_layers(module) for p in layer.parameters())
 
 
-def test_names_values_and_the_rest_stay():
+def test_names_and_values_are_kept():
     plain, module = network(), freeze_batch_norm(network())
     torch.testing.assert_close(module.state_dict(), plain.state_dict(), rtol=0, atol=0)
     assert [name for name, _ in module.named_parameters()] == [name for name, _ in plain.named_parameters()]
@@ -103,7 +103,7 @@ def test_a_single_layer_is_frozen_itself():
 
 @pytest.mark.parametrize("kind", [FrozenBatchNorm, GlobalBatchNorm])
 @pytest.mark.parametrize("model", ["test_efficientnet", "test_resnet"])
-def test_what_timms_batch_norms_do_besides_is_kept(model, kind):
+def test_other_behaviour_of_timms_batch_norms_is_kept(model, kind):
     """test_efficientnet's hold the activation."""
     torch.manual_seed(0)
     backbone = timm.create_model(model, pretrained=False, num_classes=0).eval()

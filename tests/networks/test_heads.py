@@ -31,7 +31,7 @@ def test_each_hidden_layer_is_normalised_and_rectified():
     torch.testing.assert_close(head(features), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_nothing_holds_the_norms_of_the_embeddings():
+def test_norms_of_embeddings_are_free():
     torch.manual_seed(0)
     head = ProjectionHead(7, hidden_dim=12)
     features = torch.randn(6, 7)
@@ -52,7 +52,7 @@ def test_a_linear_head_is_one_layer():
     assert set(head.state_dict()) == {"fc.weight", "fc.bias"}
 
 
-def test_batch_norm_stands_before_the_linear_layer():
+def test_batch_norm_can_precede_the_linear_layer():
     torch.manual_seed(0)
     head = BatchNormLinearHead(7, dim=5)
     with torch.no_grad():
@@ -77,7 +77,7 @@ def test_a_maxout_head_is_the_greater_of_two_linear_layers():
 
 
 @pytest.mark.parametrize("kind", [LinearHead, BatchNormLinearHead])
-def test_nothing_holds_the_norms_of_a_linear_heads_embeddings(kind):
+def test_norms_of_a_linear_heads_embeddings_are_free(kind):
     torch.manual_seed(0)
     head = kind(7, 12)
     features = torch.randn(6, 7)
@@ -88,7 +88,7 @@ def test_nothing_holds_the_norms_of_a_linear_heads_embeddings(kind):
         torch.testing.assert_close(norms(head(features)), 3 * before)
 
 
-def test_batch_norm_stands_behind_the_linear_layer():
+def test_batch_norm_can_follow_the_linear_layer():
     torch.manual_seed(0)
     head = LinearBatchNormHead(7, dim=5)
     with torch.no_grad():
@@ -100,7 +100,7 @@ def test_batch_norm_stands_behind_the_linear_layer():
     assert isinstance(globalise_batch_norm(head).features, GlobalBatchNorm)
 
 
-def test_the_scale_of_the_batch_norm_behind_a_linear_layer_stays_1():
+def test_the_scale_of_batch_norm_after_a_linear_layer_stays_1():
     head = LinearBatchNormHead(7, dim=5)
     head(torch.randn(6, 7)).square().sum().backward()
     trained = {id(parameter) for group in parameter_groups([head], 0.1) for parameter in group["params"]}
@@ -108,7 +108,7 @@ def test_the_scale_of_the_batch_norm_behind_a_linear_layer_stays_1():
     assert head.features.weight.tolist() == [1] * 5 and head.features.weight.grad is None
 
 
-def test_batch_norm_behind_a_linear_layer_holds_the_mean_square_of_the_norms_and_no_rows_norm():
+def test_batch_norm_after_a_linear_layer_fixes_the_mean_square_norm_only():
     torch.manual_seed(0)
     head = LinearBatchNormHead(7, dim=5).double()
     with torch.no_grad():
@@ -121,7 +121,7 @@ def test_batch_norm_behind_a_linear_layer_holds_the_mean_square_of_the_norms_and
     assert norms(embeddings).std() > 0.5
 
 
-def test_the_spherical_constraint_acts_through_the_batch_norm_behind_a_linear_layer():
+def test_the_spherical_constraint_acts_through_batch_norm_after_a_linear_layer():
     torch.manual_seed(0)
     head, features = LinearBatchNormHead(7, dim=5).double(), torch.randn(64, 7, dtype=torch.float64)
     optimiser = torch.optim.SGD((p for p in head.parameters() if p.requires_grad), lr=0.02)

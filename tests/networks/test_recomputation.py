@@ -94,7 +94,7 @@ def test_features_gradients_and_statistics_are_those_without(name):
             assert value == 2
 
 
-def test_the_input_of_each_block_is_all_that_it_keeps():
+def test_only_the_input_of_each_block_is_kept():
     plain, images = backbone("resnet18"), some_images()
     weights = sum(weight.numel() * 4 for weight in plain.parameters())
     _, kept = steps(with_recomputation(plain), images)
@@ -103,7 +103,7 @@ def test_the_input_of_each_block_is_all_that_it_keeps():
 
 
 @pytest.mark.parametrize("name", ["resnet18", "timm test_vit"])
-def test_in_bfloat16_it_computes_what_it_computes_without(name):
+def test_bfloat16_results_are_those_without(name):
     images = some_images()
     expected, _ = steps(backbone(name), images, bfloat16=True)
     found, _ = steps(with_recomputation(backbone(name)), images, bfloat16=True)
@@ -149,7 +149,7 @@ def test_an_encoder_without_blocks_is_refused():
 # Its partitioner decides what is recomputed, as that of the usual backend does.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "timm test_vit"])
-def test_a_compiled_network_computes_what_it_computes_without(name):
+def test_a_compiled_network_computes_the_same(name):
     images, found, kept = some_images(), [], []
     for network in (backbone(name), with_recomputation(backbone(name))):
         torch._dynamo.reset()

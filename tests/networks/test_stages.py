@@ -70,7 +70,7 @@ def test_frozen_stages_have_no_gradients_and_keep_the_statistics_of_their_batch_
     assert frozen == {"bn1", "layer1", "layer2"}
 
 
-def test_all_stages_are_trained_where_their_number_is_given():
+def test_all_stages_are_trained_if_their_number_is_given():
     backbone = ResNetConfig(name="resnet18", width=0.125).build(3, 32).backbone
     freeze_all_but(backbone, 5, key="trained_stages")
     assert all(parameter.requires_grad for parameter in backbone.parameters())

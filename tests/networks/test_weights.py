@@ -36,7 +36,7 @@ def assert_refused(path, pattern, into=None):
     torch.testing.assert_close(dict(into.state_dict()), before, rtol=0, atol=0)
 
 
-def test_what_was_saved_is_loaded(tmp_path):
+def test_saved_weights_can_be_loaded(tmp_path):
     path = tmp_path / "encoder.safetensors"
     source = backbone()
     source(torch.randn(4, 3, 5, 5))
@@ -78,7 +78,7 @@ def test_a_state_dict_of_torchvision_fits_with_its_classifier_left_out(tmp_path)
 
 @pytest.mark.parametrize("prefix", ["", "module."])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_state_dicts_of_others_are_understood(tmp_path, prefix, wrapped):
+def test_state_dicts_of_other_libraries_are_understood(tmp_path, prefix, wrapped):
     source = backbone()
     state = {prefix + name: value for name, value in source.state_dict().items()}
     state |= {f"{prefix}{key}weight": torch.ones(2) for key in CLASSIFIERS}
@@ -88,7 +88,7 @@ def test_state_dicts_of_others_are_understood(tmp_path, prefix, wrapped):
     assert_equal_weights(target, source)
 
 
-def test_a_resnet50_of_torchvision_from_before_batches_were_counted_fits(tmp_path):
+def test_an_old_torchvision_resnet50_without_batch_counters_loads(tmp_path):
     """resnet50-19c8e357.pth has no counts."""
     torch.manual_seed(0)
     theirs = torchvision.models.resnet50(weights=None)
@@ -102,7 +102,7 @@ def test_a_resnet50_of_torchvision_from_before_batches_were_counted_fits(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
-def test_the_vectors_of_a_batch_norm_may_have_an_axis_too_many(tmp_path, name):
+def test_batch_norm_vectors_may_have_an_extra_axis(tmp_path, name):
     source, target = backbone(), backbone(1)
     source(torch.randn(4, 3, 5, 5))
     state = source.state_dict()
@@ -158,7 +158,7 @@ def save_weights_of(state, path):
         (lambda weight: weight / 0, "0.weight has values that are not finite$"),
     ],
 )
-def test_what_no_training_leaves_is_refused(tmp_path, suffix, changed, problem):
+def test_weights_that_no_training_produces_are_refused(tmp_path, suffix, changed, problem):
     tensors = {name: value.clone() for name, value in backbone().state_dict().items()}
     tensors["0.weight"] = changed(tensors["0.weight"])
     path = tmp_path / f"w.{suffix}"
@@ -167,19 +167,19 @@ def test_what_no_training_leaves_is_refused(tmp_path, suffix, changed, problem):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_precisions_are_taken(tmp_path, dtype):
+def test_other_precisions_are_accepted(tmp_path, dtype):
     torch.save({name: value.to(dtype) for name, value in backbone().state_dict().items()}, tmp_path / "w.pt")
     into = backbone(1)
     load_weights(into, tmp_path / "w.pt")
     torch.testing.assert_close(into[0].weight, backbone()[0].weight.to(dtype).float(), rtol=0, atol=0)
 
 
-def test_a_backbone_in_features_is_no_classifier(tmp_path):
+def test_a_backbone_named_features_is_not_a_classifier(tmp_path):
     save_weights_of({**backbone().state_dict(), "features.0.weight": torch.ones(2)}, tmp_path / "vgg.pt")
     assert_refused(tmp_path / "vgg.pt", "features.0.weight is unknown$")
 
 
-def test_a_head_takes_its_own_layers_of_a_file(tmp_path):
+def test_a_head_loads_only_its_own_layers(tmp_path):
     torch.manual_seed(0)
     source, target = LinearBatchNormHead(4, 3), LinearBatchNormHead(4, 3)
     source(torch.randn(5, 4))
@@ -199,7 +199,7 @@ def test_a_head_takes_its_own_layers_of_a_file(tmp_path):
 
 
 class Foreign:
-    """Once unpickled, it has made a file."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, trace):
         self.trace = trace
@@ -234,7 +234,7 @@ def test_a_truncated_file_is_refused(tmp_path, name, share):
 
 @given(content=st.binary(max_size=60), is_safetensors=st.booleans())
 @settings(max_examples=200)
-def test_a_file_of_anything_is_refused(tmp_path_factory, content, is_safetensors):
+def test_a_file_of_arbitrary_bytes_is_refused(tmp_path_factory, content, is_safetensors):
     path = tmp_path_factory.getbasetemp() / ("any.safetensors" if is_safetensors else "any.pt")
     path.write_bytes(content)
     with pytest.raises(StorageError, match="cannot be read as weights: .|holds no state dict"):
@@ -248,7 +248,7 @@ def test_a_missing_file_is_named(tmp_path):
         load_weights(backbone(), tmp_path / "none.pt")
 
 
-def test_a_failing_write_leaves_the_file_that_was_there(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "encoder.safetensors"
     save_weights(backbone(0), path)
     before = path.read_bytes()

@@ -163,7 +163,7 @@ def test_a_wrong_value_of_another_group_is_named(group, key, value, allowed):
 
 
 @pytest.mark.parametrize(
-    ("group", "key", "values", "told"),
+    ("group", "key", "values", "message"),
     [
         ({"name": "resnet18"}, "encoder.std", [0.5, 0.0], "encoder.std[1]: found 0.0, must be in [1e-06, 1000]"),
         ({"name": "resnet18"}, "encoder.std", [math.inf], "encoder.std[0]: found inf, must be in [1e-06, 1000]"),
@@ -181,13 +181,13 @@ def test_a_wrong_value_of_another_group_is_named(group, key, value, allowed):
         ({"name": "ray"}, "runtime.num_workers", [0, 2], "runtime.num_workers[0]: found 0, must be ≥ 1"),
     ],
 )
-def test_a_wrong_value_in_a_list_is_named_by_its_place(group, key, values, told):
+def test_a_wrong_value_in_a_list_is_named_by_its_place(group, key, values, message):
     with pytest.raises(ConfigError) as caught:
         from_values(PretrainConfig, changed(changed(RUN, key.split(".")[0], group), key, values))
-    assert str(caught.value) == told
+    assert str(caught.value) == message
 
 
-def test_a_misspelled_key_of_a_group_is_answered_with_the_nearest():
+def test_a_misspelled_key_of_a_group_suggests_the_nearest():
     assert "optimiser.momentun: unknown key; did you mean 'momentum'?" in message("optimiser.momentun", 0.9)
     assert "did you mean 'global_batch_size'?" in message("global_batchsize", 3)
     assert message("constraint", {"name": "sce", "eta": 1.0}).startswith("constraint.name: found 'sce'; did you mean")
@@ -228,7 +228,7 @@ def test_a_misspelled_key_of_a_group_is_answered_with_the_nearest():
         ("runtime", {"name": "ray", "num_workers": [1, 2]}, RayConfig),
     ],
 )
-def test_every_name_finds_its_group_and_survives_the_way_to_values(group, values, kind):
+def test_every_name_finds_its_group_and_survives_a_round_trip(group, values, kind):
     config = from_values(PretrainConfig, {**RUN, group: values})
     assert isinstance(getattr(config, group), kind)
     assert getattr(config, group).name == values["name"]
@@ -309,7 +309,7 @@ def test_without_a_recipe_a_run_is_named_for_its_data(data, title):
     assert from_values(PretrainConfig, {**values, "data": data, "recipe": "custom"}).recipe_name == "custom"
 
 
-def test_tags_of_ones_own_have_names_of_their_own():
+def test_user_tags_must_not_clash_with_ours():
     assert from_values(PretrainConfig, {**RUN, "tracking": {"tags": {"team": "a", "ticket": 18}}}).tracking.tags
     for name, allowed in (("job", "another name: job, recipe"), ("mlflow.user", "another name"), ("a=b", "letters")):
         with pytest.raises(ConfigError, match=f"^tracking.tags.{name}: found '{name}', must be {allowed}"):

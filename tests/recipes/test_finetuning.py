@@ -135,7 +135,7 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path):
         run(tmp_path, run="abc")
 
 
-def test_the_reports_come_at_their_pace(whole):
+def test_reports_come_at_their_intervals(whole):
     runtime, store = whole
     steps = 142 // 40 * 3
     assert list(runtime.series("train/loss")) == list(range(steps))
@@ -200,7 +200,7 @@ def test_test_labels_decide_the_score_and_not_the_choice(tmp_path, monkeypatch, 
     assert poisoned.series("finetune/top1") != whole[0].series("finetune/top1")
 
 
-def test_frozen_stages_do_not_move_and_their_batch_norms_keep_their_statistics(tmp_path):
+def test_frozen_stages_keep_their_weights_and_batch_norm_statistics(tmp_path):
     runtime, store = run(tmp_path, trained_stages=2, mixup=0.0)
     torch.manual_seed(0)
     initial = recipe_of(FakeRuntime(), trained_stages=2).encoder.backbone.state_dict()
@@ -222,7 +222,7 @@ def test_no_stage_trains_the_classifier_alone(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["nesterov", "adamw"])
-def test_it_learns(tmp_path, name):
+def test_fine_tuning_improves_the_accuracy(tmp_path, name):
     rate = {"nesterov": 0.1, "adamw": 3e-3}[name]
     changes = {"epochs": 12, "labels_share": 0.3, "mixup": 0.0, "optimiser": {"name": name, "learning_rate": rate}}
     runtime, _ = run(tmp_path, runtime={"name": "local", "device": "cpu"}, **changes)

@@ -80,7 +80,7 @@ def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole):
     assert_identical(load_file(store.head_path), load_file(whole[1].head_path))
 
 
-def test_the_reports_are_those_of_the_papers_and_come_at_their_pace(whole):
+def test_the_papers_metrics_are_reported_at_their_intervals(whole):
     runtime, _ = whole
     assert list(runtime.series("train/loss")) == list(range(10))
     assert list(runtime.series("val/recall_at_1")) == [0, 3, 7, 9]  # at the start, too
@@ -107,14 +107,14 @@ def test_the_rates_fall_and_the_backbone_has_its_own(whole):
     assert {group["rate_factor"] for group in groups} == {0.5, 1.0}
 
 
-def test_no_class_is_trained_on_and_measured(tmp_path):
+def test_training_and_test_classes_are_disjoint(tmp_path):
     recipe = build_recipe(config(), config().data.open_by_class("train", CROP), FakeRuntime())
     trained = set(recipe.image_set.class_names)
     test = set(config().data.open_by_class("test", CROP).class_names)
     assert trained == set("012345") and test == set("6789")
 
 
-def test_a_gpu_would_draw_the_views_that_a_cpu_draws():
+def test_views_do_not_depend_on_the_device_of_the_runtime():
     images = config().data.open_by_class("train", CROP)
     on_cpu, elsewhere = FakeRuntime(), FakeRuntime()
     elsewhere.device = torch.device("meta")
@@ -122,7 +122,7 @@ def test_a_gpu_would_draw_the_views_that_a_cpu_draws():
     assert_views_are_equal(*views, images.images[:40])
 
 
-def test_what_outlives_the_run_is_left_in_the_store(whole):
+def test_the_store_has_the_results_of_the_run(whole):
     runtime, store = whole
     state = runtime.last_state()
     assert_identical({f"backbone.{k}": v for k, v in load_file(store.encoder_path).items()}, dict(state["encoder"]))
@@ -138,7 +138,7 @@ def test_what_outlives_the_run_is_left_in_the_store(whole):
     )
 
 
-def test_the_watched_embeddings_are_kept_at_the_monitors_pace(whole):
+def test_watched_embeddings_are_kept_at_the_monitors_interval(whole):
     _, store = whole
     kept = sorted(store.watched_path(0).parent.iterdir())
     assert kept == [store.watched_path(steps) for steps in (0, 4, 8, 10)]
@@ -179,7 +179,7 @@ def test_disjoint_triplets_are_trained_on(tmp_path, loss):
     assert torch.load(store.examples_path, weights_only=True)["correct"].shape == (8, 5)
 
 
-def test_no_steps_measure_the_encoder_as_it_starts(tmp_path):
+def test_zero_steps_measure_the_initial_encoder(tmp_path):
     runtime, _ = run(tmp_path, steps=0)
     assert [list(metrics)[0] for _, metrics, _ in runtime.reports] == ["val/recall_at_1", "retrieval/recall_at_1"]
 

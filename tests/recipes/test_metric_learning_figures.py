@@ -6,7 +6,6 @@ from matplotlib.colors import to_hex
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.directions import ClassSpread, class_spread
 from ssl_sec.recipes.metric_learning.figures import COMPARISONS, class_divergences_figure
-from tests.figures.test_training import rendered
 
 
 def test_divergences_are_sorted_by_the_first_arm():
@@ -33,7 +32,7 @@ def test_divergences_are_sorted_by_the_first_arm():
         "standard deviation of the divergences",
         "$r_w$ (no unit)",
     ]
-    assert len(rendered(figure)) > 1000
+    figure.draw_without_rendering()  # raises for invalid mathtext
 
 
 @pytest.mark.parametrize(("num_classes", "num_shown", "apart"), [(100, 100, 1), (101, 51, 2), (1000, 100, 10)])
@@ -62,7 +61,7 @@ def test_few_images_have_a_figure_of_their_spread(labels, panels):
     assert spread.divergences == pytest.approx([0] * len(labels.unique()), abs=1e-12)
     figure = class_divergences_figure({"run": spread}, "")
     assert len(figure.axes) == panels
-    assert len(rendered(figure)) > 1000
+    figure.draw_without_rendering()
 
 
 def test_the_divergences_of_an_arms_runs_are_averaged():

@@ -7,7 +7,7 @@ from ssl_sec.errors import DataError
 from ssl_sec.evaluation.feature_maps import FeatureMaps
 from ssl_sec.figures.images import Retrieved, retrieved_figure
 from ssl_sec.recipes.metric_learning.pictures import MappedImages, draw_feature_maps, draw_retrieved
-from tests.figures.test_training import rendered, texts
+from tests.figures.test_training import texts
 
 
 def retrieved(num_queries: int, num_retrieved: int, channels: int, height: int = 12, width: int = 16) -> Retrieved:
@@ -19,7 +19,7 @@ def retrieved(num_queries: int, num_retrieved: int, channels: int, height: int =
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_retrieved_images_stand_beside_their_query(channels):
+def test_retrieved_images_are_beside_their_query(channels):
     query_images, retrieved_images, correct = one = retrieved(4, 3, channels)
     figure = retrieved_figure({"run": one}, "title")
     grid = np.concatenate([np.array(figure.axes[:4])[:, None], np.array(figure.axes[4:]).reshape(4, 3)], axis=1)
@@ -37,7 +37,6 @@ def test_retrieved_images_stand_beside_their_query(channels):
     assert {True, False} == set(correct.flatten().tolist())
     # A dark grey image is not stretched to white.
     assert {image.norm.vmax for axes in figure.axes for image in axes.images} == {255}
-    assert len(rendered(figure)) > 1000
 
 
 def test_one_image_retrieved_for_one_query_and_none():
@@ -82,4 +81,3 @@ def test_each_arm_has_a_row_of_feature_maps_for_each_image():
     assert np.array_equal(shown[1, 0, 0].images[0].get_array(), images[1].permute(1, 2, 0))
     (row,) = [row for row in rows if (row["arm"], row["image"], row["place"]) == ("SEC", 2, 3)]
     assert (row["channel"], row["mean_activation"]) == (3, pytest.approx(float(9 * maps[1, 2].mean())))
-    assert len(rendered(figure)) > 1000

@@ -65,7 +65,7 @@ def on_a_worker(folder, changes, stop_at=None, state=None):
 
 
 def figures(reports):
-    """All that must not depend on the number of workers: everything but the speed."""
+    """All metrics that must not depend on the number of workers: all but the speed."""
     return [(step, {name: m[name] for name in sorted(m) if name != "train/images_per_s"}) for step, m in reports]
 
 
@@ -113,7 +113,7 @@ def test_a_run_that_recomputes_its_blocks_ends_bit_equal(tmp_path, whole):
 
 
 @pytest.mark.distributed
-def test_a_run_goes_on_with_another_number_of_workers(tmp_path, whole):
+def test_a_run_resumes_with_another_number_of_workers(tmp_path, whole):
     expected = [(step, metrics) for step, metrics, _ in whole[0].reports]
     (first, state), _ = on_workers(2, tmp_path, on_a_worker, tmp_path, {}, 3)
     assert state["step"] == 3
@@ -134,7 +134,7 @@ def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole):
     assert_identical(load_file(store.encoder_path), load_file(whole[1].encoder_path))
 
 
-def test_a_resume_says_where_it_goes_on(tmp_path, whole, caplog):
+def test_resuming_a_finished_run_says_so_and_trains_no_step(tmp_path, whole, caplog):
     with caplog.at_level(logging.INFO, "ssl_sec.training.step"):
         resumed, _ = run(tmp_path, state=whole[0].last_state())
     assert "resuming after step 10 of 10" in caplog.text
@@ -142,7 +142,7 @@ def test_a_resume_says_where_it_goes_on(tmp_path, whole, caplog):
     assert_identical(load_file(tmp_path / "encoder.safetensors"), load_file(whole[1].encoder_path))
 
 
-def test_the_reported_names_are_those_of_the_design(whole):
+def test_the_reported_metrics_have_the_expected_names(whole):
     names = {name for _, metrics, _ in whole[0].reports for name in metrics}
     assert names == {
         "train/loss",
@@ -249,7 +249,7 @@ def test_the_online_probe_changes_nothing_else_and_can_be_left_out(tmp_path, who
     without = [(step, {n: v for n, v in m.items() if n != "val/probe_top1"}) for step, m, _ in whole[0].reports]
     assert figures([r[:2] for r in runtime.reports]) == figures(without)
     assert_identical(load_file(store.encoder_path), load_file(whole[1].encoder_path))
-    # A state without it is resumed by a run with it, where it begins anew.
+    # A run with a probe can resume a state without one; the probe then starts anew.
     state = runtime.last_state()
     assert "observer" not in state
     resumed, _ = run(tmp_path, state=state)
@@ -266,7 +266,7 @@ def test_the_online_probe_is_trained_on_no_query(tmp_path):
     assert len(probe.left_out) == 20
 
 
-def test_images_that_each_have_a_class_of_their_own_are_ranked_without_labels():
+def test_images_with_one_class_each_are_ranked_without_labels():
     settings = config(data={"name": "digits"})
     digits = settings.data.open("train")
     images = replace(digits, labels=torch.arange(len(digits)), class_names=tuple(map(str, range(len(digits)))))
@@ -296,7 +296,7 @@ def test_alignment_and_uniformity_are_those_of_the_embedded_views(tmp_path):
     assert figures["val/uniformity"] == pytest.approx(float((-2 * distances).exp().mean().log()))
 
 
-def test_what_outlives_the_run_is_left_in_the_store(whole):
+def test_the_store_has_the_results_of_the_run(whole):
     runtime, store = whole
     assert store.described == [("digits/train", 200)]
     assert store.forgotten == [0]
@@ -336,7 +336,7 @@ def test_the_loss_falls_and_neighbours_are_found(tmp_path):
     assert runtime.series("val/knn_top1")[65] > 50  # chance is 10
 
 
-def test_no_epochs_leave_the_initial_encoder_and_its_accuracy(tmp_path):
+def test_zero_epochs_keep_the_initial_encoder_and_its_accuracy(tmp_path):
     runtime, store = run(tmp_path, epochs=0)
     ((step, metrics, _),) = runtime.reports
     assert step == 0 and set(metrics) == {"val/knn_top1", *WITHOUT_LABELS}
@@ -346,7 +346,7 @@ def test_no_epochs_leave_the_initial_encoder_and_its_accuracy(tmp_path):
     assert_identical(load_file(store.encoder_path), dict(initial.state_dict()))
 
 
-def test_the_seed_decides_the_weights_and_nothing_else_does():
+def test_initial_weights_depend_on_the_seed_alone():
     def weights(seed):
         recipe = build_recipe(config(seed=seed), config().data.open("train"), FakeRuntime())
         return torch.cat([parameter.detach().flatten() for parameter in recipe.model.parameters()])
@@ -358,8 +358,8 @@ def test_the_seed_decides_the_weights_and_nothing_else_does():
     assert not torch.equal(weights(1), first)
 
 
-def test_a_gpu_would_draw_the_views_that_a_cpu_draws():
-    """Moved to a device, kornia draws there, from a generator that no seed reaches."""
+def test_views_do_not_depend_on_the_device_of_the_runtime():
+    """A kornia module on a device would draw there, from a generator without our seed."""
     images = config().data.open("train")
     pixels = images.images[:40]
     on_cpu, elsewhere = FakeRuntime(), FakeRuntime()
@@ -369,7 +369,7 @@ def test_a_gpu_would_draw_the_views_that_a_cpu_draws():
 
 
 def assert_views_are_equal(views, others, pixels):
-    """Whether two augmentations make the same views of steps 0 and 1."""
+    """Asserts that two augmentations make the same views of steps 0 and 1."""
     for step in range(2):
         one, other = (augment(pixels, step, slice(0, len(pixels)), len(pixels)) for augment in (views, others))
         assert torch.equal(one, other)
@@ -381,7 +381,7 @@ def test_a_run_that_diverges_names_its_step(tmp_path):
     assert not (tmp_path / "encoder.safetensors").exists()
 
 
-def test_bfloat16_and_the_other_layout_train_about_as_well(tmp_path, whole):
+def test_bfloat16_and_the_other_layout_train_similarly(tmp_path, whole):
     options = {"name": "local", "device": "cpu", "precision": "bfloat16", "channels_last": False}
     runtime, _ = run(tmp_path, runtime=options)
     mine, exact = runtime.series("train/loss"), whole[0].series("train/loss")
@@ -394,7 +394,7 @@ def test_a_number_of_workers_that_does_not_divide_the_batch_is_refused():
         build_recipe(config(), config().data.open("train"), FakeRuntime(0, 3))
 
 
-def test_the_monitor_looks_at_no_more_images_than_asked_for(tmp_path):
+def test_the_monitor_reads_only_the_requested_number_of_images(tmp_path):
     _, store = run(tmp_path, epochs=0, monitor={"max_images": 50, "neighbours": 5})
     labels = torch.load(store.features_path, weights_only=True)["labels"]
     assert labels.bincount().tolist() == [5] * 10

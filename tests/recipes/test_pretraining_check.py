@@ -61,7 +61,7 @@ def checked(data: dict[str, object], **changes: object):
 @settings(max_examples=12)
 @given(choices=st.lists(st.integers(-3, 4), min_size=1, max_size=24), max_images=st.none() | st.integers(1, 24))
 def test_duplicates_and_unreadable_images_are_counted(kind, more, choices, max_images):
-    choices = [3, *choices]  # the first one tells the size
+    choices = [3, *choices]  # the first one decides the size
     if more:  # a subset of a set in memory is drawn from the readable images alone
         more = {**more, "max_images": max_images}
     with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +88,7 @@ def place_of(name: str) -> int:
     return int(row) + (4 * int(group.removeprefix("group ")) if group.startswith("group ") else 0)
 
 
-def test_what_is_found_is_logged_and_kept(tmp_path, caplog):
+def test_findings_are_logged_and_kept(tmp_path, caplog):
     data = written(tmp_path, "folder", contents([1, 2, 1, 3, -1, 2, 1, 4]), resident_limit_mib=0)
     root = tmp_path / "images"
     _, store = run(tmp_path, data=data, global_batch_size=4, epochs=0)
@@ -104,7 +104,7 @@ def test_what_is_found_is_logged_and_kept(tmp_path, caplog):
     assert (kept["num_duplicates"], kept["num_unreadable"]) == (3, 1)
 
 
-def test_a_clean_set_is_no_warning(tmp_path, caplog):
+def test_a_clean_set_gives_no_warning(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     run(tmp_path, data=written(tmp_path, "folder", contents([1, 2, 3, 4])), global_batch_size=4, epochs=0)
     (record,) = [each for each in caplog.records if "checked" in each.getMessage()]
@@ -119,10 +119,10 @@ def test_unreadable_images_are_an_error_before_the_training(tmp_path, more):
     runtime = FakeRuntime()
     with pytest.raises(DataError) as raised:
         run(tmp_path, runtime, data=data, global_batch_size=2)
-    told, root = str(raised.value), tmp_path / "images"
-    assert told.startswith(f"folder/train: 4 of 10 images cannot be read, first: {root}/002.png: not an image; ")
-    assert f"{root}/004.png: " in told and f"{root}/006.png: " in told and f"{root}/007.png" not in told
-    assert told.endswith("; data.on_bad_image=skip leaves such images out")
+    message, root = str(raised.value), tmp_path / "images"
+    assert message.startswith(f"folder/train: 4 of 10 images cannot be read, first: {root}/002.png: not an image; ")
+    assert f"{root}/004.png: " in message and f"{root}/006.png: " in message and f"{root}/007.png" not in message
+    assert message.endswith("; data.on_bad_image=skip leaves such images out")
     assert runtime.reports == [] and not (tmp_path / "check.json").exists() and not (tmp_path / "views.pt").exists()
 
 
@@ -142,7 +142,7 @@ def test_an_image_of_another_size_is_named_before_the_training(tmp_path):
     assert runtime.reports == []
 
 
-def test_of_a_set_that_is_read_by_blocks_a_window_is_read(tmp_path):
+def test_a_set_read_by_blocks_is_checked_within_a_window(tmp_path):
     data = written(tmp_path, "parquet", contents([*range(40), *range(40)]), resident_limit_mib=0, shuffle_window=12)
     one = config(data=data, global_batch_size=4)
     image_set = one.data.open("train")
@@ -153,7 +153,7 @@ def test_of_a_set_that_is_read_by_blocks_a_window_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(("most", "expected"), [(5, 5), (20, 20), (30, 20)])
-def test_no_more_images_than_asked_for_are_read(tmp_path, monkeypatch, most, expected):
+def test_only_the_requested_number_of_images_is_read(tmp_path, monkeypatch, most, expected):
     data = written(tmp_path, "folder", contents(list(range(20))), resident_limit_mib=0)
     seen = []
     decode = checking.decode_image
@@ -164,7 +164,7 @@ def test_no_more_images_than_asked_for_are_read(tmp_path, monkeypatch, most, exp
         assert sorted(Path(name).stem for name in seen) == ["000", "004", "008", "012", "016"]
 
 
-def test_nothing_is_read_of_published_sets_or_where_it_is_not_asked_for(tmp_path, monkeypatch, caplog):
+def test_published_sets_and_disabled_checks_read_no_images(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     one = config()
     assert check(one, open_digits("train"), FakeRuntime()) is None
@@ -191,16 +191,16 @@ def test_the_check_does_not_change_the_run(tmp_path):
     assert_identical(with_check.last_state(), without.last_state())
 
 
-def test_a_long_check_says_how_far_it_is(tmp_path, monkeypatch, caplog):
+def test_a_long_check_logs_its_progress(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(checking, "_LOG_EVERY_S", -1.0)
     checked(written(tmp_path, "folder", contents(list(range(10)))))
-    told = [message for message in caplog.messages if message.startswith("checked ")]
-    assert told == [f"checked {done} of 10 images of this worker" for done in range(1, 11)]
+    messages = [message for message in caplog.messages if message.startswith("checked ")]
+    assert messages == [f"checked {done} of 10 images of this worker" for done in range(1, 11)]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "webdataset"])
-def test_what_was_found_in_a_file_is_kept_until_the_file_changes(tmp_path, monkeypatch, kind):
+def test_findings_of_a_file_are_cached_until_it_changes(tmp_path, monkeypatch, kind):
     images = contents([1, 2, 1, -1, 3])
     data = written(tmp_path, kind, images, resident_limit_mib=0, shuffle_window=100)
     first = checked(data)
@@ -220,7 +220,7 @@ def test_what_was_found_in_a_file_is_kept_until_the_file_changes(tmp_path, monke
     assert checked(data).num_checked == 6 and len(looked) == 19
 
 
-def test_a_cache_that_cannot_be_written_does_not_matter(tmp_path):
+def test_an_unwritable_cache_does_not_matter(tmp_path):
     data = written(tmp_path, "parquet", contents([1, 2, 1]), resident_limit_mib=0, shuffle_window=100)
     (tmp_path / "cache").write_text("no folder")
     assert checked(data).num_duplicates == 1

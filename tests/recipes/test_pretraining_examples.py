@@ -67,7 +67,7 @@ def test_large_images_are_stored_small():
     assert {each.shape for each in found["views"]} == {(4, 3, 256, 256)}
 
 
-def test_views_of_several_sizes_stand_one_after_the_other():
+def test_views_of_several_sizes_are_shown_in_order():
     images = resident(20, 3, 8, 8)
     sampler = shuffled_batches(images, 10, 0)
     large, small = (
@@ -134,7 +134,7 @@ def shown_by_this_worker(folder):
 
 
 @pytest.mark.distributed
-def test_one_of_any_number_of_workers_stores_the_same_pictures(tmp_path):
+def test_any_number_of_workers_stores_the_same_pictures(tmp_path):
     alone, *_ = on_workers(1, tmp_path, shown_by_this_worker, tmp_path)
     first, second = on_workers(2, tmp_path, shown_by_this_worker, _made(tmp_path / "two"))
     assert second == [None, None]
@@ -147,7 +147,7 @@ def _made(folder):
     return folder
 
 
-def test_a_resumed_run_keeps_its_pictures_and_half_a_picture_is_none(tmp_path, monkeypatch):
+def test_a_resumed_run_keeps_its_pictures_and_ignores_partial_ones(tmp_path, monkeypatch):
     _, store = run(tmp_path, epochs=0)
     before = store.views_path.read_bytes()
     run(tmp_path, epochs=0, seed=5)

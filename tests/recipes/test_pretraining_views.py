@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.errors import ConfigError, DataError, Stopped
-from ssl_sec.losses import NTXentLoss, contrastive
+from ssl_sec.losses import ORDERED_LOSSES, NTXentLoss, contrastive
 from ssl_sec.networks.encoder import Network
 from ssl_sec.recipes.pretraining.recipe import build_recipe
 from ssl_sec.training import step as training_module
@@ -19,7 +20,7 @@ from ssl_sec.training.replaying import WARM_UP_CALLS
 from ssl_sec.training.step import train_step
 from tests.fakes import FakeRuntime, assert_identical
 from tests.recipes.test_pretraining import assert_the_same_curve, config, figures, on_a_worker, run, without_labels
-from tests.training.pretend_graphs import PretendGraphs
+from tests.training.fake_graphs import FakeGraphs
 from tests.training.test_step import Noise, fused_sgd
 from tests.training.test_step import recipe as small_recipe
 from tests.training.test_step import run as train_recipe
@@ -97,8 +98,8 @@ def test_the_head_takes_the_features_of_all_sizes_at_once():
     torch.testing.assert_close(Network(encoder, head)(large).embeddings, head(encoder(large)))
 
 
-def test_replayed_steps_are_those_that_are_called(monkeypatch):
-    graphs = PretendGraphs()
+def test_replayed_steps_equal_called_steps(monkeypatch):
+    graphs = FakeGraphs()
     monkeypatch.setattr(training_module, "CUDAGraphs", lambda device: graphs)
     monkeypatch.setattr(contrastive, "can_look", lambda labels: False)  # as on a GPU
 
@@ -159,7 +160,39 @@ def test_supervision_makes_the_views_of_a_class_positives(tmp_path):
         run(tmp_path, data=without_labels(tmp_path), positives="classes")
 
 
-def test_a_cut_is_of_initial_weights_alone():
+@pytest.mark.parametrize("name", sorted(ORDERED_LOSSES - {"angular_hinge", "triplet_disjoint"}))  # of triplets
+def test_losses_that_pair_rows_by_their_order_do_not_take_classes(name):
+    with pytest.raises(ConfigError, match=f"^positives: found 'classes', must be views with loss={name}, which pairs"):
+        config(loss={"name": name}, positives="classes")
+
+
+def test_an_encoder_that_learned_from_all_labels_is_not_measured_on_their_images(tmp_path):
+    with pytest.raises(ConfigError, match="^probe.test_share: found 0.2, must be null with positives=classes"):
+        config(loss={"name": "supcon"}, positives="classes", probe={"test_share": 0.2})
+    runtime, _ = run(tmp_path, loss={"name": "supcon"}, positives="classes", epochs=1)
+    assert set(runtime.reports[-1][1]) == {"val/rankme", "val/alpha_req", "val/alignment", "val/uniformity"}
+
+
+def test_another_set_with_two_images_of_each_class_is_measured_by_knn_alone(tmp_path):
+    images = open_digits("train")
+    chosen = torch.cat([(images.labels == number).nonzero().flatten()[:2] for number in range(10)])
+    for row in chosen.tolist():
+        path = tmp_path / "other/train" / str(int(images.labels[row])) / f"{row}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(images.images[row, 0].numpy()).save(path)
+    other = {"name": "folder", "root": str(tmp_path / "other"), "image_size_px": 8, "num_channels": 1}
+    runtime, _ = run(tmp_path, monitor={"data": other, "every_epochs": 1, "max_images": 20}, epochs=1)
+    assert "val/knn_top1" in runtime.reports[-1][1] and "val/probe_top1" not in runtime.reports[-1][1]
+
+
+def test_a_probe_whose_batch_the_workers_cannot_share_is_refused_before_the_training(tmp_path):
+    runtime = FakeRuntime(world_size=3)
+    probe = {"augment": True, "batch_size": 256, "enabled": True}
+    with pytest.raises(ConfigError, match="^probe.batch_size: found 256, must be a multiple of the 3 workers with"):
+        run(tmp_path, runtime, probe=probe, global_batch_size=60)
+
+
+def test_only_initial_weights_are_divided_by_the_cut():
     plain, cut = (
         build_recipe(settings, settings.data.open("train"), FakeRuntime())
         for settings in (config(), config(cut_init=4.0, grad_scale=1.0))
@@ -186,6 +219,13 @@ def test_a_teacher_is_the_same_on_any_number_of_workers_and_after_a_resume(tmp_p
         run(tmp_path, stopped, **changes)
     resumed, _ = run(tmp_path, state=stopped.last_state(), **changes)
     assert_identical(resumed.last_state(), alone.last_state())
+
+
+@pytest.mark.parametrize("loss", ["byol", "mocov3"])
+def test_a_teacher_has_no_dropout(tmp_path, loss):
+    head = {"name": "fc_bn", "dim": 16, "dropout": 0.3}
+    runtime, _ = run(tmp_path, **TAUGHT, loss={"name": loss}, head=head)
+    assert len(runtime.series("train/loss")) == 5
 
 
 def test_a_teacher_follows_the_network_without_its_predictor():

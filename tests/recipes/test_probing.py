@@ -30,14 +30,14 @@ QUICK = ProbeConfig(epochs=8, learning_rates=(0.01, 0.1, 1.0), decay_at=(5 / 8,)
 
 
 class Pixels(nn.Module):
-    """An encoder that knows the pixels, and nothing else."""
+    """An encoder whose features are the pixels."""
 
     def forward(self, images):
         return images.flatten(1)
 
 
 class Collapsed(nn.Module):
-    """An encoder that knows nothing."""
+    """An encoder with constant features."""
 
     def forward(self, images):
         return images.new_ones(len(images), 5)
@@ -63,7 +63,7 @@ def with_labels(function):
     return lambda image_set: dataclasses.replace(image_set, labels=function(image_set.labels))
 
 
-def test_the_pixels_of_digits_are_linearly_separable_mostly():
+def test_pixels_of_digits_are_mostly_linearly_separable():
     findings = probe()
     assert findings.probe.top1 > 0.85
     assert findings.probe.top5 > 0.98
@@ -82,7 +82,7 @@ def test_test_labels_decide_the_score_and_not_the_choice(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("split", "names", "told"),
+    ("split", "names", "message"),
     [
         (
             "train",
@@ -92,9 +92,9 @@ def test_test_labels_decide_the_score_and_not_the_choice(monkeypatch):
         ("test", tuple("1023456789"), r"digits/test: its classes \(10: 1, 0, 2"),
     ],
 )
-def test_splits_of_other_classes_are_refused(monkeypatch, split, names, told):
+def test_splits_of_other_classes_are_refused(monkeypatch, split, names, message):
     with_digits(monkeypatch, **{split: lambda image_set: dataclasses.replace(image_set, class_names=names)})
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         probe()
 
 
@@ -155,7 +155,7 @@ def test_a_probe_on_augmented_images_scores_sensibly():
     assert losses[7] < losses[0]
 
 
-def test_augmented_images_are_drawn_anew_in_every_epoch(monkeypatch):
+def test_augmented_images_are_redrawn_in_every_epoch(monkeypatch):
     batches = []
     train = probing.train_linear_probes
 
@@ -175,11 +175,11 @@ def test_small_sets_make_one_batch():
     assert findings.probe.top1 > 0.1
 
 
-def test_the_whole_training_set_is_used_whatever_pretraining_was_limited_to():
+def test_the_whole_training_set_is_used_despite_the_limit_of_pretraining():
     assert probe(data=DigitsConfig(max_images=30)).metrics() == probe().metrics()
 
 
-def test_the_encoder_is_neither_trained_nor_moved():
+def test_the_encoder_is_not_trained():
     torch.manual_seed(0)
     encoder = ResNetConfig(name="resnet18", width=0.03).build(1, 8)
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
@@ -189,7 +189,7 @@ def test_the_encoder_is_neither_trained_nor_moved():
     assert not encoder.training
 
 
-def test_each_epoch_is_reported_and_the_second_training_goes_on_counting():
+def test_each_epoch_of_both_trainings_is_reported():
     runtime = FakeRuntime()
     probe(runtime=runtime)
     assert list(runtime.series("probe/loss")) == list(range(16))
@@ -197,7 +197,7 @@ def test_each_epoch_is_reported_and_the_second_training_goes_on_counting():
 
 
 @pytest.mark.parametrize("options", [{"logistic": True}, {"few_shot": (5,)}])
-def test_what_is_measured_beside_the_probe_stops_on_request(options, monkeypatch):
+def test_transfer_measurements_stop_on_request(options, monkeypatch):
     fits = []
     monkeypatch.setattr(
         logistic,
@@ -211,7 +211,7 @@ def test_what_is_measured_beside_the_probe_stops_on_request(options, monkeypatch
     assert len(fits) == ("logistic" in options)
 
 
-def test_corrupted_images_are_left_alone_on_request():
+def test_measuring_corruptions_stops_on_request():
     with pytest.raises(Stopped):
         corrupted_top1(None, None, None, 0, FakeRuntime(stop_at=0))
 
@@ -236,7 +236,7 @@ def test_the_metrics_are_percentages_by_name():
     }
 
 
-def test_transfer_and_corruptions_are_measured_where_they_are_asked_for():
+def test_transfer_and_corruptions_are_measured_on_request():
     plain = probe().metrics()
     assert not [name for name in plain if "logistic" in name or "few_shot" in name or "corruption" in name]
     assert 0 < plain["probe/ece"] < 30
@@ -325,7 +325,7 @@ def found(config):
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("augment", [False, True])
-def test_two_workers_find_what_one_does(tmp_path, augment):
+def test_two_workers_equal_one(tmp_path, augment):
     config = dataclasses.replace(QUICK, epochs=2, batch_size=60, augment=augment)
     one = found(config)
     first, second = on_workers(2, tmp_path, found, config)

@@ -1,4 +1,4 @@
-"""Every number of every config is refused in one line that names its key, or taken and of use."""
+"""Every number of every config is refused in one line that names its key, or accepted and works."""
 
 import dataclasses
 import math
@@ -62,7 +62,7 @@ NUMBERS = (
     *NOT_FINITE,
     *(0, -1, 10**9, 1e300, -1e300, 1e-300, 2**32, 2**63 - 1, 2**63, 2**64, -(2**64), 10**400),
 )
-# A value of theirs is refused by the key of another, which it does not suit.
+# Their values are refused by the key of another setting that they do not fit.
 OF_OTHERS = ("alpha",)
 
 
@@ -82,7 +82,7 @@ def configs_in(kind: type) -> set[type]:
 
 
 def least(hint: Any) -> Any:
-    """A value that is allowed, as simple as there is one."""
+    """The simplest allowed value."""
     origin, options = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return least(options[0])
@@ -108,16 +108,16 @@ FIELDS = [
 
 
 @pytest.mark.parametrize(("kind", "field", "origin"), FIELDS, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_every_number_is_refused_by_its_key_or_of_use(kind, field, origin):
+def test_every_number_is_accepted_or_refused_by_its_key(kind, field, origin):
     values = least(kind)
     for number in NUMBERS:
         given = [number] if origin is tuple else number
         try:
             config = from_values(kind, {**values, field: given}, kind.key)
         except ConfigError as error:
-            told = str(error)
-            assert "\n" not in told and (not kind.key or told.startswith(f"{kind.key}."))
-            assert field in told or field in OF_OTHERS, told
+            message = str(error)
+            assert "\n" not in message and (not kind.key or message.startswith(f"{kind.key}."))
+            assert field in message or field in OF_OTHERS, message
         else:
             assert number not in NOT_FINITE
             use(config)
@@ -136,7 +136,7 @@ def test_a_config_made_in_python_keeps_to_the_same_ranges(kind, field):
 
 
 def use(config: Any) -> None:
-    """Builds what is cheap to build, and takes a step with it."""
+    """Builds the cheap components, and takes a step with them."""
     if isinstance(config, AugmentConfig):
         images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
         assert config.build(8, 3, seed=0)(images, 0, slice(0, 2), 2).isfinite().all()

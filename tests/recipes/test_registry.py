@@ -100,7 +100,7 @@ def test_a_recipe_is_added_by_a_package_and_a_row(monkeypatch, tmp_path):
     assert drawn == {"plots/curves.png", "plots/norms.png"}
     assert client.get_registered_model("digits-encoder").latest_versions
     assert "train/loss" in next(iter(scores_view("classify").values()))
-    resumed = run_recipe(CLASSIFY, dataclasses.replace(config, resume=True))  # there is nothing left to do
+    resumed = run_recipe(CLASSIFY, dataclasses.replace(config, resume=True))  # nothing is left to do
     assert resumed.metrics == finished.metrics
     exported = run_export(
         ExportConfig(run=str(finished.folder.path), format="safetensors", output=str(tmp_path / "out"))

@@ -2,7 +2,7 @@
 
     python -m tests.training.compiled_objective <device> <backend> [<name> ...]
 
-A program of its own, started by `test_objective_compiled.py` and `gpu/test_compiled.py`: the checks of shapes in the
+A separate program, started by `test_objective_compiled.py` and `gpu/test_compiled.py`: the checks of shapes in the
 tests' process cannot be compiled.
 """
 

@@ -33,7 +33,7 @@ def names(folder):
     return sorted(os.listdir(folder))
 
 
-def test_what_was_saved_is_loaded(tmp_path):
+def test_a_saved_state_can_be_loaded(tmp_path):
     path = save_checkpoint(tmp_path / "checkpoints", 7, state(), keep_last=2)
     assert path == tmp_path / "checkpoints" / "step-000000007"
     assert names(path) == ["manifest.json", "state.pt"]
@@ -120,7 +120,7 @@ def test_a_torn_checkpoint_is_skipped_and_named(tmp_path, damage, reason):
     assert load_checkpoint(found.path, CPU)["encoder"]["mu"] == 2
 
 
-def test_if_all_are_torn_each_is_named_newest_first(tmp_path):
+def test_if_all_are_torn_they_are_named_newest_first(tmp_path):
     for step in (1, 2):
         flip(save_checkpoint(tmp_path, step, state(), keep_last=3))
     found = newest_checkpoint(tmp_path)
@@ -144,7 +144,7 @@ def test_a_flipped_bit_never_gives_another_state(which, place, bit):
             torch.testing.assert_close(load_checkpoint(path, CPU), state(), rtol=0, atol=0)
 
 
-def test_a_torn_checkpoint_of_a_later_step_costs_no_whole_one(tmp_path):
+def test_a_torn_newer_checkpoint_does_not_displace_a_whole_one(tmp_path):
     for step in (4, 9):
         save_checkpoint(tmp_path, step, state(step), keep_last=2)
     truncate(tmp_path / "step-000000009")
@@ -175,14 +175,14 @@ def test_the_best_stays_beside_the_last_ones(tmp_path):
     assert kept == [[1], [2], [2, 3], [2, 4], [2, 5], [6], [6, 7], [6, 8]]
 
 
-def test_a_best_one_whose_manifest_is_torn_is_not_kept(tmp_path):
+def test_a_best_checkpoint_with_a_torn_manifest_is_not_kept(tmp_path):
     save_checkpoint(tmp_path, 1, state(1), keep_last=1, score=90.0)
     (tmp_path / "step-000000001" / "manifest.json").write_text("{")
     save_checkpoint(tmp_path, 2, state(2), keep_last=1, score=10.0)
     assert names(tmp_path) == ["step-000000002"]
 
 
-def test_too_little_space_is_told_before_anything_is_written(tmp_path, monkeypatch):
+def test_too_little_space_is_an_error_before_anything_is_written(tmp_path, monkeypatch):
     save_checkpoint(tmp_path, 1, state(1), keep_last=1)
     usage = shutil._ntuple_diskusage(total=1 << 30, used=0, free=3 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
@@ -194,8 +194,8 @@ def test_too_little_space_is_told_before_anything_is_written(tmp_path, monkeypat
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
 
 
-def test_training_may_go_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
-    """What is saved is the state as it was handed over; the call returns before anything is on the disk."""
+def test_training_can_continue_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    """The state at the call is saved; the call returns before anything is on the disk."""
     may_write, save = threading.Event(), torch.save
     monkeypatch.setattr(torch, "save", lambda *a: (may_write.wait(60), save(*a)))
     writer = CheckpointWriter(tmp_path, keep_last=2)
@@ -214,7 +214,7 @@ def test_training_may_go_on_while_a_checkpoint_is_written(tmp_path, monkeypatch)
     assert names(tmp_path) == ["step-000000001", "step-000000002", "step-000000003"]
 
 
-def test_a_checkpoint_that_could_not_be_written_is_told_once_at_the_next_call(tmp_path, monkeypatch):
+def test_a_failed_write_is_raised_once_at_the_next_call(tmp_path, monkeypatch):
     writer = CheckpointWriter(tmp_path, keep_last=2)
     monkeypatch.setattr(checkpoint, "save_checkpoint", fail_to_save)
     writer.save(1, state())
@@ -230,7 +230,7 @@ def fail_to_save(*arguments):
     raise StorageError("full")
 
 
-def test_what_a_killed_process_left_is_ignored_and_cleared(tmp_path):
+def test_leftovers_of_a_killed_process_are_ignored_and_removed(tmp_path):
     save_checkpoint(tmp_path, 1, state(1), keep_last=3)
     for left_over in (f".step-000000002.{os.getpid()}", ".step-000000009.1"):
         (tmp_path / left_over).mkdir()
@@ -257,14 +257,14 @@ def assert_the_old_one_stays(folder, match, num_values=1):
 @pytest.mark.parametrize(
     ("module", "name"), [(torch, "save"), (os, "fsync"), (json, "dump"), (Path, "rename"), (Path, "mkdir")]
 )
-def test_a_failing_write_leaves_the_old_ones(tmp_path, monkeypatch, module, name):
+def test_a_failed_write_keeps_the_old_checkpoints(tmp_path, monkeypatch, module, name):
     save_checkpoint(tmp_path, 1, state(1), keep_last=1)
     monkeypatch.setattr(module, name, fail)
     assert_the_old_one_stays(tmp_path, "No space left on device")
 
 
 @pytest.mark.parametrize(("num_values", "room"), [(1, 500), (1_000_000, 100_000)])
-def test_a_disk_that_fills_up_leaves_the_old_ones(tmp_path, num_values, room):
+def test_a_full_disk_keeps_the_old_checkpoints(tmp_path, num_values, room):
     """It is full while torch writes, or only when its buffers are flushed."""
     save_checkpoint(tmp_path, 1, state(1), keep_last=1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -298,6 +298,6 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path):
         load_checkpoint(path, CPU)
 
 
-def test_a_score_that_is_not_a_number_is_none():
+def test_a_nan_score_is_no_score():
     assert best_of({"7": float("nan"), "14": 50.0, "21": 40.0}) == "14"
     assert best_of({"7": float("nan"), "14": None}) is None

@@ -117,7 +117,7 @@ def assert_equal(results, whole):
 @pytest.mark.distributed
 @every_loss
 @two_and_four
-def test_workers_that_hold_some_of_the_classes_equal_one_that_holds_all(name, num_workers, tmp_path):
+def test_workers_with_sharded_classes_equal_one_with_all(name, num_workers, tmp_path):
     whole = trained(name, sharded=False)
     results = on_workers(num_workers, tmp_path, trained, name, True)
     assert [len(result[2]) for result in results] == ([5, 6] if num_workers == 2 else [2, 3, 3, 3])
@@ -131,13 +131,13 @@ def test_tiles_of_classes_equal_the_whole(name, classes_a_tile):
 
 
 @pytest.mark.distributed
-def test_tiles_of_shared_out_classes_equal_the_whole(tmp_path):
+def test_tiles_of_sharded_classes_equal_the_whole(tmp_path):
     assert_equal(on_workers(2, tmp_path, trained, "arcface", True, 2 * BATCH), trained("arcface", False))
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), pytest.param(4, 2, marks=pytest.mark.slow)])
-def test_a_run_goes_on_with_another_number_of_workers(before, after, tmp_path):
+def test_a_run_resumes_with_another_number_of_workers(before, after, tmp_path):
     folder = tmp_path / "checkpoints"
     whole = trained("cosface", sharded=False)
     on_workers(before, tmp_path, trained, "cosface", True, 1 << 24, 0, folder)
@@ -166,7 +166,7 @@ def test_a_checkpoint_that_lacks_classes_is_refused(tmp_path):
 
 
 def save_parts(folder, monkeypatch, step, num_workers):
-    """As `num_workers` workers do, with other values at every step."""
+    """As `num_workers` workers do, with different values at every step."""
     rows = torch.arange(8.0).unsqueeze(1) + 10 * step
     monkeypatch.setattr(checkpoint, "world_size", lambda: num_workers)
     for number in range(num_workers):
@@ -176,8 +176,8 @@ def save_parts(folder, monkeypatch, step, num_workers):
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (3, 2), (2, 4), (2, 2)])
-def test_parts_that_other_workers_left_are_not_taken(before, after, tmp_path, monkeypatch):
-    """They died before the state was written, and the run goes on with another number of workers."""
+def test_stale_parts_of_other_workers_are_ignored(before, after, tmp_path, monkeypatch):
+    """They died before the state was written, and the run is resumed with another number of workers."""
     save_parts(tmp_path, monkeypatch, 1, before)
     rows = save_parts(tmp_path, monkeypatch, 1, after)
     path = save_checkpoint(tmp_path, 1, {}, keep_last=1)
@@ -203,7 +203,7 @@ def test_parts_whose_rows_overlap_give_each_row_once(before, after, tmp_path, mo
 
 @pytest.mark.parametrize("spoiled_worker", [0, 1])
 def test_templates_that_are_not_finite_are_never_saved(spoiled_worker, monkeypatch):
-    """They may be those of another worker, whose number is the higher one then."""
+    """They may be in the part of another worker, which then has the higher number."""
     loss = losses.CosFaceLoss(2, 4)
     draw_templates(loss, 0, sharded=False)
     objective = Objective(loss, None, Constant(0.0))

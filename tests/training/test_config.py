@@ -67,7 +67,7 @@ def gpu(monkeypatch):
     return torch.device("cuda", 0)
 
 
-def test_cpus_compute_as_they_always_did():
+def test_cpus_compute_in_float32_uncompiled():
     asked_for = Computation(precision="float32", channels_last=True, num_loader_workers=3)
     assert LocalConfig(num_loader_workers=3).on(torch.device("cpu")) == asked_for
 
@@ -82,7 +82,7 @@ def test_gpus_without_bfloat16_compute_in_float32(gpu, monkeypatch):
     assert LocalConfig().on(gpu).precision == "float32"
 
 
-def test_nothing_is_compiled_where_what_compiles_is_missing(gpu, monkeypatch):
+def test_nothing_is_compiled_without_a_compiler(gpu, monkeypatch):
     monkeypatch.setattr(training_config, "why_no_triton", lambda: "Triton is not installed")
     assert not LocalConfig().on(gpu).compiled
     assert LocalConfig(compile=True).on(gpu).compiled
@@ -90,7 +90,7 @@ def test_nothing_is_compiled_where_what_compiles_is_missing(gpu, monkeypatch):
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("asked", [True, False])
-def test_what_is_asked_for_holds_on_every_device(precision, asked, gpu):
+def test_explicit_settings_hold_on_every_device(precision, asked, gpu):
     values = {
         "name": "local",
         "precision": precision,
@@ -127,7 +127,7 @@ def test_replaying_is_refused_where_it_is_not_possible(options, device, world_si
         options.replays_steps(torch.device(device), world_size)
 
 
-def test_the_device_is_the_one_asked_for_or_found(monkeypatch):
+def test_the_device_is_the_requested_or_the_available_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert LocalConfig().resolve_device() == LocalConfig(device="cpu").resolve_device() == torch.device("cpu")
     with pytest.raises(ConfigError, match="^runtime.device: found 'cuda', but this machine has no usable GPU"):

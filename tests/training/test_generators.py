@@ -75,7 +75,7 @@ def test_workers_equal_one_in_values_gradients_and_state(tmp_path, name, case, n
 
 
 @pytest.mark.distributed
-def test_workers_equal_one_where_generated_rows_are_computed_again(tmp_path):
+def test_workers_equal_one_with_recomputed_generated_rows(tmp_path):
     whole = some_steps("hdml", "triplet")
     for part in on_workers(2, tmp_path, some_steps, "hdml", "triplet", 3 * len(LABELS)):
         torch.testing.assert_close(part, whole, rtol=1e-8, atol=1e-11)
@@ -126,7 +126,7 @@ def test_half_precision_features_are_reconstructed_in_single_precision():
         assert terms.total.dtype == torch.float32 and terms.total.isfinite()
 
 
-def test_the_layers_of_hdml_have_rates_of_their_own_and_do_not_decay():
+def test_the_layers_of_hdml_have_their_own_rates_and_do_not_decay():
     from ssl_sec.training.config import SteppedAdamConfig
 
     config = SteppedAdamConfig(learning_rate=1e-4, backbone_learning_rate=1e-5, weight_decay=0.1)

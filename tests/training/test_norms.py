@@ -34,7 +34,7 @@ def test_a_histogram_needs_one_edge_more_than_bins():
         NormHistogram(0, [0.0, 1.0], [1, 2])
 
 
-def test_the_turns_are_those_of_sgd_on_the_embeddings():
+def test_turns_equal_those_of_sgd_on_the_embeddings():
     training = recipe()
     training.objective.constraint = None
     runtime = run(training)

@@ -5,7 +5,15 @@ import torch
 from torch import nn
 
 from ssl_sec.collectives import average_gradients, average_parameter_gradients, own_rows
-from ssl_sec.losses import NTXentLoss, SoftmaxLoss, SphericalConstraint, SphericalFeatureTransform, TripletLoss
+from ssl_sec.losses import (
+    CenterLoss,
+    CombinedLoss,
+    NTXentLoss,
+    SoftmaxLoss,
+    SphericalConstraint,
+    SphericalFeatureTransform,
+    TripletLoss,
+)
 from ssl_sec.losses.geometry import norms, turn_tangents
 from ssl_sec.networks.batch_norm import globalise_batch_norm
 from ssl_sec.training.objective import Objective
@@ -48,6 +56,20 @@ def test_without_a_constraint_the_total_is_the_loss():
     )
 
 
+@pytest.mark.parametrize("mode", ["rotate", "ftl"])
+def test_generated_rows_do_not_move_the_centres_of_a_center_loss(mode):
+    torch.manual_seed(0)
+    embeddings, labels = torch.randn(8, 5), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    alone, beside = CenterLoss(4, 5), CenterLoss(4, 5)
+    loss = CombinedLoss(SoftmaxLoss(4, 5), beside, 0.5)
+    objective = Objective(loss, None, Constant(0.0), SphericalFeatureTransform(4, 5, mode=mode)).train()
+    for step in range(5):
+        alone(embeddings, labels)
+        assert objective(embeddings, labels, step).generated_loss > 0
+        torch.testing.assert_close(beside.centres, alone.centres, rtol=0, atol=0)
+    assert beside.moves and alone.centres.any()
+
+
 def test_generated_rows_have_their_own_loss_with_its_weight():
     """SFT, Eq. 10."""
     torch.manual_seed(0)
@@ -63,7 +85,7 @@ def test_generated_rows_have_their_own_loss_with_its_weight():
     assert terms.total.item() == pytest.approx(expected.item(), rel=1e-15)
 
 
-def test_a_batch_that_generates_nothing_has_no_loss_of_it():
+def test_a_batch_without_generated_rows_has_no_loss_of_them():
     transform = SphericalFeatureTransform(4, 5, tail_classes=torch.tensor([0, 1, 2]))
     objective = Objective(SoftmaxLoss(4, 5), None, Constant(0.0), transform)
     terms = objective(torch.randn(6, 5), torch.tensor([0, 0, 1, 1, 2, 2]), step=0)
@@ -181,7 +203,7 @@ GRAD_SCALE, BY_BATCH = "gradients times the norm", "gradients times the mean nor
 
 
 def trained(constraint):
-    """Values, averaged gradients and buffers of some steps on this worker's rows, views of images in other hands."""
+    """Values, averaged gradients and buffers of some steps; an image's views are on different workers."""
     plain = globalise_batch_norm(network())
     model = average_gradients(plain, torch.device("cpu"))
     power = 1.5 if constraint in (GRAD_SCALE, BY_BATCH) else 0.0

@@ -24,7 +24,7 @@ def test_weights_decay_and_biases_and_batch_norm_do_not(build):
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
 
 
-def test_groups_span_modules_and_leave_out_what_is_frozen_or_empty():
+def test_groups_span_modules_without_frozen_or_empty_parameters():
     encoder, head = nn.Linear(2, 2), nn.Linear(2, 1, bias=False)
     encoder.bias.requires_grad_(False)
     (group,) = parameter_groups([encoder, head, nn.ReLU()], 0.1)
@@ -62,17 +62,18 @@ def test_sgd_decays_before_its_momentum():
         assert model.bias.item() == pytest.approx(bias, rel=1e-13)
 
 
-def test_lars_has_the_papers_trust_ratio():
+@pytest.mark.parametrize("decay", [0.1, 0.0])
+def test_lars_has_the_papers_trust_ratio(decay):
     model = nn.Linear(3, 2).double()
     before, bias = model.weight.detach().clone(), model.bias.detach().clone()
-    optimiser = lars(parameter_groups([model], 0.1), momentum=0.9)
+    optimiser = lars(parameter_groups([model], decay), momentum=0.9)
     set_learning_rate(optimiser, 0.5)
     model(torch.ones(4, 3, dtype=torch.float64)).sum().backward()
     gradient = model.weight.grad.clone()
     optimiser.step()
-    trust = 0.001 * before.norm() / (gradient.norm() + 0.1 * before.norm())
+    trust = 0.001 * before.norm() / (gradient.norm() + decay * before.norm())
     torch.testing.assert_close(
-        model.weight.detach(), before - 0.5 * trust * (gradient + 0.1 * before), rtol=1e-6, atol=1e-9
+        model.weight.detach(), before - 0.5 * trust * (gradient + decay * before), rtol=1e-6, atol=1e-9
     )
     torch.testing.assert_close(model.bias.detach(), bias - 0.5 * 4, rtol=1e-12, atol=0)
 
@@ -107,7 +108,7 @@ class _Waits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("build", [sgd, lars])
-def test_no_step_looks_at_a_value(build):
+def test_no_step_reads_a_value(build):
     model = network()
     optimiser = build(parameter_groups([model], 0.1), momentum=0.9)
     model(torch.ones(2, 1, 4, 4)).sum().backward()

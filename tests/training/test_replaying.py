@@ -1,4 +1,4 @@
-"""A replayed function computes what it computes when it is called, at each call once."""
+"""A replayed function equals the called one, and computes once per call."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from ssl_sec.networks.dropout import GlobalDropout
 from ssl_sec.training import step
 from ssl_sec.training.optimisers import parameter_groups
 from ssl_sec.training.replaying import WARM_UP_CALLS, Replayed
-from tests.training.pretend_graphs import PretendGraphs
+from tests.training.fake_graphs import FakeGraphs
 from tests.training.test_step import fused_sgd, recipe, run
 
 
@@ -28,7 +28,7 @@ def growing():
 
 
 def test_every_call_computes_once():
-    graphs, (total, add) = PretendGraphs(), growing()
+    graphs, (total, add) = FakeGraphs(), growing()
     replayed = Replayed(add, graphs)
     for call in range(1, 3 * WARM_UP_CALLS):
         doubled = replayed(torch.full((3,), float(call)))
@@ -39,7 +39,7 @@ def test_every_call_computes_once():
 
 def test_the_inputs_are_not_kept():
     _, add = growing()
-    replayed = Replayed(add, PretendGraphs())
+    replayed = Replayed(add, FakeGraphs())
     given = [torch.full((3,), float(call)) for call in range(6)]
     for values in given:
         replayed(values)
@@ -47,15 +47,15 @@ def test_the_inputs_are_not_kept():
 
 
 def test_an_input_of_another_shape_is_refused():
-    replayed = Replayed(lambda values: values * 2, PretendGraphs())
+    replayed = Replayed(lambda values: values * 2, FakeGraphs())
     for _ in range(WARM_UP_CALLS + 1):
         replayed(torch.ones(3))
     with pytest.raises(RuntimeError, match="size"):
         replayed(torch.ones(4))
 
 
-def test_what_cannot_be_recorded_is_called_as_it_is(caplog):
-    graphs, (total, add) = PretendGraphs(fails=True), growing()
+def test_functions_that_cannot_be_recorded_are_called(caplog):
+    graphs, (total, add) = FakeGraphs(fails=True), growing()
     replayed = Replayed(add, graphs)
     for _ in range(6):
         replayed(torch.ones(3))
@@ -64,8 +64,8 @@ def test_what_cannot_be_recorded_is_called_as_it_is(caplog):
 
 
 def test_replayed_steps_keep_the_entries_that_are_drawn_for_each(monkeypatch):
-    pretended = PretendGraphs()
-    monkeypatch.setattr(step, "CUDAGraphs", lambda device: pretended)
+    fake = FakeGraphs()
+    monkeypatch.setattr(step, "CUDAGraphs", lambda device: fake)
     monkeypatch.setattr(contrastive, "can_look", lambda labels: False)  # as on a GPU
 
     def trained(**changes):
@@ -77,4 +77,4 @@ def test_replayed_steps_keep_the_entries_that_are_drawn_for_each(monkeypatch):
 
     expected = trained()
     assert trained(graphed=True) == pytest.approx(expected, rel=1e-12)
-    assert pretended.replays == len(expected) - WARM_UP_CALLS
+    assert fake.replays == len(expected) - WARM_UP_CALLS

@@ -20,7 +20,7 @@ from ssl_sec.training.replaying import WARM_UP_CALLS
 from ssl_sec.training.schedules import Cosine, LinearRamp
 from ssl_sec.training.step import Cadence, autocast, train, train_step
 from tests.fakes import FakeRuntime, assert_identical, loaded
-from tests.training.pretend_graphs import PretendGraphs
+from tests.training.fake_graphs import FakeGraphs
 
 NUM_IMAGES = 20
 FLOAT64 = Computation(precision="float64")
@@ -30,7 +30,7 @@ EVERY_STEP = Cadence(log_every_steps=1, save_every_steps=200, monitor_every_step
 
 
 class Noise:
-    """Two noisy copies of each image, by the step; notes what it was asked."""
+    """Two noisy copies of each image, by the step; records its arguments."""
 
     def __init__(self):
         self.asked = []
@@ -106,7 +106,7 @@ def test_a_step_is_that_of_the_optimiser_on_the_objectives_gradient():
         )
 
 
-def test_the_loop_reports_what_a_step_gave():
+def test_the_loop_reports_the_metrics_of_a_step():
     runtime = run(recipe())
     assert [step for step, metrics, _ in runtime.reports if "train/loss" in metrics] == list(range(STEPS))
     for step, metrics, _ in runtime.reports[:STEPS]:
@@ -159,7 +159,7 @@ def test_images_labels_and_views_are_those_of_the_step():
         (100, 5, 7, [0, 1, 3, 4, 5, 6, 7, 9, 11], [5, 10, 12], [6, 11]),
     ],
 )
-def test_reports_saves_and_the_monitor_keep_their_pace(
+def test_reports_saves_and_the_monitor_come_at_their_intervals(
     log_every, save_every, monitor_every, reported, saved, monitored
 ):
     cadence = Cadence(log_every_steps=log_every, save_every_steps=save_every, monitor_every_steps=monitor_every)
@@ -204,7 +204,7 @@ def test_a_stopped_and_resumed_run_ends_as_the_uninterrupted_one(stop_at):
     assert whole["optimiser"]["state"]
 
 
-def test_a_state_of_lightlys_lars_is_resumed_by_ours():
+def test_our_lars_resumes_a_state_of_lightlys():
     """Version 0.1 trained with it; its groups lack the options of timm's."""
     peer = pytest.importorskip("lightly.utils.lars")
 
@@ -234,7 +234,7 @@ def supervised() -> Recipe:
     return recipe(objective=objective, row_labels=lambda batch, rows: batch.labels.repeat(2))
 
 
-def test_the_centres_of_a_transform_go_on_where_they_were():
+def test_the_centres_of_a_transform_are_resumed():
     whole = run(supervised()).last_state()
     runtime = FakeRuntime(stop_at=5)
     with pytest.raises(Stopped):
@@ -246,7 +246,7 @@ def test_the_centres_of_a_transform_go_on_where_they_were():
     assert_identical(end.last_state(), whole)
 
 
-def test_a_stop_at_a_saved_step_saves_once_and_one_at_the_end_is_none():
+def test_a_stop_at_a_saved_step_saves_once_and_one_at_the_end_is_ignored():
     cadence = Cadence(log_every_steps=1, save_every_steps=2, monitor_every_steps=200)
     runtime = FakeRuntime(stop_at=2)
     with pytest.raises(Stopped):
@@ -256,7 +256,7 @@ def test_a_stop_at_a_saved_step_saves_once_and_one_at_the_end_is_none():
     assert [step for step, _ in finished.saves] == [STEPS]
 
 
-def test_a_save_asked_for_is_made_once_and_training_goes_on():
+def test_a_requested_save_is_made_once_and_training_continues():
     cadence = Cadence(log_every_steps=1, save_every_steps=4, monitor_every_steps=200)
     runtime = run(recipe(), cadence, FakeRuntime(save_at=(1, 4)))
     assert [step for step, _ in runtime.saves] == [1, 4, 8, STEPS]  # step 4 is saved anyway
@@ -288,7 +288,7 @@ def test_an_objective_that_is_not_finite_names_its_step(value):
     assert runtime.saves == []
 
 
-def test_an_objective_that_is_not_finite_is_seen_between_reports():
+def test_an_objective_that_is_not_finite_is_detected_between_reports():
     training = recipe(objective=Objective(NTXentLoss(), SphericalConstraint(), lambda step: math.nan if step else 0.1))
     rarely = Cadence(log_every_steps=1000, save_every_steps=2000, monitor_every_steps=2000)
     with pytest.raises(FloatingPointError, match="^the objective is nan at step 1 "):
@@ -343,14 +343,14 @@ def foreach_lars(groups):
 
 @pytest.fixture
 def graphs(monkeypatch):
-    pretended = PretendGraphs()
-    monkeypatch.setattr(training_module, "CUDAGraphs", lambda device: pretended)
+    fake = FakeGraphs()
+    monkeypatch.setattr(training_module, "CUDAGraphs", lambda device: fake)
     monkeypatch.setattr(contrastive, "can_look", lambda labels: False)  # as on a GPU
-    return pretended
+    return fake
 
 
 @pytest.mark.parametrize("optimiser", [fused_sgd, foreach_lars])
-def test_replayed_steps_are_those_that_are_called(optimiser, graphs):
+def test_replayed_steps_equal_called_steps(optimiser, graphs):
     """The rate, η and the radius of SEC-EMA change at every step; none of them is part of what is recorded."""
 
     def trained(**changes):
@@ -368,7 +368,7 @@ def test_replayed_steps_are_those_that_are_called(optimiser, graphs):
     assert all(type(group["lr"]) is float for group in state["optimiser"]["param_groups"])
 
 
-def test_a_replayed_run_is_resumed_by_one_that_is_not(graphs):
+def test_a_replayed_run_can_be_resumed_without_replaying(graphs):
     def made(**changes):
         recipe_ = recipe(**changes)
         return replace(recipe_, optimiser=fused_sgd(parameter_groups([recipe_.model], 1e-3)))
@@ -384,7 +384,7 @@ def test_a_replayed_run_is_resumed_by_one_that_is_not(graphs):
 
 
 def test_a_resumed_run_keeps_the_options_of_its_own_optimiser():
-    """A state that a GPU's optimiser left is taken up by a CPU's."""
+    """A CPU's optimiser resumes a state of a GPU's."""
     of_gpu = recipe()
     of_gpu = replace(of_gpu, optimiser=fused_sgd(parameter_groups([of_gpu.model], 1e-3)))
     state = run(of_gpu).last_state()

@@ -1,4 +1,4 @@
-"""Between two reports the host never waits for the device: counted on a pretended one."""
+"""Between two reports the host never waits for the device, counted on a fake GPU."""
 
 import multiprocessing
 from dataclasses import replace
@@ -14,7 +14,7 @@ from ssl_sec.training.step import Cadence, train
 from tests.fakes import FakeRuntime
 from tests.recipes import test_metric_learning, test_pretraining
 from tests.recipes.face import test_recipe
-from tests.training.pretend_gpu import PretendGPU
+from tests.training.fake_gpu import FakeGPU
 
 FLOAT32 = {"name": "local", "precision": "float32"}
 SELDOM = Cadence(log_every_steps=5, save_every_steps=10**6, monitor_every_steps=10**6)
@@ -72,7 +72,7 @@ def counted(case):
     """Waits up to each report of twelve steps, and all launches; in a process whose autograd knows the device."""
     build, optimiser = CASES[case]
     runtime, waits = FakeRuntime(), []
-    with PretendGPU() as gpu:
+    with FakeGPU() as gpu:
         runtime.device = gpu.device
         recipe = replace(build(optimiser, runtime, colour_images().to(gpu.device)), total_steps=12)
         runtime.report = lambda step, *figures: waits.append((step, gpu.waits.total()))
@@ -89,7 +89,7 @@ def counts():
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_host_waits_for_reports_alone(case, counts):
+def test_the_host_waits_only_for_reports(case, counts):
     waits, launches = counts[case]
     steps, totals = zip(*waits, strict=True)
     assert max(later - earlier for earlier, later in pairwise(steps)) > 1

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from ssl_sec.data.parquet.reading import ParquetFiles, iterate_rows
-from ssl_sec.data.shards.cache_files import made_once
+from ssl_sec.data.shards.cache_files import made_table
 from ssl_sec.data.shards.locations import stamp
 
 # Part of the cache's key; increase it when the columns change.
@@ -20,7 +20,7 @@ CACHE_LAYOUT = 1
 
 
 def cached_table(parquet_files: ParquetFiles, cache_folder: Path) -> Path:
-    """The rows as an Arrow IPC file with the columns `name`, `encoded` and `label`, written if it is missing.
+    """The rows as an Arrow IPC file with the columns `name`, `encoded` and `label`, written if missing or damaged.
 
     Args:
         parquet_files: files to copy.
@@ -32,7 +32,9 @@ def cached_table(parquet_files: ParquetFiles, cache_folder: Path) -> Path:
     Raises:
         DataError: a Parquet file is damaged, or the folder cannot be written.
     """
-    return made_once(cache_folder / f"{digest(parquet_files)}.arrow", lambda file: _write_table(parquet_files, file))
+    path = cache_folder / f"{digest(parquet_files)}.arrow"
+    made_table(path, lambda file: _write_table(parquet_files, file))
+    return path
 
 
 def digest(parquet_files: ParquetFiles) -> str:

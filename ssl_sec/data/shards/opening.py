@@ -1,6 +1,7 @@
 """Tar shards as image sets: decoded into memory, read by image from this machine's disk, or by blocks from anywhere."""
 
 import itertools
+import logging
 from pathlib import Path
 
 import torch
@@ -12,6 +13,8 @@ from ssl_sec.data.image_set import CACHE_FOLDER, UNLABELLED, ImageSet, Locations
 from ssl_sec.data.shards.streamed import streamed
 from ssl_sec.data.stores import decode_all, first_shape, from_store
 from ssl_sec.errors import ConfigError, MissingDataError
+
+logger = logging.getLogger("ssl_sec.data")
 
 
 def open_webdataset(
@@ -46,6 +49,14 @@ def open_webdataset(
         raise MissingDataError(f"webdataset: no files for the {split} split; set data.{split}")
     files = find_files(locations, "tar")
     shards = tar.open_shards(files, Path(cache_folder).expanduser())
+    name = f"webdataset/{split}"
+    if num_dotted := shards.num_dotted:
+        logger.warning(
+            "%s: %d images are not read, as a key ends at the first dot of a file's name, first: %s",
+            name,
+            num_dotted,
+            shards.first_dotted,
+        )
     labels = shards.labels
     encoded = (
         (shards.image_name(block, row), image, int(label))
@@ -55,7 +66,6 @@ def open_webdataset(
     first, image_shape = first_shape(encoded, decoding)
     where, *others = [path for _, path in files]
     more = f" and {len(others)} more shards" if others else ""
-    name = f"webdataset/{split}"
     description = f"{len(labels)} images in {where}{more}, digest {shards.digest}"
     class_names = _class_names(labels, where)
     if decoding.is_resident(len(labels), image_shape):

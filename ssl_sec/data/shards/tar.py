@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ssl_sec.data.folders import EXTENSIONS
 from ssl_sec.data.image_set import MAX_CLASSES, UNLABELLED
-from ssl_sec.data.shards.cache_files import made_once
+from ssl_sec.data.shards.cache_files import made_table
 from ssl_sec.data.shards.locations import File, one_line, stamp
 from ssl_sec.errors import DataError, printable
 
@@ -34,8 +34,10 @@ IMAGES_PER_BLOCK = 256
 # Number of shards whose headers are read at a time.
 _SCANNERS = 8
 
-# Part of the index's name; increase it when its columns change.
-_LAYOUT = 1
+# Part of the index's name; increase it when its columns or its metadata change.
+_LAYOUT = 2
+# Metadata of an index: the number of images that are not read, as their names have a further dot, and the first name.
+_NUM_DOTTED, _FIRST_DOTTED = b"num_dotted", b"first_dotted"
 _SCHEMA = pa.schema({"name": pa.string(), "offset": pa.int64(), "size": pa.int64(), "label": pa.int64()})
 
 
@@ -67,6 +69,18 @@ class Shards:
     def are_local(self) -> bool:
         """Whether all files are on this machine's file systems."""
         return all(isinstance(file_system, LocalFileSystem) for file_system, _ in self.files)
+
+    @property
+    def num_dotted(self) -> int:
+        """Number of images that are not read, as their names have a further dot (`img.0.png`)."""
+        return sum(map(_num_dotted, self.indices))
+
+    @property
+    def first_dotted(self) -> str:
+        """The shard and the member of the first of them; there must be one."""
+        shard = next(shard for shard, index in enumerate(self.indices) if _num_dotted(index))
+        member = self.indices[shard].schema.metadata[_FIRST_DOTTED].decode()
+        return f"{printable(self.files[shard][1])} member {member}"
 
     @cached_property
     def _sizes(self) -> Int64[Tensor, " blocks"]:
@@ -138,7 +152,7 @@ def open_shards(files: Sequence[File], cache_folder: Path) -> Shards:
 
     Args:
         files: file system and path of each shard.
-        cache_folder: folder of the indices; created if missing.
+        cache_folder: folder of the indices; created if missing. A damaged index is made again.
 
     Raises:
         DataError: a shard is damaged or has no images, labels are missing for some of the images, or the folder cannot
@@ -169,9 +183,7 @@ def _index(file: File, digest: str, cache_folder: Path) -> pa.Table:
         with pa.ipc.new_file(index, table.schema) as writer:
             writer.write_table(table)
 
-    path = made_once(cache_folder / f"{digest}.index.arrow", write)
-    with one_line(str(path)):
-        return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    return made_table(cache_folder / f"{digest}.index.arrow", write)
 
 
 def _scan(file: File) -> pa.Table:
@@ -179,6 +191,7 @@ def _scan(file: File) -> pa.Table:
     file_system, path = file
     images: dict[str, tuple[str, int, int]] = {}
     labels: dict[str, int] = {}
+    dotted: list[str] = []
     # Remote files are read once, in order; other caches of fsspec would read parts of them twice.
     with one_line(path), file_system.open(path, "rb", cache_type="readahead") as opened, _archive(opened) as archive:
         for member in archive:
@@ -194,16 +207,24 @@ def _scan(file: File) -> pa.Table:
             elif extension.lower() == "cls":
                 content = archive.extractfile(member)
                 labels[key] = _label(b"" if content is None else content.read(), f"{path} member {member.name}")
+            elif os.path.splitext(base)[1].lower() in EXTENSIONS:
+                dotted.append(printable(member.name))
         opened.seek(archive.offset)  # tarfile treats a truncated header as the end
         if opened.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise DataError(
                 f"{printable(path)}: cut off after {archive.offset:,} bytes: it has no end-of-archive block"
             )
     if not images:
-        raise DataError(f"{printable(path)}: no images; allowed: members named {', '.join(sorted(EXTENSIONS))}")
+        ends = f"; a key ends at the first dot of a file's name, as in {dotted[0]}" if dotted else ""
+        raise DataError(f"{printable(path)}: no images; allowed: members named {', '.join(sorted(EXTENSIONS))}{ends}")
     names, offsets, sizes = zip(*images.values(), strict=True)
     of_images = [labels.get(key, UNLABELLED) for key in images]
-    return pa.table([list(names), list(offsets), list(sizes), of_images], schema=_SCHEMA)
+    about = {_NUM_DOTTED: str(len(dotted)), _FIRST_DOTTED: dotted[0] if dotted else ""}
+    return pa.table([list(names), list(offsets), list(sizes), of_images], schema=_SCHEMA.with_metadata(about))
+
+
+def _num_dotted(index: pa.Table) -> int:
+    return int(index.schema.metadata[_NUM_DOTTED])
 
 
 def _archive(file: Any) -> tarfile.TarFile:

@@ -28,10 +28,10 @@ from ssl_sec.settings import flattened
 
 logger = logging.getLogger("ssl_sec")
 
-# What Hydra knows the chosen experiment by.
+# The name of the chosen experiment in Hydra.
 _CHOSEN = "the-chosen-one"
-# Where Hydra looks for files: a package without folders, which would be groups. hydra.initialize needs none, but
-# reads the whole stack to find its caller.
+# The package in which Hydra looks for files: one without folders, which would be groups. hydra.initialize needs none,
+# but reads the whole stack to find its caller.
 _NO_FILES = "ssl_sec.edges.composition"
 
 
@@ -49,12 +49,12 @@ def compose(job: str, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def composed_yaml(job: str, overrides: Sequence[str]) -> str:
-    """The same as YAML; keys that must be given and are not stay `???`."""
+    """The same values as YAML; required keys that are missing stay `???`."""
     return OmegaConf.to_yaml(_compose(job, overrides))
 
 
 def composed(job: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """The same as nested values, not resolved; keys that must be given and are not stay `???`."""
+    """The same as nested values, not resolved; required keys that are missing stay `???`."""
     return as_mapping(_compose(job, overrides))
 
 
@@ -62,7 +62,7 @@ def as_values(config: DictConfig) -> dict[str, Any]:
     """Plain nested values of a composed config.
 
     Raises:
-        ConfigError: for a key that must be given and is not.
+        ConfigError: for a required key that is missing.
     """
     # Not OmegaConf.missing_keys, which fails where another key is made from the missing one.
     missing = sorted(key for key, value in flattened(as_mapping(config)).items() if value == "???")
@@ -102,7 +102,7 @@ def job_of(experiment: str) -> str | None:
 
 
 def _runs(job: str, name: str) -> bool:
-    """Whether a job can run an experiment; a file that cannot be read is none."""
+    """Whether a job can run an experiment; false for a file that cannot be read."""
     try:
         experiment = load(name)
     except ConfigError:
@@ -125,7 +125,7 @@ def chosen_experiment(job: str, overrides: Sequence[str]) -> Experiment | None:
 
 
 def chooses_own(job: str, overrides: Sequence[str]) -> bool:
-    """Whether an experiment or an option of the user's own is chosen."""
+    """Whether an experiment or an option of the user is chosen."""
     experiment, options = chosen_experiment(job, overrides), chosen_options(job, overrides)
     files = [option(group, name) for group, name in options.items()]
     return (experiment is not None and experiment.file.is_own) or any(file and file.is_own for file in files)
@@ -175,7 +175,7 @@ def _compose(job: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def _with_hydra(job: str, given: Sequence[Override], choice: Choice) -> DictConfig:
-    """Composes a job's config, all of which is given to Hydra here: it looks for no files."""
+    """Composes a job's config; all of it is given to Hydra here, so that Hydra looks for no files."""
     nodes = {("", name): primary(name).node for name in (job, *primary(job).bases)}
     for group, name in choice.options.items():
         if group != EXPERIMENT and (file := option(group, name)) is not None:
@@ -203,7 +203,7 @@ def _parsed(overrides: Sequence[str]) -> list[Override]:
 
 
 def _require_value(override: Override) -> None:
-    """Refuses what Hydra's grammar has beside values of a job: removed keys, and settings of Hydra itself."""
+    """Refuses parts of Hydra's grammar that are not values of a job: removed keys, and settings of Hydra itself."""
     key = override.key_or_group
     if override.is_delete():
         raise ConfigError(f"{override.input_line}: a key cannot be removed; give {key}=<value>")
@@ -212,14 +212,14 @@ def _require_value(override: Override) -> None:
 
 
 def _lines(job: str, override: Override) -> list[str]:
-    """What Hydra is given for an override."""
+    """The overrides that Hydra gets for an override."""
     assert override.input_line is not None
     key = override.key_or_group
     if (defaults := defaults_of_override(job, override)) is not None:
         return [f"{key}=null", f"++{key}={in_grammar(defaults)}"]  # instead of the former value: Hydra merges groups
     if key == EXPERIMENT and override.value() is not None:
         return [f"{EXPERIMENT}={_CHOSEN}"]
-    # Values by name may have other keys than those that they replace; from_values knows which are allowed.
+    # Values by name may have other keys than the values that they replace; from_values knows which ones are allowed.
     adds = isinstance(override.value(), dict) and not override.is_add() and not override.is_force_add()
     return [f"++{override.input_line}" if adds else override.input_line]
 
@@ -240,7 +240,7 @@ def _registered(nodes: Mapping[tuple[str, str], Mapping[str, Any]]) -> Iterator[
 
 @cache
 def _settings_of_hydra() -> dict[str, ConfigNode]:
-    """Hydra's own config without its launcher, sweeper, help and logging, which no job uses: half of the time."""
+    """Hydra's own config without its launcher, sweeper, help and logging, which no job uses: half of its time."""
     node = OmegaConf.structured(HydraConf(defaults=[]))
     return {"config.yaml": ConfigNode("config.yaml", node, group="hydra", package=None, provider="hydra")}
 
@@ -283,7 +283,7 @@ def _check_options(job: str, choice: Choice) -> None:
 
 
 def _check_keys(job: str, experiment: Experiment, config: DictConfig) -> None:
-    """Refuses a user's experiment with a key that the chosen options do not have; Hydra takes it."""
+    """Refuses a user's experiment with a key that the chosen options do not have; Hydra would accept it."""
     if not experiment.file.is_own:
         return
     values = as_mapping(config)
@@ -294,14 +294,14 @@ def _check_keys(job: str, experiment: Experiment, config: DictConfig) -> None:
 
 
 def _fits(job: str, experiment: Experiment) -> bool:
-    """Whether an experiment has only groups and keys of the job."""
+    """Whether all groups and keys of an experiment exist in the job."""
     own = primary(job)
     return EXPERIMENT in own.options and experiment.choices.keys() <= own.options.keys() and experiment.keys <= own.keys
 
 
 @cache
 def _say(line: str) -> None:
-    """Logs a line, once though a job composes several times."""
+    """Logs a line only once, since a job may compose its configuration several times."""
     logger.info(line)
 
 

@@ -1,8 +1,8 @@
 """Where configs are looked for: those of the package, and a user's own.
 
-A user's own are the folder given by `--config-dir` and a folder `configs` where one stands. Each has experiments and
-options as the package has them: `experiment/mine.yaml`, `data/mine.yaml`. A name that the package has is the
-package's; a file of one's own by that name is refused once it is asked for, unless it says the same.
+The user's own configs are in the folder given by `--config-dir` and in the folder `configs` of the current directory.
+Each has experiments and options as the package has them: `experiment/mine.yaml`, `data/mine.yaml`. A name in the
+package takes precedence: a user's file of that name is refused when it is used, unless its content is the same.
 """
 
 import itertools
@@ -32,8 +32,8 @@ class ConfigFile:
     """A file of experiments or options.
 
     Attributes:
-        path: where it lies.
-        is_own: whether it is a user's.
+        path: path of the file.
+        is_own: whether it is a user's file.
     """
 
     path: Path
@@ -41,13 +41,13 @@ class ConfigFile:
 
     @property
     def shown(self) -> str:
-        """What messages call it: its path, from where one stands if it lies below."""
+        """Its name in messages: the path, relative to the current directory if the file is below it."""
         path = self.path
         return printable(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
     @property
     def comment(self) -> list[str]:
-        """The lines of comment that it opens with; none if it cannot be read."""
+        """The comment lines at its beginning; none if it cannot be read."""
         try:
             lines = self.path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError):
@@ -62,12 +62,12 @@ class ConfigFile:
         return re.split(r"(?<=\.) (?=[A-Z])", paragraph)[0]
 
     def read(self) -> dict[str, Any]:
-        """Its values, interpolations left as they are.
+        """Its values, with interpolations unresolved.
 
         Raises:
-            ConfigError: if it cannot be read, or is no YAML of keys and values.
+            ConfigError: if it cannot be read, or is not YAML with keys and values.
         """
-        if not self.is_own:  # OmegaConf reads the same, twenty times slower
+        if not self.is_own:  # OmegaConf reads the same values, twenty times slower
             return yaml.load(self.path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         try:
             node = OmegaConf.load(self.path)
@@ -84,7 +84,7 @@ class ConfigFile:
 
 @contextmanager
 def own_configs(folder: str | None) -> Iterator[None]:
-    """Looks for configs in a folder too, as long as the context lasts.
+    """Also looks for configs in this folder until the context ends.
 
     Raises:
         ConfigError: if there is no such folder.
@@ -103,7 +103,7 @@ def without_folder(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     """The folder that `--config-dir` names, and the other arguments.
 
     Raises:
-        ConfigError: if it names none.
+        ConfigError: if no folder is named.
     """
     folder, rest = None, list[str]()
     remaining = iter(arguments)
@@ -119,7 +119,7 @@ def without_folder(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def own_folders() -> list[Path]:
-    """The user's own, the one that was given before the one where they stand."""
+    """The user's folders: the one that was given, then the one in the current directory."""
     found = [_given.get(), Path("configs")]
     ours = CONFIG_FOLDER.resolve()
     folders = [folder.resolve() for folder in found if folder is not None and folder.is_dir()]
@@ -155,5 +155,5 @@ def config_file(group: str, name: str) -> ConfigFile | None:
 
 
 def doubled(group: str, name: str, file: ConfigFile) -> ConfigError:
-    """What to say of a user's file whose name the package has."""
+    """The error about a user's file whose name is also in the package."""
     return ConfigError(f"{group}: found {name!r} in the package and in {file.shown}; give your file another name")

@@ -1,11 +1,11 @@
 """Experiments: files of `configs/experiment`, the user's own among them, and rows of the papers' tables.
 
-The rows of `configs/table/*.yaml` become experiments: a key that names a config group chooses one of its options,
-any other is a value. A table's `grid` has a row for every combination of its axes' choices: a row is named by `name`,
-in which {axis} stands for the choice, and has the values of each of the `rules` whose `when` it meets, in their order.
-Its single `rows` may be `like` another row of the table.
+The rows of `configs/table/*.yaml` become experiments: a key that names a config group chooses one of its options, any
+other key is a value. A table's `grid` has a row for each combination of its axes' choices: a row's name is made from
+`name`, in which {axis} stands for the choice, and its values are those of each of the `rules` whose `when` it meets, in
+order. Its single `rows` may be `like` another row of the table.
 
-An experiment's values for a group hold for the option that it chooses there, and for no other.
+An experiment's values for a group apply only to the option that it chooses there.
 """
 
 import itertools
@@ -26,13 +26,13 @@ TABLES = "table"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experiment:
-    """Options of groups, and values over them.
+    """Chosen options of groups, and changed values.
 
     Attributes:
-        name: by which it is chosen.
-        file: that it stands in.
+        name: the experiment's name.
+        file: the file that defines it.
         choices: group -> option.
-        values: nested, by top-level key; those of a group are for the option that is chosen.
+        values: nested, by top-level key; the values of a group apply to the option that is chosen.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Experiment:
 
     @property
     def keys(self) -> set[str]:
-        """Its top-level keys, groups among them."""
+        """Its top-level keys, including groups."""
         return {*self.choices, *self.values}
 
     @property
@@ -53,11 +53,11 @@ class Experiment:
     def replacing(
         self, defaults: Mapping[str, str], chosen: Mapping[str, str]
     ) -> tuple["Experiment", dict[str, dict[str, Any]]]:
-        """The experiment where other options are chosen than its own, without its values for those.
+        """The experiment with other options than its own, without its values for the options that are replaced.
 
         Args:
-            defaults: group -> option, where the experiment chooses none.
-            chosen: group -> option, instead of its own.
+            defaults: group -> option of the groups for which the experiment chooses none.
+            chosen: group -> option instead of the experiment's own.
 
         Returns:
             The experiment without the choices and values that are replaced; group -> key -> value, those values.
@@ -77,7 +77,7 @@ def load(name: str) -> Experiment | None:
     """An experiment by its name; None if there is none.
 
     Raises:
-        ConfigError: if it is a user's, and cannot be read or is malformed, or the package has one of its name.
+        ConfigError: if it is a user's and cannot be read or is malformed, or the package has one of the same name.
     """
     if name not in _rows():
         file = config_file(EXPERIMENT, name)
@@ -90,7 +90,7 @@ def load(name: str) -> Experiment | None:
 
 
 def explanations() -> dict[str, str]:
-    """Name -> explanation of all: the files, then the rows of tables, then the user's own."""
+    """Name -> explanation of all experiments: the files, then the rows of tables, then the user's own."""
     packaged = {name: file.explanation for name, file in _packaged().items()}
     rows = {name: _papers_figures(name) for name in _rows()}
     own = {name: f"yours, {file.shown}: {file.explanation}" for name, file in own_options(EXPERIMENT).items()}
@@ -112,7 +112,7 @@ def _papers_figures(name: str) -> str:
 
 
 def in_words(value: Value) -> str:
-    """A figure of a paper as people write it."""
+    """A figure of a paper in the usual notation."""
     return f"{value[0]} ± {value[1]}" if isinstance(value, tuple) else str(value)
 
 
@@ -122,7 +122,7 @@ def _of_package(name: str, file: ConfigFile) -> Experiment:
 
 
 def _of_file(name: str, file: ConfigFile, within: tuple[Path, ...]) -> Experiment:
-    """An experiment of a file, with what it takes from the experiments that its `defaults` name."""
+    """An experiment from a file, with the content of the experiments that its `defaults` name."""
     values = file.read()
     entries = values.pop("defaults", None) or []
     if not isinstance(entries, list):
@@ -167,13 +167,13 @@ def _choices(entry: Any, file: ConfigFile) -> dict[str, str]:
 def _over(
     choices: Mapping[str, str], values: Mapping[str, Any], new_choices: Mapping[str, str], new_values: Mapping[str, Any]
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """Choices and values over others, whose values hold for the options chosen there."""
+    """Choices and values, overridden by new ones, whose values apply to the options chosen there."""
     kept = {key: value for key, value in values.items() if new_choices.get(key, choices.get(key)) == choices.get(key)}
     return {**choices, **new_choices}, merged(kept, new_values)
 
 
 def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values with others over them; a list replaces a list."""
+    """Nested values, overridden by others; a list replaces a list."""
     both = {key for key in over if isinstance(over[key], Mapping) and isinstance(values.get(key), Mapping)}
     return {**values, **over, **{key: merged(values[key], over[key]) for key in both}}
 
@@ -227,7 +227,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def as_typed(value: Any) -> str:
-    """A value as one types it on a command line."""
+    """A value as it is typed on a command line."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, list):

@@ -17,9 +17,9 @@ from ssl_sec.recipes.registry import PRETRAIN, RECIPES
 _EXPERIMENT = "experiment"
 _FIRST_GROUPS = ("data", "runtime")
 _WITHOUT_OPTIONS = ("align", "replay", "report")
-# Where explanations of keys begin.
+# The column in which explanations of keys begin.
 _COLUMN = 38
-# A space that no line ends at.
+# A space at which no line is broken.
 _FIXED = "\N{NO-BREAK SPACE}"
 _USAGES: Mapping[str, str] = {
     "ablate": "[group=option ...] [key=value ...]",
@@ -85,11 +85,11 @@ def help_text(job: str, overrides: Sequence[str]) -> str:
     """The help of a job.
 
     Args:
-        job: which.
-        overrides: that stand beside `--help`; they choose the options whose keys are explained.
+        job: name of the job.
+        overrides: the overrides given with `--help`; they choose the options whose keys are explained.
 
     Raises:
-        ConfigError: for an override that the job would refuse, too.
+        ConfigError: for an override that the job would refuse.
     """
     values, options = composed(job, overrides), chosen_options(job, overrides)
     experiment = chosen_experiment(job, overrides)
@@ -116,7 +116,7 @@ def _head(job: str) -> str:
 
 
 def _choices(job: str) -> str:
-    """What a value may be, where that is more than a word."""
+    """The values of one key with their descriptions, for jobs that have such a key."""
     if job == "export":
         # Not for the other jobs to import.
         from ssl_sec.exporting import FORMATS
@@ -134,7 +134,7 @@ def _choices(job: str) -> str:
 
 
 def _experiments(job: str) -> str:
-    """All experiments by the file that they stand in, those of a paper's table with the paper's figure."""
+    """All experiments by the file that defines them; those of a paper's table have the paper's figure."""
     alone: dict[str, str] = {}
     tables: dict[str, list[str]] = {}
     metric, figure = RECIPES.get(job, PRETRAIN).paper_figure or ("", "")
@@ -159,7 +159,7 @@ def _experiments(job: str) -> str:
 
 
 def _chosen(experiment: Experiment) -> str:
-    """What the file of an experiment says of it."""
+    """The comment in the file of an experiment."""
     comment = experiment.file.comment
     if experiment.is_row:
         comment = [*comment[:1], explanations()[experiment.name]]
@@ -191,7 +191,7 @@ def _keys(job: str, values: Mapping[str, Any], options: Mapping[str, str]) -> st
 
 
 def _entries(job: str, values: Mapping[str, Any]) -> str:
-    """The keys of what a list may hold."""
+    """The keys of the entries that a list may hold."""
     lines: list[str] = []
     for name in values:
         for place, kind in enumerate(listed_kinds(kind_of(job), name)):
@@ -226,7 +226,7 @@ def _listed(told: Mapping[str, str], chosen: str | None = None) -> list[str]:
 
 
 def _wrapped(text: str, indent: str, hanging: str | None = None) -> list[str]:
-    # A sign stays with its number.
+    # A sign stays on the line of its number.
     lines = textwrap.wrap(
         re.sub(r"([<>≤≥]) (?=[-\d])", rf"\1{_FIXED}", text),
         _width(),

@@ -1,4 +1,4 @@
-"""What a mistaken override was meant to be: other words for keys, keys of other options, sweeps."""
+"""Suggestions for a mistaken override: other words for keys, keys of other options, sweeps."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,7 +7,7 @@ from ssl_sec.edges.packaging import command
 from ssl_sec.errors import nearest
 from ssl_sec.recipes.registry import PRETRAIN, RECIPES
 
-# What other programs call our keys -> the last part of ours.
+# Names in other programs -> the last part of our key.
 _SYNONYMS: Mapping[str, Sequence[str]] = {
     "amp": ("precision",),
     "arch": ("encoder",),
@@ -61,11 +61,11 @@ _SYNONYMS: Mapping[str, Sequence[str]] = {
 
 
 def suggestion(key: str, keys: Iterable[str], others: Sequence[str] = ()) -> str:
-    """A clause with what an unknown key was meant to be.
+    """A clause that suggests keys for an unknown one.
 
     Args:
-        key: the unknown one, dotted.
-        keys: those that there are, and the groups.
+        key: the unknown key, dotted.
+        keys: the keys that exist, and the groups.
         others: jobs that have the key.
 
     Returns:
@@ -81,7 +81,7 @@ def suggestion(key: str, keys: Iterable[str], others: Sequence[str] = ()) -> str
 
 
 def is_plain(key: str, keys: Iterable[str]) -> bool:
-    """Whether some keys alone say what another was meant to be: it is a usual word for one, or a slip of the pen."""
+    """Whether these keys alone explain an unknown one: it is another word for one of them, or a typing error."""
     known = list(keys)
     before, point, last = key.rpartition(".")
     found = [one for one in meant(key, known) if one.startswith(before + point)]
@@ -90,9 +90,9 @@ def is_plain(key: str, keys: Iterable[str]) -> bool:
 
 
 def is_of_probe(key: str, found: Sequence[str]) -> bool:
-    """Whether the keys that an unknown one may mean all belong to the probe at a training's end, or there are none.
+    """Whether all keys that an unknown one may mean belong to the probe at the end of a training, or there are none.
 
-    Such a key is more likely one of the training, which the chosen options do not have.
+    Such a key more likely belongs to the training, whose chosen options do not have it.
     """
     return not found or not key.startswith("probe.") and all(one.startswith("probe.") for one in found)
 
@@ -111,16 +111,16 @@ def meant(key: str, keys: Iterable[str]) -> list[str]:
 
 
 def in_words(names: Sequence[str], last: str = "or") -> str:
-    """Names in a row, the first few of many."""
+    """Names in a row; of many, only the first few."""
     *rest, end = names if len(names) <= 4 else [*names[:3], "others"]
     return f"{', '.join(rest)} {last} {end}" if rest else end
 
 
 def swept(job: str, override: str, is_list: bool) -> str:
-    """The error about several values for a key of a single run, and where they can be given.
+    """The error about several values for a key of a single run; it says where several values are allowed.
 
     Args:
-        job: that was asked for one run.
+        job: name of the job that was given several values.
         override: `key=value,value`.
         is_list: whether the key takes a list.
     """

@@ -1,4 +1,4 @@
-"""The keys of each job as its dataclasses declare them: what they mean, what they may be, which options have them."""
+"""The keys of each job, as declared by dataclasses: their meaning, allowed values, and the options that have them."""
 
 import dataclasses
 import inspect
@@ -23,10 +23,10 @@ class Key:
     """A key of a configuration.
 
     Attributes:
-        name: dotted.
-        explanation: what it means.
-        allowed: what it may be.
-        value: what it is; `???` if it must be given.
+        name: name of the key, dotted.
+        explanation: meaning of the key.
+        allowed: the allowed values, in words.
+        value: current value; `???` if a required value is missing.
     """
 
     name: str
@@ -75,12 +75,12 @@ def kind_of(job: str) -> type[Any]:
 
 
 def keys_of(kind: type[Any], values: Mapping[str, Any], path: str = "") -> Iterator[Key]:
-    """The keys that a configuration of a dataclass has.
+    """The keys of a dataclass's configuration.
 
     Args:
         kind: the dataclass.
-        values: nested; which options are chosen decides which keys there are.
-        path: where they stand.
+        values: nested values; the chosen options decide which keys exist.
+        path: dotted path of the configuration.
     """
     hints, explanations = _hints(kind), explanations_of(kind)
     for name, value in values.items():
@@ -95,7 +95,7 @@ def keys_of(kind: type[Any], values: Mapping[str, Any], path: str = "") -> Itera
             if inner.name != f"{key}.name":
                 yield inner
             elif "." in key:
-                # One that is chosen by its name, not as the option of a group.
+                # A dataclass that is chosen by its name, not as the option of a group.
                 names = " | ".join(other for one in _dataclasses(hints[name]) for other in _names(one))
                 yield dataclasses.replace(inner, explanation=explanations.get(name, ""), allowed=names)
 
@@ -112,7 +112,7 @@ def unknown_keys(kind: type[Any], values: Mapping[str, Any], path: str = "") -> 
 
 
 def listed_kinds(kind: type[Any], name: str) -> list[type[Any]]:
-    """The dataclasses that the entries of a list may be; none if they are plain values."""
+    """The dataclasses that are allowed as entries of a list; none if the entries are plain values."""
     hint = _bare(_hints(kind)[name])
     return _dataclasses(get_args(hint)[0]) if get_origin(hint) is tuple else []
 
@@ -123,7 +123,7 @@ def keys_of_entry(kind: type[Any]) -> list[Key]:
 
 
 def defaults_of(kind: type[Any]) -> dict[str, Any]:
-    """The defaults of a dataclass of plain values, as plain values; `???` for what must be given."""
+    """The defaults of a dataclass of plain values, as plain values; `???` for required ones."""
     return {
         field.name: "???" if field.default is dataclasses.MISSING else to_values(field.default)
         for field in dataclasses.fields(kind)
@@ -132,17 +132,17 @@ def defaults_of(kind: type[Any]) -> dict[str, Any]:
 
 
 def kinds_by_name(kind: type[Any], group: str) -> dict[str, type[Any]]:
-    """The dataclasses that a group of a configuration may be, by their names."""
+    """The dataclasses that are allowed for a group of a configuration, by name."""
     return {name: one for one in _dataclasses(_hints(kind).get(group)) for name in _names(one)}
 
 
 def defaults_by_name(job: str, key: str, name: str) -> dict[str, Any] | None:
-    """The defaults of a dataclass that a key below a group may be, by its name; None if there is none.
+    """The defaults of a dataclass that is allowed for a key below a group, by its name; None if there is none.
 
     Args:
-        job: which.
+        job: name of the job.
         key: dotted, for example `monitor.data`.
-        name: of the dataclass.
+        name: name of the dataclass.
     """
     *groups, last = key.split(".")
     kind: type[Any] | None = kind_of(job)
@@ -154,17 +154,17 @@ def defaults_by_name(job: str, key: str, name: str) -> dict[str, Any] | None:
 
 
 def misfit(job: str, group: str, values: Mapping[str, Any], is_whole: bool) -> str | None:
-    """Why a job cannot use an option of a group.
+    """The reason why a job cannot use an option of a group.
 
     Args:
-        job: which.
+        job: name of the job.
         group: one of its groups.
-        values: of the option.
-        is_whole: whether the option must have all keys, as those of the package do, which groups without names are
-            told apart by.
+        values: values of the option.
+        is_whole: whether the option must have all keys, as the package's options do; groups without names are
+            distinguished by their keys.
 
     Returns:
-        A key with what is wrong with it; None if nothing is.
+        The key and what is wrong with it; None if the job can use the option.
     """
     hint = _hints(kind_of(job))[group]
     member = _member(hint, values)
@@ -182,7 +182,7 @@ def misfit(job: str, group: str, values: Mapping[str, Any], is_whole: bool) -> s
 
 @cache
 def explanations_of(kind: type[Any]) -> dict[str, str]:
-    """Field -> explanation, from the docstrings of a dataclass and of those that it is made from."""
+    """Field -> explanation, from the docstrings of a dataclass and of its bases."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         found |= _attributes(base.__dict__.get("__doc__") or "")
@@ -195,7 +195,7 @@ def summary_of(kind: type[Any]) -> str:
 
 
 def allowed_by(hint: Any) -> str:
-    """What a value may be, in words."""
+    """The allowed values of a type, in words."""
     origin, options = get_origin(hint), get_args(hint)
     if origin is Annotated:
         bounds = [_bounds(rule) for rule in options[1:]]
@@ -237,7 +237,7 @@ def _bare(hint: Any) -> Any:
 
 
 def _dataclasses(hint: Any) -> list[type[Any]]:
-    """The dataclasses that a value may be."""
+    """The dataclasses that a type allows."""
     bare = _bare(hint)
     if get_origin(bare) in (Union, types.UnionType):
         return [member for option in get_args(bare) for member in _dataclasses(option)]
@@ -245,7 +245,7 @@ def _dataclasses(hint: Any) -> list[type[Any]]:
 
 
 def _member(hint: Any, values: Mapping[str, Any]) -> type[Any] | None:
-    """The dataclass that nested values are for; None if there is none."""
+    """The dataclass that fits nested values; None if there is none."""
     kinds = _dataclasses(hint)
     by_name = {name: kind for kind in kinds for name in _names(kind)}
     if not by_name:
@@ -275,6 +275,6 @@ def _attributes(docstring: str) -> dict[str, str]:
 
 
 def _in_help(text: str) -> str:
-    """Words of a docstring as the command line has them: null for None, names of the code left out."""
+    """The text of a docstring as shown by the command line: null for None, names of the code left out."""
     text = re.sub(r";? see (section )?`ssl_sec[\w.]*`", "", " ".join(text.split()))
     return re.sub(r"\bNone\b", "null", text).replace("`", "").strip()

@@ -1,4 +1,4 @@
-"""Overrides that a job does not have: keys that do not exist, several values for one run."""
+"""Errors about overrides that a job does not accept: unknown keys, several values for one run."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from ssl_sec.edges.composition.options import EXPERIMENT, is_in_files, options, 
 from ssl_sec.recipes.registry import trainings
 from ssl_sec.settings import flattened
 
-# Keys of earlier versions, and what is in their place.
+# Keys of earlier versions, and what has replaced them.
 _RENAMED = {
     "benchmarks": "give test_sets, with the same values, to jobs.face",
     "probe.decay_epochs": "give probe.decay_at, shares of probe.epochs, as [0.6,0.75,0.9] for 60, 75, 90 of 100",
@@ -22,14 +22,14 @@ _RENAMED = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """What overrides choose, before Hydra composes it.
+    """The choices of overrides, before Hydra composes them.
 
     Attributes:
-        options: group -> option, of the overrides, their experiment and the job.
-        typed: group -> option, of the overrides alone.
-        experiment: without what other options replace; None if none is chosen.
-        dropped: group -> key -> value, of the experiment, which are for another option than the chosen one.
-        instead_of: group -> option that the dropped values are for.
+        options: group -> option, chosen by the overrides, their experiment and the job.
+        typed: group -> option, chosen by the overrides alone.
+        experiment: the chosen experiment, without values that other options replace; None if none is chosen.
+        dropped: group -> key -> value of the experiment, for another option than the chosen one.
+        instead_of: group -> the option that the dropped values are for.
     """
 
     options: Mapping[str, str]
@@ -40,7 +40,7 @@ class Choice:
 
 
 def defaults_of_override(job: str, override: Override) -> dict[str, Any] | None:
-    """The defaults of what an override chooses by its name below a group, as `monitor.data=digits`; None if nothing."""
+    """The defaults chosen by name below a group, as in `monitor.data=digits`; None if the override chooses none."""
     key, value = override.key_or_group, None if override.is_sweep_override() else override.value()
     return defaults_by_name(job, key, value) if "." in key and isinstance(value, str) else None
 
@@ -57,10 +57,10 @@ def unknown_key(job: str, given: Sequence[Override], choice: Choice, in_files: b
     """The error about the first override whose key does not exist once the groups are chosen; None if all do.
 
     Args:
-        job: which.
+        job: name of the job.
         given: the overrides.
-        choice: what they choose.
-        in_files: asks for no more than files tell, which are read without torch.
+        choice: the choices of the overrides.
+        in_files: checks only what config files show, which are read without torch.
     """
     typed = [each.key_or_group for each in given if each.key_or_group not in choice.options and not each.is_add()]
     values = _values(job, choice, in_files) if typed else {}
@@ -86,7 +86,7 @@ def unknown_key(job: str, given: Sequence[Override], choice: Choice, in_files: b
 def _meaning(
     job: str, key: str, keys: Set[str], choice: Choice, elsewhere: Mapping[str, Sequence[tuple[str, str]]]
 ) -> str:
-    """What an unknown key was meant to be: one that other options have, or other jobs, or another key."""
+    """A clause that suggests keys for an unknown one: of other options, of other jobs, or with another name."""
     group = key.partition(".")[0]
     if having := _usable_ones(job, elsewhere.get(key, ())):
         now = choice.options[group]
@@ -100,7 +100,7 @@ def _meaning(
 
 
 def _values(job: str, choice: Choice, in_files: bool = False) -> dict[str, Any]:
-    """The values of a choice, without those of options that are in no file if only files are asked for."""
+    """The values of a choice; if only files are read, without those of options that are in no file."""
     options = {group: name for group, name in choice.options.items() if not in_files or is_in_files(group, name)}
     values = {**primary(job).values, **{group: values_of_option(group, name) or {} for group, name in options.items()}}
     unread = choice.options.keys() - options.keys()
@@ -109,7 +109,7 @@ def _values(job: str, choice: Choice, in_files: bool = False) -> dict[str, Any]:
 
 
 def _groups_of_keys(values: Mapping[str, Any], path: str = "") -> set[str]:
-    """The dotted keys that hold others."""
+    """The dotted keys that hold other keys."""
     found = {f"{path}{key}": value for key, value in values.items() if isinstance(value, Mapping)}
     return {*found, *(key for name, value in found.items() for key in _groups_of_keys(value, f"{name}."))}
 
@@ -125,5 +125,5 @@ def _elsewhere(job: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def _usable_ones(job: str, having: Sequence[tuple[str, str]]) -> list[str]:
-    """Those of some options that a job can use, as `group=option`."""
+    """Those options that a job can use, as `group=option`."""
     return [f"{group}={name}" for group, name in having if usable(job, group, name)]

@@ -1,7 +1,7 @@
-"""What a job chooses from: the groups of its config, and their options.
+"""The groups of a job's config, and the options of each group.
 
-An option is a file of `configs/<group>` or of the user's own, or a dataclass: every name that a group's dataclasses go
-by is an option with their defaults. A file is only there for what differs from those.
+An option is a file of `configs/<group>` or of the user's own, or a dataclass: every name of a group's dataclasses is an
+option with their defaults. Files exist only for what differs from these defaults.
 """
 
 import sys
@@ -24,10 +24,10 @@ class Primary:
     """A job's own config.
 
     Attributes:
-        bases: the jobs whose configs it is made from.
-        options: group -> option that is chosen unless another is; `null` for none.
-        values: the others, those of its bases among them.
-        node: what its file says.
+        bases: the jobs whose configs it extends.
+        options: group -> option chosen by default; `null` for none.
+        values: all other values, including those of its bases.
+        node: the content of its file.
     """
 
     bases: tuple[str, ...]
@@ -37,7 +37,7 @@ class Primary:
 
     @property
     def keys(self) -> set[str]:
-        """Its top-level keys, groups among them."""
+        """Its top-level keys, including groups."""
         return {*self.options, *self.values}
 
 
@@ -60,7 +60,7 @@ def primary(job: str) -> Primary:
 
 @cache
 def groups() -> frozenset[str]:
-    """The names of all groups, the experiments' among them."""
+    """The names of all groups, including that of the experiments."""
     return frozenset(group for path in CONFIG_FOLDER.glob("*.yaml") for group in primary(path.stem).options)
 
 
@@ -69,8 +69,8 @@ class _Declared(ConfigFile):
     """A dataclass with its defaults, as an option.
 
     Attributes:
-        name: of the option, and the dataclass's own `name`.
-        kind: the dataclass; `path` is its module's.
+        name: name of the option, and the dataclass's own `name`.
+        kind: the dataclass; `path` is that of its module.
     """
 
     name: str
@@ -82,13 +82,13 @@ class _Declared(ConfigFile):
         return [summary_of(self.kind)]
 
     def read(self) -> dict[str, Any]:
-        """Its defaults; `???` for what must be given."""
+        """Its defaults; `???` for required values."""
         return {"name": self.name, **{key: value for key, value in defaults_of(self.kind).items() if key != "name"}}
 
 
 @cache
 def _declared(group: str) -> dict[str, ConfigFile]:
-    """The options of a group by name that dataclasses declare; those that files do are not asked for here."""
+    """The options of a group that dataclasses declare, by name; options in files are not included."""
     found: dict[str, ConfigFile] = {}
     for job in RECIPES:
         for name, kind in kinds_by_name(kind_of(job), group).items():
@@ -129,7 +129,7 @@ def option(group: str, name: str) -> ConfigFile | None:
 
 
 def is_in_files(group: str, name: str) -> bool:
-    """Whether an option is the package's and made of files alone, which are read without torch."""
+    """Whether an option is one of the package's and only in files, which are read without torch."""
     file = config_file(group, name)
     return (
         file is not None
@@ -139,7 +139,7 @@ def is_in_files(group: str, name: str) -> bool:
 
 
 def values_of(group: str, file: ConfigFile) -> dict[str, Any]:
-    """The values of an option, with those of the options that it is made from."""
+    """The values of an option, including those of the options that it extends."""
     return _merged(group, file, ()) if file.is_own else _packaged_values(group, file)
 
 
@@ -171,7 +171,7 @@ def values_of_option(group: str, name: str) -> dict[str, Any] | None:
 
 
 def usable(job: str, group: str, name: str) -> bool:
-    """Whether a job can use an option; one that cannot be read it cannot."""
+    """Whether a job can use an option; false for one that cannot be read."""
     values = values_of_option(group, name)
     return values is not None and misfit(job, group, values, is_whole=name in _packaged(group)) is None
 

@@ -1,4 +1,4 @@
-"""The jobs without a registry row, as values read without torch: an ablation, an alignment, a preview, and others."""
+"""The configurations of jobs without a registry row, read without torch: ablation, alignment, preview and others."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +18,10 @@ from ssl_sec.settings import (
 
 @dataclass(frozen=True, kw_only=True)
 class AblateConfig(Settings):
-    """What an ablation varies.
+    """The variations of an ablation.
 
     Attributes:
-        arms: what is compared: options of the group constraint, and random, which keeps the initial encoder.
+        arms: the arms to compare: options of the group constraint, and random, which keeps the initial encoder.
         seeds: each arm runs once with each of these.
     """
 
@@ -37,8 +37,8 @@ class AlignConfig(Settings):
         images: the folder of the images, or of a folder of images for each person.
         landmarks: a CSV file with the columns path, x1, y1, …, x5, y5: eyes, nose and corners of the mouth, in pixels;
             paths are relative to the folder.
-        output: the folder that the aligned images are written to, under the same paths; images that are there are kept.
-        num_workers: processes; 0 aligns in the job's own, None takes one for each core.
+        output: folder for the aligned images, under the same paths; images that already exist are kept.
+        num_workers: number of processes; 0 aligns in the job's own, None takes one for each core.
     """
 
     images: Local
@@ -52,7 +52,7 @@ class PreviewConfig(Settings):
     """A picture of some images of a pretraining with their augmented views.
 
     Attributes:
-        output: the PNG file; its folder is made if it is missing.
+        output: the PNG file; its folder is created if it is missing.
         num_images: rows of the picture, at most a global batch.
     """
 
@@ -66,11 +66,11 @@ class PreviewConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig(Settings):
-    """Figures that MLflow does not have.
+    """The metrics of a run that are missing in MLflow.
 
     Attributes:
         folder: the folder of a run that has ended; or its name, its id, or the beginning of one.
-        uri: MLflow's store; None takes the one that the run was meant for.
+        uri: MLflow's store; None takes the run's own store.
         output_dir: folder of the runs' folders, where a name or an id is looked for.
     """
 
@@ -81,19 +81,19 @@ class ReplayConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig(Settings):
-    """Results beside a paper's, or two runs side by side; one of table, figure and compare.
+    """A comparison of our results with a paper's, or of two runs; one of table, figure and compare.
 
     Attributes:
-        paper: which paper's tables and figures.
-        table: a table of the paper by its number: our results beside its own.
-        figure: a figure of the paper by its number, drawn from our runs.
+        paper: the paper whose tables and figures are meant.
+        table: number of a table of the paper, shown with our results.
+        figure: number of a figure of the paper, drawn from our runs.
         compare: two runs, by id, name, or the beginning of one.
-        all: true: a comparison shows what is equal, too.
-        recipes: recipes of the runs that a figure shows, all of one kind of run; None takes all of the experiment with
-            the newest run, and for NormFace's Fig. 8 and SFT's Figs. 5 and 6b the paper's.
-        output: the folder that the files are written to.
-        output_dir: where the runs' folders are, with their store.
-        tracking: which store; with `experiment`, only that experiment's runs count.
+        all: whether a comparison also shows what is equal.
+        recipes: recipes of the runs in a figure, all of one kind of run; None takes all of the experiment with the
+            newest run, and for NormFace's Fig. 8 and SFT's Figs. 5 and 6b the paper's.
+        output: folder for the files of the report.
+        output_dir: folder of the runs' folders, with their store.
+        tracking: the store to read; with `experiment`, only that experiment's runs count.
     """
 
     paper: str = "sec"

@@ -11,20 +11,19 @@ from ssl_sec.training.config import RuntimeConfig
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedConfig(Settings):
-    """The embeddings of a data set by the encoder of a run; by its head, too, if embeddings were trained.
+    """The embeddings of a data set by the encoder of a run, and by its head if embeddings were trained.
 
     Attributes:
         run: the training's MLflow run id, its name, a prefix of one, or its folder; or a registered model,
             models:/<name>@<alias> or models:/<name>/<version>; or a folder that jobs.export made.
         output: a folder or a URL, for files of rows_per_part images; whole files of the same embeddings are kept.
-        data: None takes the data set of the run; an export has none. Files of other sets are read at the size that the
-            run was trained at, unless one is given.
-        split: of the data set.
-        checkpoint: which of the run's encoders: `last`, `best` (by its held-out score), or the steps of one
-            that was kept.
-        rows_per_part: images of a file.
-        batch_size: images of a forward pass.
-        output_dir: of the run, with MLflow's sqlite file unless tracking names a store.
+        data: the data set to embed; None takes that of the run; required for an export, which has none.
+            Files of other sets are read at the size that the run was trained at, unless one is given.
+        split: split of the data set.
+        checkpoint: the encoder of the run: `last`, `best` (by its held-out score), or the steps of one that was kept.
+        rows_per_part: images in a file.
+        batch_size: images in a forward pass.
+        output_dir: folder of the run, with MLflow's sqlite file unless tracking names a store.
     """
 
     run: str

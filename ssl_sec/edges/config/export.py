@@ -10,7 +10,7 @@ from ssl_sec.recipes.tracking import Checkpoint, OutputDir, TrackingConfig
 from ssl_sec.settings import LocalPath, Settings, check
 
 HUB_SCHEME = "hf://"
-# One or two names of at most 96 letters together, as the Hub allows them.
+# One or two names, together at most 96 letters, as the Hub allows them.
 _REPOSITORY = re.compile(r"(?=.{1,96}$)[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -28,22 +28,21 @@ class ExportPlace(LocalPath):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig(Settings):
-    """The export of a run's encoder; with its head if embeddings were trained.
+    """The export of a run's encoder, with its head if embeddings were trained.
 
     Attributes:
         run: the training's MLflow run id, its name, a prefix of one, or its folder; or a registered model,
             models:/<name>@<alias> or models:/<name>/<version>.
-        format: of the files; see `ssl_sec.exporting`.
-        checkpoint: which of the run's encoders: `last`, `best` (by its held-out score), or the steps of one
-            that was kept.
+        format: format of the files; see `ssl_sec.exporting`.
+        checkpoint: the encoder of the run: `last`, `best` (by its held-out score), or the steps of one that was kept.
         output: a new folder, or with format=hub a new repository, hf://<owner>/<name>; None, or a repository without a
             token of the Hub, makes a folder in output_dir/exports, or in runs/exports if that is a URL.
         overwrite: whether an existing export is replaced.
-        private: whether a new repository of the Hub is.
-        license: of the weights, by the Hub's name for it, for the model card; None leaves it out.
-        data: where the images of the check come from, with files read at the size of the training images unless one is
-            given; None takes the data set of the run.
-        output_dir: of the run, with MLflow's sqlite file unless tracking names a store.
+        private: whether a new repository of the Hub is private.
+        license: license of the weights for the model card, by the Hub's name for it; None leaves it out.
+        data: data set of the images for the check, with files read at the size of the training images unless one is
+            given; None takes that of the run.
+        output_dir: folder of the run, with MLflow's sqlite file unless tracking names a store.
     """
 
     run: str

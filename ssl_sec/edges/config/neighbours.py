@@ -14,18 +14,18 @@ class NeighboursConfig(Settings):
     """The neighbours, near-duplicates and outliers of embedded images, by exact search.
 
     Attributes:
-        embeddings: the folder or URL that jobs.embed wrote, or Parquet files with a column `embedding` of another
-            program; a folder, or one file.
+        embeddings: the folder or URL that jobs.embed wrote, or Parquet files of another program with a column
+            `embedding`: a folder, or one file.
         output: a folder or a URL, for tables as Parquet and the page index.html.
         queries: the images whose neighbours are searched among the embeddings, given in the same way; None
             searches the neighbours of each image among the others.
-        k: neighbours of each image.
-        duplicates_above: two images of this cosine or more are near-duplicates.
-        max_duplicates: pairs of near-duplicates that are listed, the most similar ones; all are counted.
-        num_outliers: images that are listed as outliers by norm, and as many by distance.
-        queries_per_part: images of a file of neighbours, which are compared with each block that is read.
-        images_shown: of each kind on the page.
-        data: where the images of the page are; None takes the data set that was embedded.
+        k: number of neighbours of each image.
+        duplicates_above: least cosine of near-duplicates.
+        max_duplicates: number of pairs of near-duplicates that are listed, the most similar first; all are counted.
+        num_outliers: number of images listed as outliers by norm, and the same number by distance.
+        queries_per_part: images in a file of neighbours, which are compared with each block that is read.
+        images_shown: images of each kind on the page.
+        data: data set of the images on the page; None takes the one that was embedded.
     """
 
     embeddings: OutputDir

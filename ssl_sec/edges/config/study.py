@@ -1,4 +1,4 @@
-"""The configuration of jobs.study, and of the file that says what a study compares."""
+"""The configuration of jobs.study, and of the file that describes a study."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from ssl_sec.settings import Count, Local, NotEmpty, Seed, Settings, check
 
 @dataclass(frozen=True)
 class Distinct:
-    """A list that has no value twice.
+    """A list without repeated values.
 
     Attributes:
-        what: the values.
+        what: name of the values in messages.
     """
 
     what: str
 
     def check(self, key: str, value: Sequence[object]) -> None:
-        """Raises a ConfigError that names the key if a value stands there twice."""
+        """Raises a ConfigError that names the key if a value is repeated."""
         check(len(set(value)) == len(value), key, value, f"different {self.what}")
 
 
@@ -31,14 +31,14 @@ class StudyConfig(Settings):
     """A study, or a part of it; the other keys are those of a pretraining.
 
     Attributes:
-        study: what is compared: a name of configs/study, or the path of such a file.
+        study: the study: a name of configs/study, or the path of such a file.
         arms: some of its arms; null for all. The baseline always runs.
         points: some of its points, as its table names them, such as loss=ntxent; null for all.
-        seeds: instead of its own; null for these.
-        concurrent: runs at a time, each in a process of its own.
-        cells: CSV file with the figures of the runs: those that it has are not run again, and each that ends is added;
-            null for cells.csv in the folder of the study's runs. Its searches are kept beside it.
-        run: false compares the runs that there are, and starts none; without a file of cells they are read from MLflow.
+        seeds: seeds that replace the study's own; null keeps those.
+        concurrent: number of runs at a time, each in its own process.
+        cells: CSV file with the figures of the runs: runs in it are not run again, and each run is added when it ends;
+            null for cells.csv in the folder of the study's runs. The file of its searches is kept next to it.
+        run: false only compares the finished runs, and starts none; without a file of cells they are read from MLflow.
     """
 
     study: str
@@ -52,18 +52,18 @@ class StudyConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class StudyFile(Settings):
-    """What a study compares.
+    """The content of a study.
 
     Attributes:
         arms: name -> overrides of the recipe. Values that are Hydra's sweeps, such as interval(0.1,1), are searched by
             jobs.tune first, at each point of the study.
         seeds: each arm runs once with each of these, at each point.
-        shared: overrides of all runs, before those of an arm.
-        baseline: the arm that the others are compared to; null for the first.
+        shared: overrides of all runs, applied before those of an arm.
+        baseline: the arm that the others are compared with; null for the first.
         over: key -> values at which the arms are compared, one key at a time; `64+optimiser.learning_rate=0.1` changes
             other keys with the value. null: the recipe as it is.
         search: overrides of jobs.tune for the arms with sweeps, such as trials=8, and of their pretrainings.
-        metric: what the arms are compared by.
+        metric: the metric that the arms are compared by.
     """
 
     arms: dict[str, tuple[str, ...]]

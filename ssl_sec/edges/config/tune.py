@@ -11,20 +11,20 @@ class TuneConfig(Settings):
     """A search over any keys of a pretraining; the keys themselves are given as Hydra's sweeps.
 
     Attributes:
-        trials: pretrainings in all.
+        trials: number of pretrainings in total.
         searcher: optuna suggests values from the trials so far (its tree-structured Parzen estimator); random draws
             them independently.
         scheduler: asha stops trials that are behind the others after the same epochs (Li et al. 2020, "A System for
             Massively Parallel Hyperparameter Tuning"); none runs all to their end.
-        metric: what is compared, one of the monitor's figures; null takes the accuracy of kNN on held-out training
+        metric: the metric to compare, one of the monitor's figures; null takes the accuracy of kNN on held-out training
             images, val/knn_top1.
         mode: whether the largest or the smallest metric is best.
-        measurements: times that a trial is measured, evenly over its epochs, unless monitor.every_epochs is given.
+        measurements: number of measurements of a trial, evenly over its epochs, unless monitor.every_epochs is given.
         grace_epochs: epochs in which no trial is stopped; null for an eighth of all.
         reduction_factor: one of this many trials continues after each rung of asha.
-        max_concurrent: trials at once; null for as many as the cluster has room for.
+        max_concurrent: number of trials at once; null for as many as the cluster has room for.
         cpus_per_trial: processor cores of a trial; null for an equal share for each GPU, or 1 without GPUs.
-        gpus_per_trial: of a trial, 0.5 for two trials on one; null for 1 where there are any.
+        gpus_per_trial: GPUs of a trial, 0.5 for two trials on one; null for 1 if there are any.
     """
 
     trials: Count = 20

@@ -40,18 +40,18 @@ logger = logging.getLogger("ssl_sec")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Embedded:
-    """Finished embeddings.
+    """The result of a job of embeddings.
 
     Attributes:
-        output: the folder or URL.
-        split: of the data set.
-        num_images: in the set.
-        num_left_out: images of the parts computed now that could not be read.
-        dim: of the embeddings.
-        num_parts: files in all.
-        num_kept: files that already existed.
-        images_per_s: of the parts computed now; None if there were none.
-        run_id: of the job in MLflow; None if it had nothing to compute, or MLflow could not be used.
+        output: the folder or URL of the files.
+        split: split of the data set.
+        num_images: number of images in the set.
+        num_left_out: images of the newly computed parts that could not be read.
+        dim: dimension of the embeddings.
+        num_parts: number of files in total.
+        num_kept: number of files that already existed.
+        images_per_s: speed of the newly computed parts; None if there were none.
+        run_id: id of the job's run in MLflow; None if it had nothing to compute, or MLflow could not be used.
     """
 
     output: str
@@ -83,14 +83,14 @@ class Embedded:
 
 
 def run_embed(config: EmbedConfig) -> Embedded:
-    """Writes the embeddings of a data set that are not there yet.
+    """Writes those embeddings of a data set that do not exist yet.
 
     Raises:
         ConfigError: if there is no such run, its network does not take the images, or the output holds other
             embeddings.
         DataError: if the images cannot be read.
         StorageError: if the output cannot be written.
-        Stopped: if it was interrupted; whole files are kept.
+        Stopped: if the job was interrupted; whole files are kept.
     """
     network, belongs_to = found_network_and_origin(config)
     data = _undecoded(_data(config, network))
@@ -130,13 +130,13 @@ def run_embed(config: EmbedConfig) -> Embedded:
 
 @dataclass(kw_only=True, slots=True)
 class _Progress:
-    """What a job has done.
+    """The progress of a job.
 
     Attributes:
-        num_images: of the files that are to be written.
-        num_files: that are to be written.
-        written: how many images each file has that was written; those that cannot be read are left out.
-        seconds: that it took.
+        num_images: number of images in the files to write.
+        num_files: number of files to write.
+        written: number of images in each written file; images that cannot be read are left out.
+        seconds: time taken so far.
     """
 
     num_images: int
@@ -146,30 +146,30 @@ class _Progress:
 
     @property
     def num_left_out(self) -> int:
-        """Images that could not be read, once all files are written."""
+        """Images that could not be read, known once all files are written."""
         return self.num_images - sum(self.written)
 
     @property
     def images_per_s(self) -> float | None:
-        """None before the first file is written."""
+        """The speed; None before the first file is written."""
         return sum(self.written) / self.seconds if self.written else None
 
     @property
     def figures(self) -> dict[str, float]:
-        """For MLflow."""
+        """Metrics for MLflow."""
         found: dict[str, float] = {"files_written": len(self.written), "images_embedded": sum(self.written)}
         if self.images_per_s is not None:
             found["images_per_s"] = self.images_per_s
-        if len(self.written) == self.num_files:  # a job that was stopped does not know
+        if len(self.written) == self.num_files:  # not known if the job was stopped
             found["images_left_out"] = self.num_left_out
         return found
 
 
 def _do(work: "EmbeddingWork", waiting: list[int], progress: _Progress) -> None:
-    """Does the parts that are missing.
+    """Computes the missing parts.
 
     Raises:
-        Stopped: if it was interrupted; whole files are kept.
+        Stopped: if the job was interrupted; whole files are kept.
     """
     start = time.perf_counter()
     with (
@@ -186,15 +186,15 @@ def _do(work: "EmbeddingWork", waiting: list[int], progress: _Progress) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingWork:
-    """What computes and writes parts, on any machine.
+    """Computes and writes parts, on any machine.
 
     Attributes:
-        config: of the job.
-        network: that embeds.
-        data: the set.
-        plan: of its parts.
-        origin: what the embeddings are computed from.
-        precision: of the files that exist; None if there are none.
+        config: the job's configuration.
+        network: the network that computes the embeddings.
+        data: the data set.
+        plan: its division into parts.
+        origin: the settings and files that the embeddings are computed from.
+        precision: precision of the files that exist; None if there are none.
     """
 
     config: EmbedConfig
@@ -205,11 +205,11 @@ class EmbeddingWork:
     precision: str | None = None
 
     def open(self) -> ImageSet:
-        """The images, cut as the run's evaluation cuts them."""
+        """The images, cropped as in the run's evaluation."""
         return self.data.open_all(self.config.split, self.network.crop)
 
     def require_precision(self, precision: str | None) -> None:
-        """Raises a ConfigError if the files that exist are of another precision; None is not known yet."""
+        """Raises a ConfigError if the existing files have another precision; None if it is not known yet."""
         if None not in (self.precision, precision) and precision != self.precision:
             raise ConfigError(
                 f"output: {self.config.output} holds embeddings in {self.precision}, and {precision} is asked for; "
@@ -219,10 +219,10 @@ class EmbeddingWork:
     def start(
         self, device: torch.device, on_images: Callable[[int], object] = lambda count: None
     ) -> Callable[[int], int]:
-        """What does a part on a device, and returns how many images it embedded.
+        """A function that computes a part on a device, and returns how many images it embedded.
 
         Args:
-            device: of this process.
+            device: device of this process.
             on_images: called with the number of images after each forward pass.
 
         Raises:
@@ -262,7 +262,7 @@ def _undecoded(data: DataConfig) -> DataConfig:
 
 
 def _dim(network: TravellingNetwork, image_set: ImageSet) -> int:
-    """The length of the embeddings, of an image on the CPU: a network that does not fit is found at once."""
+    """The length of the embeddings, from one image on the CPU: a network that does not fit is found at once."""
     batch = image_set.read(torch.zeros(1, dtype=torch.int64))
     loaded = network.load(image_set.image_shape)
     try:
@@ -278,7 +278,7 @@ def _dim(network: TravellingNetwork, image_set: ImageSet) -> int:
 def _origin(
     config: EmbedConfig, network: TravellingNetwork, data: DataConfig, image_set: ImageSet, dim: int
 ) -> dict[str, Any]:
-    """What decides the embeddings and their division into files; beside it, where they come from."""
+    """The settings and files that determine the embeddings and their division into files, and their origin."""
     return {
         "run": network.run,
         "checkpoint": config.checkpoint,
@@ -295,20 +295,20 @@ def _origin(
 
 
 def _precision(runtime: RuntimeConfig) -> str | None:
-    """What the network computes in; None if the workers of a cluster decide."""
+    """The precision of the network; None if the workers of a cluster decide."""
     if isinstance(runtime, LocalConfig):
         return runtime.on(runtime.resolve_device()).precision
     return runtime.precision
 
 
-# Of the origin, what must be equal for two files to belong together; beside it the precision, which devices decide.
+# Keys of the origin that must be equal for two files to belong together, as must the precision, which devices decide.
 _DECIDING = ("weights", "digest", "split", "images", "image_shape", "rows_per_part", "dim")
-# Files that are looked at side by side.
+# Files that are read at the same time.
 _AT_ONCE = 16
 
 
 def _present(work: EmbeddingWork) -> tuple[set[int], str | None]:
-    """The parts that exist, and their precision; a file that is not whole is computed again.
+    """The parts that exist, and their precision; an incomplete file is computed again.
 
     Raises:
         ConfigError: if the output holds other embeddings of this split.
@@ -336,7 +336,7 @@ def _present(work: EmbeddingWork) -> tuple[set[int], str | None]:
 
 
 def _whole(place: Place, name: str) -> dict[str, Any] | None:
-    """The origin of a file; None if it is not whole, as after a crash of the machine.
+    """The origin of a file; None if the file is incomplete, as after a crash of the machine.
 
     Raises:
         StorageError: if it cannot be read.

@@ -1,4 +1,4 @@
-"""What a search of neighbours found, in words."""
+"""The results of a search of neighbours, in words."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ import pyarrow as pa
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Findings:
-    """A finished search.
+    """The results of a search.
 
     Attributes:
-        output: the folder or URL.
-        num_images: whose neighbours were searched.
-        num_searched: among which.
-        k: neighbours of each.
-        images_per_s: of the parts that were searched now; None if there were none.
+        output: the folder or URL of the files.
+        num_images: number of images whose neighbours were searched.
+        num_searched: number of images among which they were searched.
+        k: number of neighbours of each image.
+        images_per_s: speed of the newly searched parts; None if there were none.
         nearest_of_same_label: share of the images whose nearest neighbour has their label, in [0, 1]; None without
             labels.
         duplicates_above: the least cosine of near-duplicates.
-        num_pairs: of near-duplicates.
-        duplicates: the pairs that are listed, the most similar first.
+        num_pairs: number of pairs of near-duplicates.
+        duplicates: the listed pairs, the most similar first.
         outliers: images far from the others, by norm and by distance.
-        examples: the neighbours of some images, k rows for each.
+        examples: the neighbours of some images, k rows for each image.
     """
 
     output: str
@@ -39,23 +39,23 @@ class Findings:
 
     @property
     def pairs_by_split(self) -> dict[tuple[str, str], int]:
-        """How many of the listed pairs are of which splits, in the order of their names."""
+        """Number of listed pairs for each pair of splits, in the order of their names."""
         splits = zip(*(self.duplicates[name].to_pylist() for name in ("split", "neighbour_split")), strict=True)
         return dict(sorted(Counter((min(pair), max(pair)) for pair in splits).items()))
 
     @property
     def num_groups(self) -> int:
-        """How many groups of near-duplicates the listed pairs form."""
+        """Number of groups of near-duplicates that the listed pairs form."""
         return len(self.duplicates["group"].unique())
 
     @property
     def num_conflicts(self) -> int:
-        """How many of the listed pairs have different labels."""
+        """Number of listed pairs with different labels."""
         labels = zip(*(self.duplicates[name].to_pylist() for name in ("label", "neighbour_label")), strict=True)
         return sum(first != second for first, second in labels if first is not None and second is not None)
 
     def lines(self) -> list[str]:
-        """What was found, a line each."""
+        """The results, one line each."""
         speed = "" if self.images_per_s is None else f", {self.images_per_s:,.0f} images/s"
         found = [f"searched: the {self.k} nearest of {self.num_images:,} images among {self.num_searched:,}{speed}"]
         if self.nearest_of_same_label is not None:

@@ -30,23 +30,24 @@ from ssl_sec.settings import check
 
 logger = logging.getLogger("ssl_sec")
 
-# The files of each part; that of the neighbours is the last and says that the part is done.
+# The files of each part; that of the neighbours is written last and marks the part as done.
 _PAIRS, _IMAGES, _NEIGHBOURS = "pairs", "images", "neighbours"
 _DUPLICATES, _OUTLIERS, _PAGE = "duplicates.parquet", "outliers.parquet", "index.html"
 
-# In the metadata of pairs: how many were found, of which the file may list fewer.
+# In the metadata of pairs: the number of pairs found, of which the file may list fewer.
 _NUM_FOUND = b"num_found"
 
 
 def run_neighbours(config: NeighboursConfig) -> Findings:
-    """Searches what is not searched yet, and writes the tables and the page.
+    """Searches the missing parts, and writes the tables and the page.
 
     Raises:
-        ConfigError: if there are fewer images than neighbours, or the output holds another search.
+        ConfigError: if there are fewer images than neighbours, or the output holds another search or the embeddings.
         DataError: if the embeddings cannot be read.
         StorageError: if the output cannot be written.
-        Stopped: if it was interrupted; whole parts are kept.
+        Stopped: if the job was interrupted; whole parts are kept.
     """
+    _require_own_folder(config)
     work = SearchWork(config=config)
     base, queries = work.open()
     num_others = len(base) - (queries is base)
@@ -88,10 +89,10 @@ def run_neighbours(config: NeighboursConfig) -> Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchWork:
-    """What searches parts of the queries, on any machine.
+    """Searches parts of the queries, on any machine.
 
     Attributes:
-        config: of the job.
+        config: the job's configuration.
     """
 
     config: NeighboursConfig
@@ -100,7 +101,7 @@ class SearchWork:
         """The embeddings that are searched, and the queries; one object if each is searched among the others.
 
         Raises:
-            DataError: if they cannot be read, or not be compared.
+            DataError: if the embeddings cannot be read, or cannot be compared.
         """
         base = _embeddings_at(self.config.embeddings, "embeddings")
         if self.config.queries is None:
@@ -110,11 +111,11 @@ class SearchWork:
         return base, queries
 
     def plan(self, queries: EmbeddingSet) -> Plan:
-        """The parts."""
+        """The division of the queries into parts."""
         return Plan(split=_NEIGHBOURS, num_images=len(queries), rows_per_part=self.config.queries_per_part)
 
     def origin(self, base: EmbeddingSet, queries: EmbeddingSet) -> dict[str, Any]:
-        """What decides the neighbours and their division into files."""
+        """The settings and files that determine the neighbours and their division into files."""
         return {
             "embeddings": base.digest,
             "queries": None if queries is base else queries.digest,
@@ -127,11 +128,11 @@ class SearchWork:
     def start(
         self, device: torch.device, on_images: Callable[[int], object] = lambda count: None
     ) -> Callable[[int], int]:
-        """What does a part on a device, and returns for how many images it searched.
+        """A function that searches a part on a device, and returns for how many images it searched.
 
         Args:
-            device: of this process.
-            on_images: called with the number of images that the comparisons since the last call are worth.
+            device: device of this process.
+            on_images: called with the number of searched images to which the comparisons since the last call amount.
         """
         config, (base, queries) = self.config, self.open()
         outcome = _Outcome(config=config, origin=self.origin(base, queries), plan=self.plan(queries))
@@ -165,10 +166,10 @@ class _Outcome:
     """The files of a search.
 
     Attributes:
-        config: of the job.
-        origin: what decides them.
-        plan: of the parts.
-        place: where they are.
+        config: the job's configuration.
+        origin: the settings and files that determine the search.
+        plan: the division into parts.
+        place: the place of the files.
     """
 
     config: NeighboursConfig
@@ -188,7 +189,7 @@ class _Outcome:
         """
         files = self.place.files()
         ours = [name for name in sorted(files) if name == _DUPLICATES or name.startswith(f"{_NEIGHBOURS}-")]
-        for name in ours[:1]:  # the files of one search are alike
+        for name in ours[:1]:  # all files of a search have the same origin
             found = origin_of(self._read(name).schema) or {}
             if other := [key for key, value in self.origin.items() if found.get(key) != value]:
                 before, now = found.get(other[0]), self.origin[other[0]]
@@ -222,7 +223,7 @@ class _Outcome:
         return duplicates, _num_found(duplicates)
 
     def write_outliers(self) -> tuple[float | None, pa.Table]:
-        """The outliers of all parts in one file; returns the share of images whose nearest has their label, and them.
+        """All parts' outliers in one file; returns the share of images whose nearest has their label, and the outliers.
 
         The share is None if no image and its nearest neighbour have labels.
         """
@@ -240,7 +241,7 @@ class _Outcome:
         return same.mean if same.count else None, table
 
     def examples(self) -> pa.Table:
-        """The neighbours of some images, which are chosen at random, but always the same."""
+        """The neighbours of some images, chosen at random with a fixed seed."""
         count = min(self.config.images_shown, self.plan.num_images)
         chosen = np.sort(np.random.default_rng(0).choice(self.plan.num_images, count, replace=False))
         found: list[pa.Table] = []
@@ -267,7 +268,7 @@ class _Outcome:
 
 
 class _Moments:
-    """Mean and standard deviation of numbers that are added."""
+    """Mean and standard deviation of numbers that are added in groups."""
 
     def __init__(self) -> None:
         self.count, self.mean, self._squares = 0, 0.0, 0.0
@@ -292,7 +293,7 @@ class _Moments:
 def _counted(
     base: EmbeddingSet, num_queries: int, on_images: Callable[[int], object]
 ) -> Iterator[tuple[int, Float32[Tensor, "rows dim"]]]:
-    """The blocks of a set; after each it says how many of the queries are worth the comparisons so far."""
+    """The blocks of a set; after each, reports the comparisons so far as a number of finished queries."""
     counted = 0
     for start, block in base.blocks():
         yield start, block
@@ -301,20 +302,33 @@ def _counted(
         counted = done
 
 
+def _require_own_folder(config: NeighboursConfig) -> None:
+    """Refuses an output whose tables would be taken for embeddings later."""
+    output = place_at(config.output)
+    for location, key in ((config.embeddings, "embeddings"), (config.queries, "queries")):
+        if location is not None and str(_place_of(location, key)[0]) == str(output):
+            raise ConfigError(f"output: found {output}, the folder of the {key}; must be another")
+
+
+def _place_of(location: str, key: str) -> tuple[Place, str]:
+    """The folder of embeddings, and the name of the one file if one is given."""
+    folder, _, last = location.rpartition("/") if location.endswith(".parquet") else (location, "", "")
+    return place_at(folder or ("/" if location.startswith("/") else "."), key), last
+
+
 def _embeddings_at(location: str, key: str) -> EmbeddingSet:
     """The embeddings in a folder, or in a file.
 
     Raises:
         DataError: if there are none, or they cannot be read.
     """
-    folder, _, last = location.rpartition("/") if location.endswith(".parquet") else (location, "", "")
-    place = place_at(folder or ("/" if location.startswith("/") else "."), key)
+    place, last = _place_of(location, key)
     names = sorted(
         name for name in place.files() if name.endswith(".parquet") and "/" not in name and last in ("", name)
     )
     if not names:
         raise DataError(f"{key}: found no Parquet files in {location}; python -m jobs.embed writes such files")
-    root = location if not last else (folder or ".")
+    root = location if not last else (location.rpartition("/")[0] or ".")
     return read_set((f"{root}/{name}", lambda name=name: place.open(name)) for name in names)
 
 

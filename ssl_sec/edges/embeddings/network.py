@@ -1,4 +1,4 @@
-"""The network that embeds, as files that travel to the nodes of a cluster: of a run, or of an export."""
+"""The network that embeds, of a run or of an export, as files that travel to the nodes of a cluster."""
 
 import hashlib
 import tempfile
@@ -67,7 +67,7 @@ class TravellingNetwork(ABC):
     @property
     @abstractmethod
     def data(self) -> DataConfig | None:
-        """The set that it was trained on; None if it is not known."""
+        """The data set that it was trained on; None if it is not known."""
 
     @property
     @abstractmethod
@@ -81,7 +81,7 @@ class TravellingNetwork(ABC):
 
     @property
     def _described(self) -> bytes:
-        """What decides the outputs beside the files."""
+        """Settings that determine the outputs, in addition to the files."""
         return b""
 
     @abstractmethod
@@ -93,8 +93,8 @@ class NetworkOfRun(TravellingNetwork):
     """The network of a run.
 
     Attributes:
-        job: of the run.
-        config: of the run.
+        job: name of the run's job.
+        config: the run's configuration.
         trained_shape: channels, height and width of the images that it was trained on; None if that is not known.
     """
 
@@ -104,17 +104,17 @@ class NetworkOfRun(TravellingNetwork):
 
     @property
     def data(self) -> DataConfig:
-        """The set of the run."""
+        """The run's data set."""
         return self.config.data
 
     @property
     def image_size_px(self) -> int | None:
-        """As the run's data set has it, or the images that the run was trained on."""
+        """The side that the run's data set has, or the images that the run was trained on."""
         return self.config.size_px_of(self.trained_shape)
 
     @property
     def crop(self) -> Crop | None:
-        """That of the run's evaluation, if it cropped: images of one size are not."""
+        """The crop of the run's evaluation; None for images of one size, which are not cropped."""
         return self.config.crop_of(self.trained_shape)
 
     def _built(self, image_shape: tuple[int, int, int], files: Path) -> nn.Module:
@@ -126,28 +126,28 @@ class NetworkOfExport(TravellingNetwork):
     """The network of an export.
 
     Attributes:
-        record: what the export says of it.
+        record: the record in the export.
     """
 
     record: Record
 
     @property
     def data(self) -> None:
-        """An export does not say where its images are."""
+        """None: an export does not record where its images are."""
 
     @property
     def image_size_px(self) -> int | None:
-        """The side of the images that the export was made with."""
+        """The side of the images with which the export was made."""
         return None if self.record.crop is not None else min(self.record.image_shape[1:])
 
     @property
     def crop(self) -> Crop | None:
-        """As the export has it."""
+        """The crop in the record."""
         return self.record.crop
 
     @property
     def _described(self) -> bytes:
-        """The record, which some formats have in another file."""
+        """The record, which some formats keep in another file."""
         return self.record.as_json().encode()
 
     def _built(self, image_shape: tuple[int, int, int], files: Path) -> nn.Module:
@@ -170,7 +170,7 @@ class NetworkOfExport(TravellingNetwork):
         return nn.Sequential(encoder, head).eval()
 
     def _divide(self, path: Path, encoder_path: Path, head_path: Path) -> None:
-        """Writes the weights of encoder and head, which hub's format has in one file, into two."""
+        """Writes the weights of encoder and head, which the format hub has in one file, to two files."""
         weights = load_file(path)
         if self.record.head is None:
             save_file(weights, encoder_path)
@@ -180,7 +180,7 @@ class NetworkOfExport(TravellingNetwork):
 
 
 def found_network_and_origin(config: EmbedConfig) -> tuple[TravellingNetwork, Origin]:
-    """The network that a job embeds with, and what it belongs to in MLflow.
+    """The network of a job of embeddings, and its origin in MLflow.
 
     Raises:
         ConfigError: if there is no such run, registered model or export, or it has no such network.

@@ -29,10 +29,10 @@ def page_of(findings: Findings, base: EmbeddingSet, queries: EmbeddingSet, confi
     """The page as HTML.
 
     Args:
-        findings: of the search.
+        findings: results of the search.
         base: the embeddings that were searched.
-        queries: whose neighbours were searched.
-        config: of the job.
+        queries: the images whose neighbours were searched.
+        config: the job's configuration.
     """
     duplicates = {title: table.slice(0, config.images_shown) for title, table in _by_kind(findings.duplicates).items()}
     by = findings.outliers["by"].to_pylist()
@@ -67,18 +67,18 @@ def page_of(findings: Findings, base: EmbeddingSet, queries: EmbeddingSet, confi
 
 
 class _Pictures:
-    """Images as figures of the page.
+    """Images as HTML figures.
 
     Args:
-        queries: their pictures.
-        neighbours: theirs.
+        queries: pictures of the queries.
+        neighbours: pictures of their neighbours.
     """
 
     def __init__(self, queries: Thumbnails, neighbours: Thumbnails) -> None:
         self._of = {"": queries, "neighbour_": neighbours}
 
     def figure(self, row: Mapping[str, Any], prefix: str, caption: str, kind: str = "") -> str:
-        """An image with what it is, and a caption."""
+        """An image with its split, row and path, and a caption."""
         found = self._of[prefix]
         address = found.pictures.get(_key(row, prefix))
         image = f'<img src="{address}" alt="">' if address else '<div class="none">no picture</div>'

@@ -1,4 +1,4 @@
-"""The run in MLflow of a job of embeddings: its settings, where they are, their number, and what they come from."""
+"""The MLflow run of a job of embeddings: its settings, and the place, number and origin of the embeddings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,14 +23,14 @@ JOB = "embed"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """What the network of a job of embeddings belongs to in MLflow.
+    """The origin of the network of a job of embeddings, in MLflow.
 
     Attributes:
-        tracking: of the job, in the store of the run.
-        recipe: of the run; for an export, the name of its folder.
-        name: of the run or the export.
-        tags: that describe the network.
-        run_id: of the run in that store; None if it is not there, and for an export.
+        tracking: tracking of the job, in the store of the network's run.
+        recipe: recipe of the run; for an export, the name of its folder.
+        name: name of the run or the export.
+        tags: tags that describe the network.
+        run_id: id of the run in that store; None if it is not there, and for an export.
     """
 
     tracking: TrackingConfig
@@ -41,7 +41,7 @@ class Origin:
 
 
 def start_run(config: EmbedConfig, origin: Origin, data: DataConfig) -> JobRun:
-    """Creates the run of a job, a child of the run whose network embeds; none if MLflow cannot be used."""
+    """Creates the run of a job as a child of the network's run; without a run if MLflow cannot be used."""
     tracking = origin.tracking
     checkpoint = {} if config.checkpoint == "last" else {CHECKPOINT_TAG: str(config.checkpoint)}
     output = config.output if is_remote(config.output) else str(local_folder(config.output))
@@ -62,11 +62,11 @@ def upload_results(
     """Logs the figures of a job, its data set as an input, and the origin that its files have in their metadata.
 
     Args:
-        run: of the job.
-        figures: by their names after `embed/`.
-        origin: of the embeddings.
-        image_set: that was embedded.
-        data: its configuration.
+        run: the job's run.
+        figures: metrics by their names after `embed/`.
+        origin: origin of the embeddings.
+        image_set: the embedded data set.
+        data: configuration of the data set.
     """
     run([{"step": 0, "metrics": {f"embed/{name}": value for name, value in figures.items()}}])
     run.client.log_dict(run.run_id, masked_values(origin), "origin.json")

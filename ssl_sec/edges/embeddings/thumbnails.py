@@ -18,10 +18,10 @@ from ssl_sec.settings import Settings, from_values
 
 logger = logging.getLogger("ssl_sec")
 
-# The side of a picture; smaller images keep theirs.
+# The longest side of a picture; smaller images keep their size.
 _SIDE_PX = 96
 
-# An image: its split, its row in its set and its path.
+# The key of an image: its split, its row in its set and its path.
 Key = tuple[str, int, str | None]
 
 
@@ -35,9 +35,9 @@ class Thumbnails:
     """Pictures as addresses that hold them (`data:image/png;base64,…`), and the names of the classes.
 
     Attributes:
-        pictures: of each image that could be read.
-        class_names: of the labels, if the set has them.
-        missing: why pictures are missing; None if none are.
+        pictures: picture of each image that could be read.
+        class_names: names of the labels, if the set has them.
+        missing: the reason why pictures are missing; None if none are.
     """
 
     pictures: Mapping[Key, str]
@@ -49,9 +49,9 @@ def thumbnails(images: Iterable[Key], embeddings: EmbeddingSet, data: DataConfig
     """The pictures of some images.
 
     Args:
-        images: which.
-        embeddings: whose files say which data set was embedded.
-        data: the data set, if it is now elsewhere; None for the one that was embedded.
+        images: keys of the images.
+        embeddings: the embeddings, whose files say which data set was embedded.
+        data: the data set, if it has been moved; None for the one that was embedded.
     """
     pictures: dict[Key, str] = {}
     names: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ def thumbnails(images: Iterable[Key], embeddings: EmbeddingSet, data: DataConfig
 def _from_set(
     split: str, keys: list[Key], embeddings: EmbeddingSet, data: DataConfig | None
 ) -> tuple[dict[Key, str], tuple[str, ...]]:
-    """The pictures out of the data set that was embedded."""
+    """The pictures, read from the data set that was embedded."""
     origin = next((file.origin for file in embeddings.files if file.split == split and file.origin), None)
     if origin is None:
         raise ValueError("the files do not say which images they are of; data=<set> does")
@@ -101,7 +101,7 @@ def _from_files(keys: list[Key]) -> dict[Key, str]:
 
 
 def _address(image: Image.Image) -> str:
-    """The picture as PNG, in the address itself."""
+    """The picture as PNG, encoded in the address itself."""
     image.thumbnail((_SIDE_PX, _SIDE_PX))
     file = io.BytesIO()
     image.save(file, "png")

@@ -9,14 +9,14 @@ from ssl_sec.training.config import LocalConfig, RuntimeConfig
 
 
 class Start(Protocol):
-    """Makes what does a part, called with its number, and returns how many rows it made."""
+    """Makes the function that computes a part: it takes the part's number, and returns how many rows it made."""
 
     def __call__(self, device: torch.device, on_images: Callable[[int], object] = ...) -> Callable[[int], int]:
-        """What does parts on a device.
+        """The function for parts on a device.
 
         Args:
-            device: of this process.
-            on_images: called with a number of images that are done.
+            device: device of this process.
+            on_images: called with a number of finished images.
         """
         ...
 
@@ -24,18 +24,18 @@ class Start(Protocol):
 def done_on(
     runtime: RuntimeConfig, start: Start, parts: Sequence[int], on_images: Callable[[int], object], job: str
 ) -> Iterator[int]:
-    """Does the parts; yields what each returns.
+    """Computes the parts; yields the result of each.
 
     Args:
-        runtime: where.
-        start: on a cluster it travels to the workers.
-        parts: their numbers.
-        on_images: called with a number of images that are done, on a cluster after each part.
-        job: the name in Ray's dashboard.
+        runtime: where the parts are computed.
+        start: makes the function for parts; on a cluster it is sent to the workers.
+        parts: the numbers of the parts.
+        on_images: called with a number of finished images, on a cluster after each part.
+        job: name of the job in Ray's dashboard.
 
     Raises:
         ConfigError: if the cluster is too small.
-        UserError: of a part.
+        UserError: the error of a part.
     """
     if not parts:
         return

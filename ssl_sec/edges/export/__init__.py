@@ -1,1 +1,1 @@
-"""Encoders in files that others read."""
+"""Exports encoders to files that other programs read."""

@@ -43,14 +43,14 @@ _CHECKED_IMAGES = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """A finished export.
+    """The result of an export.
 
     Attributes:
-        folder: with the files of the encoder, and the model card in README.md; None if they are on the Hub.
-        url: of their page there.
-        form: of the files.
+        folder: folder with the files of the encoder, and the model card in README.md; None if they are on the Hub.
+        url: address of their page on the Hub.
+        form: format of the files.
         exportable: the encoder.
-        check: of the files.
+        check: check of the files.
     """
 
     folder: Path | None
@@ -139,7 +139,7 @@ def _destination(config: ExportConfig, source: FoundNetwork) -> "ExportFolder | 
 
 
 def _network_record(source: FoundNetwork, exportable: Exportable, image_set: ImageSet) -> Record:
-    """How the network of a run is built, without the files that it started from."""
+    """The record by which a run's network is built without the files that its training started from."""
     trained = source.config
     encoder = replace(trained.encoder, weights=None, mean=tuple(exportable.mean), std=tuple(exportable.std))
     crop = image_set.crop if isinstance(image_set, EncodedImages) else None
@@ -148,12 +148,12 @@ def _network_record(source: FoundNetwork, exportable: Exportable, image_set: Ima
         encoder=replace(encoder, pretrained=False) if isinstance(encoder, TimmConfig) else encoder,
         head=replace(trained.head, weights=None) if source.recipe.leaves_head else None,
         image_shape=exportable.image_shape,
-        crop=crop if isinstance(crop, CentreCrop) else None,  # others make images of one size
+        crop=crop if isinstance(crop, CentreCrop) else None,  # other crops make images of one size
     )
 
 
 def _record(source: FoundNetwork, config: ExportConfig) -> tuple[Run, list[Run] | None]:
-    """The run in MLflow, or made from its folder; and the probes of its encoder, None if MLflow cannot be asked."""
+    """The run in MLflow, or made from its folder, and the probes of its encoder; None if MLflow cannot be asked."""
     run_id, folder = source.run_id, source.folder
     if folder is None:
         assert source.archive is not None and run_id is not None
@@ -176,7 +176,7 @@ def _with_probes(client: MlflowClient, run_id: str) -> tuple[Run, list[Run]]:
 
 
 def _some_images(image_set: ImageSet) -> Float[Tensor, "batch channels height width"]:
-    """Images from the whole set, whose files may be sorted by class."""
+    """Images from all parts of the set, since its files may be sorted by class."""
     count = min(_CHECKED_IMAGES, len(image_set))
     batch = image_set.read(torch.linspace(0, len(image_set) - 1, count).long())
     # More than two, as the forward pass is recorded with two images and must work with any number.

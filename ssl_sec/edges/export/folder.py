@@ -14,8 +14,8 @@ class ExportFolder:
     """A folder for the files of an export.
 
     Args:
-        folder: absolute.
-        hub_name: owner and name of the Hub's repository that its files are for, for the model card; None for none.
+        folder: path of the folder, absolute.
+        hub_name: owner and name of the Hub's repository for the files, for the model card; None for none.
     """
 
     url: None = None

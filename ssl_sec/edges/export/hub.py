@@ -27,7 +27,7 @@ class HubRepository:
 
     Args:
         output: `hf://<owner>/<name>`, or `hf://<name>` for one of the user's own.
-        private: whether it is private if it is new.
+        private: whether a new repository is private.
     """
 
     folder: None = None
@@ -39,12 +39,12 @@ class HubRepository:
 
     @property
     def url(self) -> str:
-        """The page of the repository."""
+        """The address of the repository's page."""
         return f"{self._api.endpoint}/{self.hub_name}"
 
     @cached_property
     def hub_name(self) -> str:
-        """The owner and the name."""
+        """Owner and name of the repository."""
         name = self._output.removeprefix(HUB_SCHEME)
         return name if "/" in name else f"{self._owner()}/{name}"
 
@@ -56,7 +56,7 @@ class HubRepository:
         """Refuses an existing repository, unless its files may be replaced; returns whether there is one.
 
         Raises:
-            ConfigError: if it must not be replaced.
+            ConfigError: if the repository must not be replaced.
             StorageError: if the Hub cannot be used.
         """
         with self._errors():
@@ -73,7 +73,7 @@ class HubRepository:
             overwrite: whether an existing repository may be written to; other files of an earlier export are removed.
 
         Raises:
-            ConfigError: if it must not be replaced.
+            ConfigError: if the repository must not be replaced.
             StorageError: if the Hub cannot be used.
         """
         with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +90,7 @@ class HubRepository:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turns errors of the Hub into a StorageError of one line."""
+        """Turns errors of the Hub into a StorageError with one line."""
         try:
             yield
         except UserError:

@@ -56,12 +56,12 @@ def model_card(
     """Markdown with the Hugging Face Hub's metadata block.
 
     Args:
-        run: the training.
-        probes: of its encoder, newest first; None if they are unknown.
-        form: of the files.
+        run: the training run.
+        probes: probes of its encoder, newest first; None if they are unknown.
+        form: format of the files.
         exportable: the encoder.
-        check: of the files.
-        license: of the weights, by the Hub's name for it; None if it is not known.
+        check: check of the files.
+        license: license of the weights, by the Hub's name for it; None if it is not known.
         hub_name: owner and name of the repository that the files are pushed to; None for a folder.
     """
     tags, parameters = run.data.tags, run.data.params

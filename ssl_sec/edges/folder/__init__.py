@@ -1,1 +1,1 @@
-"""The folder of a run: what it holds, what it is called, how it is found."""
+"""The folder of a run: its content, its name, and how it is found."""

@@ -1,4 +1,4 @@
-"""The networks that a run's kept checkpoints hold."""
+"""The networks in the kept checkpoints of a run."""
 
 import shutil
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ from ssl_sec.recipes.registry import RecipeRow
 from ssl_sec.recipes.tracking import Checkpoint
 from ssl_sec.training.checkpoint import best_of, checkpoint_name, load_checkpoint, score_of, step_of
 
-# In a run's folder: the parts of the network, by their names in a checkpoint.
+# File in a run's folder -> part of the network and prefix of its weights, as named in a checkpoint.
 _PARTS = {"encoder.safetensors": ("encoder", "backbone."), "head.safetensors": ("head", "")}
 
 
 def kept_checkpoints(folder: RunFolder) -> dict[int, float | None]:
-    """Steps taken -> score of each whole checkpoint of a run, the oldest first.
+    """Steps taken -> score of each whole checkpoint of a run, oldest first.
 
     Raises:
         StorageError: if the storage cannot be used.
@@ -28,12 +28,12 @@ def kept_checkpoints(folder: RunFolder) -> dict[int, float | None]:
 
 
 def chosen_step(checkpoint: Checkpoint, kept: Mapping[int, float | None], where: str) -> int:
-    """The steps after which the chosen checkpoint was saved.
+    """The number of steps after which the chosen checkpoint was saved.
 
     Args:
         checkpoint: the value of the key `checkpoint`.
-        kept: steps taken -> score of each.
-        where: they are kept, for messages.
+        kept: steps taken -> score of each checkpoint.
+        where: place of the checkpoints, for messages.
 
     Raises:
         ConfigError: if there is no such checkpoint.
@@ -54,12 +54,12 @@ def chosen_step(checkpoint: Checkpoint, kept: Mapping[int, float | None], where:
 
 
 def write_network(folder: RunFolder, recipe: RecipeRow, step: int, to: Path) -> None:
-    """Writes the weights of a kept checkpoint as the run writes its last ones, with what a reader of them needs.
+    """Writes the weights of a kept checkpoint in the form of the run's last weights, with the files that readers need.
 
     Args:
-        folder: of the run.
-        recipe: of the run.
-        step: of the checkpoint.
+        folder: the run's folder.
+        recipe: the run's recipe.
+        step: step of the checkpoint.
         to: an existing folder.
 
     Raises:
@@ -75,11 +75,11 @@ def write_network(folder: RunFolder, recipe: RecipeRow, step: int, to: Path) -> 
 
 
 def network_files(folder: RunFolder, recipe: RecipeRow, checkpoint: Checkpoint, to: Path) -> Path:
-    """The folder with the weights of a run's chosen checkpoint: the run's own for the last ones, else another one.
+    """The folder with the weights of a run's chosen checkpoint: the run's own for the last ones, else `to`.
 
     Args:
-        folder: of the run.
-        recipe: of the run.
+        folder: the run's folder.
+        recipe: the run's recipe.
         checkpoint: the value of the key `checkpoint`.
         to: an existing folder for the weights of a checkpoint.
 

@@ -1,4 +1,4 @@
-"""What a run's folder keeps as JSON: its identity in MLflow and the description of its data."""
+"""The JSON files of a run's folder: its identity in MLflow and the description of its data."""
 
 import contextlib
 import json
@@ -22,11 +22,11 @@ class RunIdentity:
     """A run in MLflow, without its parameters and metrics.
 
     Attributes:
-        uri: of the store; in the folder, without credentials.
+        uri: address of the store; in the folder, without credentials.
         experiment: name of the experiment.
-        name: of the run.
-        tags: of the run, `job` among them.
-        parent_run_id: of the parent run, if there is one.
+        name: name of the run.
+        tags: tags of the run, `job` among them.
+        parent_run_id: id of the parent run, if there is one.
     """
 
     uri: str = ""
@@ -51,16 +51,16 @@ class DataDescription:
     """A data set in numbers.
 
     Attributes:
-        name: of the set.
-        description: where it came from.
-        num_images: that are trained or tested on.
-        num_bad_images: that could not be read.
+        name: name of the set.
+        description: origin of the images.
+        num_images: number of images that are trained or tested on.
+        num_bad_images: number of images that could not be read.
         image_shape: channels, height, width.
-        class_names: by label.
+        class_names: names of the classes, by label.
         digest: fingerprint of the images; None in folders of old runs.
-        num_checked: images of which duplicates and unreadable ones were counted before the training.
-        num_duplicates: of these, those that repeat the bytes of another.
-        num_unreadable: those that cannot be decoded.
+        num_checked: number of images checked for duplicates and unreadable ones before the training.
+        num_duplicates: number of these that repeat the bytes of another one.
+        num_unreadable: number of images that cannot be decoded.
     """
 
     name: str
@@ -97,7 +97,7 @@ class DataDescription:
         """The description of a run's data.
 
         Args:
-            described: its JSON.
+            described: JSON of the description.
             checked: JSON with the numbers of the check; empty if there was none.
         """
         numbers = json.loads(checked) if checked else {}
@@ -106,12 +106,12 @@ class DataDescription:
 
 
 def about_worker(rank: int, world_size: int, node: str) -> dict[str, Any]:
-    """What is kept about the start of this worker process."""
+    """The record of the start of this worker process."""
     return {"rank": rank, "world_size": world_size, "node": node, "pid": os.getpid(), "started": _now()}
 
 
 def about_failure(rank: int, error: BaseException) -> dict[str, Any]:
-    """What is kept about the error of this process."""
+    """The record of an error of this process."""
     return {
         "rank": rank,
         "host": socket.gethostname(),
@@ -123,7 +123,7 @@ def about_failure(rank: int, error: BaseException) -> dict[str, Any]:
 
 
 def user_error(described: str) -> UserError | None:
-    """The user error that a run keeps as JSON; None if it cannot be read."""
+    """The user error that a run has stored as JSON; None if it cannot be read."""
     kinds = {kind.exit_code: kind for kind in (ConfigError, DataError, StorageError)}
     with contextlib.suppress(ValueError, KeyError, TypeError):
         written = json.loads(described)

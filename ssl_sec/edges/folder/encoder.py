@@ -30,7 +30,7 @@ class TrainedNetwork:
     Attributes:
         encoder: images in [0, 1] -> features.
         head: features -> embeddings; None if the recipe does not keep it.
-        dim: of the features or embeddings.
+        dim: dimension of the features or embeddings.
     """
 
     encoder: Encoder
@@ -47,10 +47,10 @@ def load_encoder(run: str | os.PathLike[str]) -> Encoder:
     """The encoder that a run of pretraining, metric learning or face recognition trained, in evaluation mode.
 
     Args:
-        run: the folder, or its URL, that the job printed.
+        run: the folder or URL that the job printed.
 
     Raises:
-        ConfigError: if it holds no run that has ended.
+        ConfigError: if it does not hold a run that has ended.
         StorageError: if the storage of a URL cannot be used.
     """
     folder = folder_at(os.fspath(run))
@@ -62,13 +62,13 @@ def load_encoder(run: str | os.PathLike[str]) -> Encoder:
 
 
 def load_network(recipe: RecipeRow, config: TrainingConfig, image_shape: tuple[int, ...], path: Path) -> TrainedNetwork:
-    """The network of a run with its final weights: the encoder, and the head where the recipe keeps it.
+    """The network of a run with its final weights: the encoder, and the head if the recipe keeps it.
 
     Args:
-        recipe: of the run.
-        config: of the run.
-        image_shape: channels, height and width.
-        path: the folder of the weights.
+        recipe: the run's recipe.
+        config: the run's configuration.
+        image_shape: channels, height and width of the training images.
+        path: folder of the weights.
     """
     encoder = _encoder(config.encoder, image_shape, path / "encoder.safetensors")
     if not recipe.leaves_head:

@@ -18,7 +18,7 @@ from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.recipes.tracking import Checkpoint
 
-# The files that say which run a folder holds.
+# The files that identify the run in a folder.
 _NAMING = frozenset({"config.yaml", "mlflow.json", "mlflow_run_id"})
 
 
@@ -28,12 +28,12 @@ class Named(Protocol):
 
     @property
     def run_id(self) -> str | None:
-        """In MLflow."""
+        """The id of the run in MLflow."""
         ...
 
     @property
     def name(self) -> str:
-        """Of the run."""
+        """The name of the run."""
         ...
 
 
@@ -44,14 +44,14 @@ def match_run(key: str, word: str, runs: Iterable[N], where: str, prefers: Calla
     """The only run with this id or name, or else the only one whose id or name starts with the word.
 
     Args:
-        key: for which the word was given, for messages.
-        word: what the user wrote.
+        key: key for which the word was given, for messages.
+        word: the user's input.
         runs: the candidates.
-        where: the runs are, for messages.
-        prefers: decides among several matches, if it holds for any of them.
+        where: place of the runs, for messages.
+        prefers: decides among several matches, if it is true for any of them.
 
     Raises:
-        ConfigError: if there is none, or several.
+        ConfigError: if there is no such run, or several.
     """
     known = list(runs)
     if not word:
@@ -95,7 +95,7 @@ def downloaded(url: str, only: frozenset[str] | None = None) -> RunFolder:
     The run may be active, so its staging folder is left alone.
 
     Args:
-        url: of the run.
+        url: address of the run.
         only: names of the files that are needed; None for all.
 
     Raises:
@@ -114,9 +114,9 @@ def trained_folder(word: str, jobs: Sequence[str], checkpoint: Checkpoint = "las
     """The folder at a path, if it holds a training run with all files of its network.
 
     Args:
-        word: the value of `run`.
-        jobs: whose runs are accepted.
-        checkpoint: that of a run which has not ended may be chosen, too.
+        word: value of the key `run`.
+        jobs: jobs whose runs are accepted.
+        checkpoint: which checkpoint is wanted; any but `last` may also be of a run that has not ended.
 
     Raises:
         ConfigError: if it holds a run of another job.
@@ -139,13 +139,13 @@ def find_folder(key: str, word: str, output_dir: str, job: str | None = None) ->
     """The folder of a run: at a path, or found by name or id in the output folder.
 
     Args:
-        key: for which the word was given, for messages.
+        key: key for which the word was given, for messages.
         word: an id, a name, a prefix of one, or a path.
-        output_dir: where runs are searched.
-        job: whose runs are preferred if several match.
+        output_dir: folder in which runs are searched.
+        job: job whose runs are preferred if several match.
 
     Raises:
-        ConfigError: if there is none, or several.
+        ConfigError: if there is no such run, or several.
     """
     named = folder_at(word)
     if named is not None:
@@ -160,7 +160,7 @@ def find_folder(key: str, word: str, output_dir: str, job: str | None = None) ->
 
 
 def _runs_in(output_dir: str) -> list[RunFolder]:
-    """The runs of an output folder, sorted by recipe and name; those in object storage have only what names them.
+    """The runs of an output folder, sorted by recipe and name; of those in object storage only the naming files.
 
     Raises:
         StorageError: if the storage cannot be used.

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The metrics that checkpoints and models are ranked by, measured on held-out training images. A run is ranked by the
-# first that it has: by one without labels only where there are none.
+# Metrics on held-out training images that rank checkpoints and models: the first that a run has, label-free ones last.
 LABEL_FREE_SCORES = tuple(row.score_without_labels for row in RECIPES.values() if row.score_without_labels is not None)
 SCORES = (*(row.score for row in RECIPES.values() if row.score is not None), *LABEL_FREE_SCORES)
 
@@ -50,17 +49,17 @@ class RunFolder:
     """The files of a run.
 
     Args:
-        path: absolute.
+        path: path of the folder, absolute.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.name = path.name  # of the run
+        self.name = path.name  # name of the run
         self.config_path = path / "config.yaml"  # the resolved configuration
         self.metrics_path = path / "metrics.jsonl"  # metrics, and messages for the console
         self.checkpoints_path = path / "checkpoints"
         self.identity_path = path / "mlflow.json"  # the RunIdentity
-        self.run_id_path = path / "mlflow_run_id"  # once it is known
+        self.run_id_path = path / "mlflow_run_id"  # the run's id in MLflow, once it is known
         self.workers_path = path / "workers.jsonl"  # each start of a worker
         self.failures_path = path / "failures.jsonl"  # errors of workers, with tracebacks
         self.stop_path = path / "stop"  # exists while a stop is requested
@@ -73,22 +72,22 @@ class RunFolder:
         self._unclosed_path = path / "unclosed"  # exists until the driver has uploaded the results
         self.initial_path = path / "initial.safetensors"  # of a fine-tuning: the encoder that it starts from
 
-        # Of a training, once it has ended.
+        # Results of a training run, once it has ended.
         self.encoder_path = path / "encoder.safetensors"
         self.head_path = path / "head.safetensors"
-        self.features_path = path / "features.pt"  # of some training images; of all test images for embeddings
+        self.features_path = path / "features.pt"  # features of some training images, or embeddings of all test images
         self.views_path = path / "views.pt"  # of some images of the first step, before it
         self.examples_path = path / "examples.pt"  # some images, their neighbours and their feature maps
         self.norms_path = path / "norms.json"  # histograms of the embeddings' norms
         self._test_sets_folder = path / "test_sets"
         self._watched_folder = path / "watched"
 
-        # Of a probe.
-        self.probed_config_path = path / "pretrain.yaml"  # of the run that is probed
+        # Files of a probe.
+        self.probed_config_path = path / "pretrain.yaml"  # configuration of the run that is probed
         self.confusion_path = path / "confusion.json"  # once it has ended; of a fine-tuning, too
 
     def test_set_path(self, title: str) -> Path:
-        """The file with the results of a face test set that its plots are drawn from; makes its folder."""
+        """The file with the results of a face test set, from which its plots are drawn; creates its folder."""
         self._test_sets_folder.mkdir(exist_ok=True)
         return self._test_sets_folder / f"{title}.pt"
 
@@ -106,10 +105,10 @@ class RunFolder:
         return sorted(self._watched_folder.glob("*.safetensors"))
 
     def probed(self) -> "ProbedRun":
-        """The parts of the configuration of the run whose encoder is probed that a probe needs.
+        """The configuration of the run whose encoder is probed, as far as the probe needs it.
 
         Raises:
-            StorageError: if it cannot be read.
+            StorageError: if the configuration cannot be read.
         """
         return probed_run(self.probed_config_path)
 
@@ -124,11 +123,11 @@ class RunFolder:
         return self.config_path.is_file()
 
     def start(self, values: Mapping[str, Any]) -> None:
-        """Makes the folder for a new run.
+        """Creates the folder for a new run.
 
         Raises:
             ConfigError: if it already holds a run.
-            StorageError: if it cannot be made.
+            StorageError: if it cannot be created.
         """
         if self.holds_run:
             raise ConfigError(
@@ -189,7 +188,7 @@ class RunFolder:
         )
 
     def refresh(self) -> None:
-        """Takes over what other machines have written."""
+        """Fetches the files that other machines have written."""
 
     def remove(self) -> None:
         """Removes the run."""
@@ -200,7 +199,7 @@ class RunFolder:
         warned = any(not message.startswith("INFO: ") for _, message in self.messages())
         if self.newest_step() is None and not warned and not self.records() and not self.encoder_path.exists():
             self.remove()
-            with contextlib.suppress(OSError):  # other runs of the recipe
+            with contextlib.suppress(OSError):  # the recipe has other runs
                 self.path.parent.rmdir()
 
     def restored_state(self, device: torch.device, held: slice | None = None) -> Mapping[str, Any] | None:
@@ -235,7 +234,7 @@ class RunFolder:
         return None
 
     def fetch_checkpoint(self, name: str) -> Path:
-        """The folder of a checkpoint on this machine; who loads it checks it."""
+        """The folder of a checkpoint on this machine; the loader checks it."""
         return self.checkpoints_path / name
 
     def newest_step(self) -> int | None:
@@ -243,7 +242,7 @@ class RunFolder:
         return max((step_of(name) for name in self.checkpoint_names()), default=None)
 
     def upload_checkpoints(self, rank: int, world_size: int, keep_last: int) -> CheckpointUpload | None:
-        """Starts the upload of what this worker writes of checkpoints; None if the folder itself keeps them."""
+        """Starts uploading this worker's files of checkpoints; None if the folder itself keeps them."""
         return None
 
     def describe_data(self, image_set: ImageSet) -> None:
@@ -299,7 +298,7 @@ class RunFolder:
         return json_lines(self.workers_path)
 
     def log_failure(self, rank: int, error: BaseException) -> None:
-        """Logs the error of this process."""
+        """Logs an error of this process."""
         self.add_failure(about_failure(rank, error))
 
     def add_failure(self, about: Mapping[str, Any]) -> None:
@@ -337,7 +336,7 @@ class RunFolder:
         return self.stop_path.exists()
 
     def take_save_request(self) -> bool:
-        """Whether a checkpoint is requested; the request is then forgotten."""
+        """Whether a checkpoint is requested; this call clears the request."""
         with contextlib.suppress(FileNotFoundError):
             self.save_path.unlink()
             return True
@@ -360,7 +359,7 @@ class RunFolder:
         return [NormHistogram(**record["norms"]) for record in self.records() if "norms" in record]
 
     def forget_records_from(self, step: int) -> None:
-        """Drops the metrics of steps that will be taken again; messages stay."""
+        """Drops the metrics of steps that will be repeated; messages stay."""
         kept = [each for each in json_lines(self.metrics_path) if not has_metrics(each) or each["step"] < step]
         replace_text(self.metrics_path, "".join(json.dumps(record) + "\n" for record in kept))
 
@@ -374,7 +373,7 @@ class RunFolder:
             replace_text(self._outcome_path, outcome)
 
     def outcome(self) -> str | None:
-        """How the workers ended; None if that is not written, or cannot be read."""
+        """How the workers ended; None if the file is missing or cannot be read."""
         outcome = text_of(self._outcome_path)
         return outcome if outcome in ("finished", "stopped") else None
 

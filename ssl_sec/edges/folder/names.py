@@ -15,10 +15,10 @@ from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.tracking import TrackingConfig
 from ssl_sec.training.checkpoint import file_sha256
 
-# Of a probe, or a model in MLflow: which checkpoint it is about; none for the last one.
+# Tag of a probe, or of a model in MLflow: the checkpoint that it is about; without the tag it is the last one.
 CHECKPOINT_TAG = "checkpoint"
 
-# Keys of files that a network starts from; a tag of the key and this suffix has the SHA-256 of the file.
+# Keys of files that a network starts from; the tag of a key with this suffix has the SHA-256 of the file.
 WEIGHTS = ("encoder.weights", "head.weights")
 DIGEST_SUFFIX = ".sha256"
 
@@ -50,8 +50,8 @@ def weights_tags(config: TrainingConfig, initial: Path) -> dict[str, str]:
     """Tags with the SHA-256 of each file of weights that a training starts from; none for a file that is missing.
 
     Args:
-        config: of the training.
-        initial: the encoder of another run, in the training's folder if it starts from one.
+        config: the training's configuration.
+        initial: the encoder of another run, in the training's folder if the training starts from one.
     """
     encoder = str(initial) if initial.is_file() else config.encoder.weights
     found: dict[str, str] = {}
@@ -74,7 +74,7 @@ def claim_name(folder: Path, name: str) -> str:
     """Makes a new folder for a run, and returns its name; a number is added if the name is taken.
 
     Args:
-        folder: of the recipe's runs, on this machine.
+        folder: folder of the recipe's runs, on this machine.
         name: the wanted name.
 
     Raises:
@@ -99,5 +99,5 @@ def claim_name(folder: Path, name: str) -> str:
 
 
 def new_name(what: str) -> str:
-    """A name that ends with the time."""
+    """A name that ends with the current time."""
     return f"{what}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -17,8 +17,8 @@ def run_record(folder: RunFolder, data_title: str) -> Run:
     """The run with its parameters, last metrics, tags and data; without an id if it is not in MLflow.
 
     Args:
-        folder: of the run.
-        data_title: name of its data set.
+        folder: the run's folder.
+        data_title: name of the run's data set.
     """
     figures = {key: (value, record["step"]) for record in folder.records() for key, value in record["metrics"].items()}
     return Run(
@@ -42,10 +42,10 @@ def run_record(folder: RunFolder, data_title: str) -> Run:
 
 
 def data_set(data: DataDescription, title: str) -> Dataset:
-    """The data of a run with their counts; where there is no digest of the images, with one of the counts.
+    """The data of a run with their counts; without a digest of the images, it has a digest of the counts.
 
     Args:
-        data: as the workers of the run described them.
+        data: description of the data by the run's workers.
         title: name of the data set.
     """
     profile = {"images": data.num_images, "bad_images": data.num_bad_images, "classes": len(data.class_names)}

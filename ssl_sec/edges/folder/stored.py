@@ -32,7 +32,7 @@ class StoredFolder(RunFolder):
     """The staging folder of a run in object storage.
 
     Args:
-        path: on this machine.
+        path: path on this machine.
         bucket: the run's folder in object storage.
     """
 
@@ -40,7 +40,7 @@ class StoredFolder(RunFolder):
         super().__init__(path)
         self._bucket = bucket
         output_dir, recipe, name = split_url(bucket.url)
-        # Shared by the workers of this machine.
+        # Shared by all workers on this machine.
         self._restored_path = local_folder(output_dir, "restored") / recipe / name
         self._checkpoints = bucket.folder("checkpoints")
         self._mirror: Mirror | None = None
@@ -115,7 +115,7 @@ class StoredFolder(RunFolder):
             self._bucket.remove([name for name in self._bucket.files() if not name.startswith(".lease")])
 
     def tidy(self) -> None:
-        """Removes the checkpoints on this machine, unless they could not be uploaded."""
+        """Removes the checkpoints on this machine, unless some could not be uploaded."""
         shutil.rmtree(self._restored_path, ignore_errors=True)
         if not any(self.checkpoints_path.glob(f"{WAITING}/*")):
             shutil.rmtree(self.checkpoints_path, ignore_errors=True)
@@ -142,7 +142,7 @@ class StoredFolder(RunFolder):
         return Found(path=None, skipped=tuple(skipped))
 
     def find_incomplete(self) -> Sequence[str]:
-        """The newer checkpoints whose upload has broken off."""
+        """The newer checkpoints whose upload was interrupted."""
         files = self._checkpoints.files()
         whole = whole_checkpoints(files)
         begun = {name.partition("/")[0] for name in files}
@@ -171,11 +171,11 @@ class StoredFolder(RunFolder):
         """Starts the upload of what this worker writes of checkpoints; all workers call it."""
         shutil.rmtree(self.checkpoints_path, ignore_errors=True)  # of an earlier run of this name
         workers = Workers(rank=rank, world_size=world_size, start=gather_objects(uuid.uuid4().hex)[0])
-        # The figures of the steps before it: a resume would drop later ones, and could not restore missing ones.
+        # First the metrics of the steps before it: a resume would drop later ones, and could not restore missing ones.
         return CheckpointUpload(self._checkpoints, workers, keep_last, self.flush)
 
     def _stop(self) -> None:
-        """Stops the run, which is another process's now."""
+        """Stops the run, which another process has taken over."""
         if self._mirror is not None:
             self._mirror.abandon()
         with contextlib.suppress(OSError):
@@ -184,7 +184,7 @@ class StoredFolder(RunFolder):
 
 @contextmanager
 def _reported() -> Iterator[None]:
-    """Reports an error of the storage, and continues."""
+    """Logs an error of the storage, and continues."""
     try:
         yield
     except StorageError as error:

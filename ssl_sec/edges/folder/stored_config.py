@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ssl_sec.recipes.config import TrainingConfig
     from ssl_sec.recipes.probing.config import ProbedRun
 
-# Keys of version 0.1, and what they are called now.
+# Keys of version 0.1 -> their present names.
 RENAMED = {"benchmarks": "test_sets"}
 
 
@@ -41,25 +41,25 @@ def training_config(recipe: RecipeRow, path: Path) -> "TrainingConfig":
     """The stored configuration of a training run.
 
     Args:
-        recipe: of the run.
-        path: of the file.
+        recipe: the run's recipe.
+        path: path of the file.
 
     Raises:
         StorageError: if the file cannot be read, or holds no configuration.
-        ConfigError: if it is not one of the recipe.
+        ConfigError: if it is not a configuration of this recipe.
     """
     return cast("TrainingConfig", from_values(recipe.config, stored_values(path)))
 
 
 def probed_run(path: Path) -> "ProbedRun":
-    """What a probe needs of the stored configuration of the run that it is about, whichever recipe the run has.
+    """The stored configuration of a run, as far as a probe of that run needs it, for any recipe.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Raises:
         StorageError: if the file cannot be read, or holds no configuration.
-        ConfigError: if it has no such parts.
+        ConfigError: if parts that the probe needs are missing.
     """
     from ssl_sec.recipes.probing.config import ProbedRun  # with torch
 
@@ -75,10 +75,10 @@ def _with_shares(probe: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_credentials(uri: str, key: str) -> str:
-    """A store's address with its credentials, which are not kept with a run, from the environment.
+    """A store's address with credentials from the environment, since they are not kept with a run.
 
     Raises:
-        ConfigError: if they are not there.
+        ConfigError: if the credentials are missing.
     """
     known = os.environ.get("MLFLOW_TRACKING_URI", "")
     if HIDDEN not in uri:

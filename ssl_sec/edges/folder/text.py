@@ -12,7 +12,7 @@ from ssl_sec.errors import StorageError
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Reports that a run's folder cannot be written, as on a full disk.
+    """Turns an error in writing to a run's folder, as on a full disk, into a StorageError.
 
     Raises:
         StorageError: if something cannot be written.
@@ -35,7 +35,7 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def json_objects(text: str) -> list[dict[str, Any]]:
-    """The objects of whole lines; others, as a crash or two writers at once leave them, are skipped."""
+    """The objects of complete lines; others, as left by a crash or by two writers at once, are skipped."""
     found: list[dict[str, Any]] = []
     for line in text.split("\n")[:-1]:
         with contextlib.suppress(ValueError):
@@ -45,7 +45,7 @@ def json_objects(text: str) -> list[dict[str, Any]]:
 
 
 def has_metrics(record: Mapping[str, Any]) -> bool:
-    """Whether a line of a run's metrics holds figures; others hold messages."""
+    """Whether a line of a run's metrics file holds metrics; others hold messages."""
     return isinstance(record.get("metrics"), dict) and isinstance(record.get("step"), int)
 
 

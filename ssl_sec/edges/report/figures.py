@@ -1,7 +1,7 @@
 """The papers' figures, drawn from our runs.
 
-An arm is a group of runs with the same settings; each seed counts with its newest finished run. All arms are runs of
-one job, whose recipe says what can be drawn of them.
+An arm is a group of runs with the same settings; of each seed, the newest finished run counts. All arms are runs of one
+job, whose recipe determines the comparisons that can be drawn.
 """
 
 import statistics
@@ -25,7 +25,7 @@ Points = list[tuple[int, float]]
 
 
 class _Panel(NamedTuple):
-    """A metric of some arms, and what loads a run's points of it."""
+    """A metric of some arms, and the function that loads a run's points of it."""
 
     metric: str
     load: Callable[[RunArchive, ArchivedRun, str], Points]
@@ -40,13 +40,13 @@ def make_figure_report(
     Args:
         name: the paper's short name.
         figure: the figure.
-        paper: that has it.
+        paper: the paper with the figure.
         archive: the store with our runs.
         recipes: the recipes whose runs are shown; None for those of the experiment with the newest run.
 
     Raises:
-        ConfigError: for a recipe without runs, recipes of several jobs, or runs of which the figure cannot be drawn.
-        DataError: for runs that cannot be compared.
+        ConfigError: for a recipe without runs, recipes of several jobs, or runs for which the figure cannot be drawn.
+        DataError: if runs cannot be compared.
         StorageError: if the store cannot be used.
     """
     runs = _find_runs(archive, recipes)
@@ -76,7 +76,7 @@ def _find_runs(archive: RunArchive, recipes: Sequence[str] | None) -> list[Archi
     jobs = sorted({f"jobs.{run.job}" for run in runs})
     if len(jobs) > 1:
         raise ConfigError(f"recipes: found runs of {' and '.join(jobs)}; allowed: recipes of one of them")
-    # An encoder that was not trained has neither a curve nor norms: no other arm needs a label that sets it apart.
+    # An untrained encoder has neither a curve nor norms; it is left out, so that no label need differ from its own.
     length = RECIPES[runs[0].job].length
     return [run for run in runs if run.settings.get(length) not in ("0", "0.0")] or runs
 
@@ -94,8 +94,8 @@ def _find_arms(runs: Sequence[ArchivedRun]) -> Arms:
 def _make_labels(settings: Sequence[Mapping[str, str]]) -> list[str]:
     """Labels each arm by its recipe if there are several, else by its constraint, and by settings that differ.
 
-    Arms of one recipe with different constraints say what else differs, as the learning rate, even if no two of them
-    have the same constraint.
+    Arms of one recipe with different constraints also show other settings that differ, such as the learning rate, even
+    if no two of them have the same constraint.
     """
     several = len({one.get("recipe") for one in settings}) > 1
     names = [
@@ -117,7 +117,7 @@ def _differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _draw_comparison(name: str, title: str, archive: RunArchive, arms: Arms, comparison: Comparison) -> Report:
-    """Draws what the runs' files hold, of one run of each arm where runs are not pooled."""
+    """Draws a comparison from the runs' files; of one run of each arm if runs are not pooled."""
     found: dict[str, list[Any]] = {}
     names: dict[str, str] = {}
     for arm, runs in arms.items():
@@ -174,7 +174,7 @@ def _draw_norm_statistics(name: str, title: str, archive: RunArchive, arms: Arms
     return _draw_curves(name, f"{title}: accuracy and norms in training", archive, panels)
 
 
-# What is drawn of the metrics in MLflow.
+# The figures that are drawn from the metrics in MLflow.
 _CURVES = {"curve": _draw_curve, "norm_statistics": _draw_norm_statistics}
 
 

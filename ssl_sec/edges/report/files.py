@@ -18,7 +18,7 @@ class Report:
 
     Attributes:
         name: the name of its files, without extension.
-        text: what is printed.
+        text: the text to print.
         markdown: the same in Markdown; None if the report is only a figure.
         rows: its data, for the CSV file.
         figure: the figure, for the PNG file.

@@ -10,12 +10,12 @@ from ssl_sec.figures.normface import AtWeight, bounds_figure, weights_figure
 from ssl_sec.losses import normalized_softmax_lower_bound
 from ssl_sec.recipes.registry import FACE
 
-# The paper does not say in words which it shows; 10,575 are those of CASIA-WebFace.
+# The paper does not say which numbers it shows; 10,575 is that of CASIA-WebFace.
 _NUMBERS_OF_CLASSES = (10, 100, 1000, 10_575, 100_000)
 _LARGEST_SQUARED_NORM = 30
 _METRIC = "face/lfw_accuracy"
 _WEIGHT = "loss.weight"
-# What Fig. 8 compares, and runs without a second loss.
+# The recipes that Fig. 8 compares, and runs without a second loss.
 _RECIPES = (
     "casia_normface_c_contrastive_wen",
     "casia_normface_center_wen",
@@ -29,11 +29,11 @@ def make_normface_figure(number: str, open_archive: Callable[[], RunArchive], re
 
     Args:
         number: the figure's number.
-        open_archive: opens the store with our runs, for a figure that shows some.
+        open_archive: opens the store with our runs, for a figure that shows runs.
         recipes: the recipes whose runs are shown; None for those of the paper.
 
     Raises:
-        ConfigError: no finished run has what the figure shows.
+        ConfigError: no finished run has the data of the figure.
         StorageError: the store cannot be used.
     """
     name, title = f"normface-figure-{number}", f"normface, Fig. {number}"
@@ -117,7 +117,7 @@ def _summarise(weight: float | None, runs: Sequence[ArchivedRun], has_seeds: boo
 
 
 def _make_labels(settings: Sequence[dict[str, str]]) -> list[str]:
-    """Labels each arm by its losses, and by what else differs among those of one recipe or of the same losses."""
+    """Labels each arm by its losses, and by other settings that differ for one recipe or for the same losses."""
     losses = [
         " + ".join(one[key] for key in ("loss.first.name", "loss.second.name") if key in one) or one["loss.name"]
         for one in settings

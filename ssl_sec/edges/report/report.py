@@ -11,7 +11,7 @@ from ssl_sec.edges.overrides import in_quotes
 from ssl_sec.errors import StorageError
 from ssl_sec.settings import from_values
 
-# What figures show that are not drawn of a recipe's comparisons: a formula, and runs of several weights.
+# Figures that are not drawn from a recipe's comparisons: a formula, and runs with several weights.
 NORMFACE_FIGURES = ("bound", "weights")
 SWEEP = "sweep"
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def run_report(arguments: Sequence[str]) -> str:
-    """Makes a report, writes its files and returns what is to be printed.
+    """Makes a report, writes its files and returns the text to print.
 
     Args:
         arguments: overrides of the report; `compare <run> <run>` means `compare=[<run>,<run>]`.
@@ -50,7 +50,7 @@ def make_report(config: ReportConfig) -> "Report":
     paper = papers.load(config.paper)
     table = None if config.table is None else paper.table(config.table)
     figure = None if config.figure is None else paper.figure(str(config.figure))
-    # What is wrong so far is found before MLflow and matplotlib are imported.
+    # Mistakes up to here are found before MLflow and matplotlib are imported.
     from ssl_sec.edges.tracking.runs import RunArchive, beside
 
     def open_archive() -> "RunArchive":

@@ -1,6 +1,6 @@
 """Figures of SFT that compare finished metric-learning runs by one setting: batch size, λ, or the encoder.
 
-Only runs count that are alike but for that setting and the feature transform. Of each seed, the newest run counts;
+Only runs count that are equal except for that setting and the feature transform. Of each seed, the newest run counts;
 points are means over seeds, with the sample standard deviation as a bar.
 """
 
@@ -41,7 +41,7 @@ def make_sweep_report(archive: RunArchive, number: str, recipes: Sequence[str] |
     Args:
         archive: the store with our runs.
         number: "5" (Recall@1 by batch size, and by λ) or "6b" (the mean shift of a rotation, by encoder).
-        recipes: of the runs; None for those of the paper's figure.
+        recipes: recipes of the runs; None for those of the paper's figure.
 
     Raises:
         ConfigError: there is nothing to compare: fewer than two batch sizes, λ or encoders.
@@ -107,7 +107,7 @@ def _alike(
     """The runs that have the metric and differ from the newest in varied settings alone, and the number of others."""
     runs = [run for recipe in dict.fromkeys(recipes) for run in archive.finished(recipe)]
     runs = [run for run in runs if run.job == "metric_learning" and metric in run.metrics]
-    # HDML and DVML are no transforms of SFT, and have no λ.
+    # HDML and DVML are not transforms of SFT, and have no λ.
     runs = [run for run in runs if run.settings[_KIND] == "none" or _WEIGHT in run.settings]
     if not runs:
         raise ConfigError(
@@ -132,7 +132,7 @@ def _transform_label(settings: Settings) -> str:
 
 
 def _others_label(settings: Settings) -> str:
-    """The transform without its weight; what it has beside its name is said where it is not as by default."""
+    """The transform without its weight; other settings of it are given if they differ from their defaults."""
     defaults = {"transform.energy": "0.95", "transform.tail_below": "None", "transform.centres": "mean"}
     more = [
         f"{key.partition('.')[2]} {settings[key]}"

@@ -88,7 +88,7 @@ class Measurements:
         by_id = {run.run_id: run for run in runs}
         found: list[_Candidate] = []
         for run in runs:
-            is_copy = metric.startswith("probe/") and run.pretraining_run_id is None  # of its probe's metric
+            is_copy = metric.startswith("probe/") and run.pretraining_run_id is None  # a copy of its probe's metric
             if metric not in run.metrics or is_copy:
                 continue
             pretraining = run if run.pretraining_run_id is None else by_id.get(run.pretraining_run_id)
@@ -105,7 +105,7 @@ class Measurements:
         if expected is None:
             return (("experiment", recipe, None),)
         if missing := expected.keys() - pretraining.settings.keys():
-            # Keys that the version of the run did not have: what it did is their default.
+            # Keys that the run's version did not have: that version behaved as their defaults.
             expected = {key: value for key, value in expected.items() if key not in missing & _defaults(recipe)}
         changes = _compare(*(remove_probe(settings) for settings in (expected, pretraining.settings)))
         if run is not pretraining:
@@ -299,7 +299,7 @@ def _is_default(kind: type, values: Mapping[str, Any], key: str) -> bool:
     del group[last]
     try:
         return to_values(from_values(kind, without)) == values
-    except ConfigError:  # it must be given
+    except ConfigError:  # a required key
         return False
 
 
@@ -310,7 +310,7 @@ def _compose_config(recipe: str) -> Any:
     if job is None:
         return None
     experiment = f"experiment={recipe}"
-    # Keys that must be given say where something is on a machine; they decide no result.
+    # Required keys say where something is on a machine; they do not change a result.
     missing = [key for key, value in flattened(composed(job, [experiment])).items() if value == "???"]
     try:
         return from_values(RECIPES[job].config, compose(job, [experiment, *(f"{key}=elsewhere" for key in missing)]))

@@ -9,12 +9,12 @@ from pathlib import Path
 # such a thread a heap of 64 MiB pieces, and releases each piece as soon as it is empty, whatever the settings.
 ENVIRONMENT = {"MALLOC_ARENA_MAX": "1"}
 
-# Of <malloc.h>.
+# From <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> None:
-    """Has glibc keep freed memory for the next allocation, instead of returning it to the system.
+    """Makes glibc keep freed memory for the next allocation, instead of returning it to the system.
 
     By default each large tensor is mapped again, and the system clears its pages one by one: a third of the time of a
     step of ResNet-18 with 256 images on two cores. Peak memory may grow by a third through fragmentation. Other threads
@@ -27,11 +27,11 @@ def keep_freed_memory() -> None:
 
 
 def schedule_as_batch() -> None:
-    """Has Linux schedule the threads of this process, and those that they start, as batch work.
+    """Makes Linux schedule the threads of this process, and those that they start, as batch work.
 
     A thread that wakes up then waits for the end of another one's time slice. Otherwise gloo's threads, which wake up a
-    thousand times a second, interrupt the training each time. Threads with a policy of their own keep it. Does nothing
-    on other systems, or if it is not permitted.
+    thousand times a second, interrupt the training each time. Threads with their own policy keep it. Does nothing on
+    other systems, or if it is not permitted.
     """
     if not hasattr(os, "SCHED_BATCH"):
         return

@@ -1,4 +1,4 @@
-"""Trains, probes, and uploads again what MLflow misses."""
+"""Trains, probes, and uploads again what is missing in MLflow."""
 
 import logging
 import re
@@ -93,8 +93,8 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
     """Trains, and probes if the configuration says so; the result then has the metrics of the probe too.
 
     Args:
-        recipe: of the run.
-        config: of the run.
+        recipe: the run's recipe.
+        config: the run's configuration.
         initial: file with the weights of another run's encoder, which a new fine-tuning starts from.
 
     Raises:
@@ -130,7 +130,7 @@ def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
     The probe of a folder does not wait for MLflow.
 
     Args:
-        config: of the probe.
+        config: the probe's configuration.
         sweep_id: the MLflow run that becomes its parent; None for the run that is probed.
 
     Raises:
@@ -157,7 +157,7 @@ def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
 
 
 def run_replay(config: ReplayConfig) -> Finished:
-    """Uploads what MLflow misses of a run that has ended: its metrics, artifacts and status.
+    """Uploads the metrics, artifacts and status of an ended run that are missing in MLflow.
 
     Raises:
         UserError: for mistakes of the user.
@@ -190,7 +190,7 @@ def _output_dir(config: RunConfig) -> Path:
 def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> Finished:
     assert config.run_name is not None
     path = _output_dir(config) / config.recipe_name / config.run_name
-    # What starts jobs again passes resume=auto, maybe before the lease of a killed process has expired.
+    # A service that starts jobs again passes resume=auto, maybe before the lease of a killed process has expired.
     with _reserved(open_folder(path), waits=config.resume == "auto") as folder:
         if not (folder.holds_run if config.resume == "auto" else config.resume):
             folder.start(to_values(config))
@@ -213,8 +213,8 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
     """Probes an encoder.
 
     Args:
-        recipe: that trained it.
-        config: of the probe.
+        recipe: recipe that trained the encoder.
+        config: the probe's configuration.
         parent_id: id of the parent in MLflow, the encoder's run or a sweep; None if MLflow does not know it.
         trained_path: folder with the encoder and the configuration of its run.
     """
@@ -237,12 +237,12 @@ def _reserved(folder: RunFolder, *, waits: bool = False) -> Iterator[RunFolder]:
     """Locks the folder of a run; signals of this process then request a stop.
 
     Args:
-        folder: of the run.
-        waits: whether it waits for a lease that a killed process seems to have left.
+        folder: the run's folder.
+        waits: whether to wait for a lease that a killed process seems to have left.
     """
     kept = folder.held(waits=waits) if isinstance(folder, StoredFolder) else nullcontext()
     with running(folder), kept:
-        for request in (folder.stop_path, folder.save_path):  # to an earlier process
+        for request in (folder.stop_path, folder.save_path):  # left for an earlier process
             request.unlink(missing_ok=True)
         with stopped_by_signals(folder.stop_path):
             yield folder

@@ -23,7 +23,7 @@ from ssl_sec.training.config import LocalConfig
 
 logger = logging.getLogger("ssl_sec")
 
-# How long a run waits at its end for the closing of abandoned runs.
+# How long a run waits at its end until abandoned runs are closed.
 _CLOSE_WITHIN_S = 5.0
 
 
@@ -31,7 +31,7 @@ class Execution:
     """The execution of a run.
 
     Args:
-        spec: of the run; its folder exists.
+        spec: specification of the run; its folder exists.
     """
 
     def __init__(self, spec: RunSpec) -> None:
@@ -92,7 +92,7 @@ class Execution:
         """Launches the workers and follows them to their end.
 
         Raises:
-            UserError: of a worker.
+            UserError: the error of a worker.
             Stopped: if a stop was requested.
         """
         spec, folder = self._spec, self._folder
@@ -136,7 +136,7 @@ class Execution:
         return f"resume it with: {self._spec.resume_command}"
 
     def replay(self) -> Finished:
-        """Uploads what MLflow misses of a run that has ended.
+        """Uploads what MLflow is missing from a run that has ended.
 
         Raises:
             StorageError: if the store cannot be used.

@@ -1,8 +1,8 @@
-"""The configuration of a job: the overrides, applied to the configuration of the run that the job is about.
+"""The configuration of a job: the overrides, applied to the configuration of the run that the job refers to.
 
 A resumed run has its own configuration, a probe has the probe settings of its pretraining, and a fine-tuning has the
-encoder of its run, and its data set unless another is given. The files of another set are read at the size and with the
-channels that the run was trained on.
+encoder of its run, and the run's data set unless another is given. The files of another set are read at the
+size and with the channels that the run was trained on.
 """
 
 import logging
@@ -43,7 +43,7 @@ def values_of(job: str, overrides: Sequence[str]) -> dict[str, Any]:
 
     Args:
         job: name of the primary config.
-        overrides: in Hydra's grammar; `resume=<folder, name or id>` takes the configuration of that run.
+        overrides: overrides in Hydra's grammar; `resume=<folder, name or id>` takes the configuration of that run.
 
     Raises:
         UserError: for a key, a value or a run that does not exist.
@@ -257,7 +257,7 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
     values["run"], stored = run.word, run.values
     if not {"encoder", "data"} <= stored.keys():
         raise ConfigError(f"run: found {values['run']!r}, which has no encoder; allowed: a run that trains one")
-    # The weights are those of the run, not those that it started from.
+    # The weights are those that the run has trained, not those that it started from.
     encoder = {**stored["encoder"], "weights": None}
     values["encoder"] = _with_typed(FINETUNE.name, {"encoder": encoder}, typed)["encoder"]
     if values.get("data") is None:

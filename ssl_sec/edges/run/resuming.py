@@ -23,13 +23,13 @@ def resume_run(recipe: RecipeRow, folder: RunFolder, config: TrainingConfig) -> 
     """Prepares the folder of a run for a resume, unless the run is finished.
 
     Args:
-        recipe: of the run.
-        folder: of the run.
-        config: of the resume: that of the run, except for settings that may change; with more epochs or steps if no
-            schedule depends on their number.
+        recipe: the run's recipe.
+        folder: the run's folder.
+        config: configuration of the resume: that of the run, except for settings that may change; with more epochs or
+            steps if no schedule depends on their number.
 
     Returns:
-        Whether there is something left to do.
+        Whether there is anything left to do.
 
     Raises:
         ConfigError: if there is no run, or other settings differ.

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 _FOLDER = ".running"
 # A process that has just been killed may still hold its lock.
 _FREE_WITHIN_S = 5.0
-# The errors of file systems without locks; runs are then not kept apart.
+# The errors of file systems without locks; there, two processes can run the same run.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 # Forked processes, such as data loaders, may outlive this one and must not hold its locks.
@@ -63,7 +63,7 @@ def running(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # A run that was refused because the folder holds another one leaves the record of that one.
+        # A run that was refused because the folder holds another run leaves the record of that other run.
         lock.release(lock.before)
         raise
     lock.release()
@@ -73,8 +73,8 @@ class RunLock:
     """The lock of a run; if this process cannot end the run in MLflow, a later job does.
 
     Args:
-        path: of the file to lock.
-        run: where a later job finds the run: its folder, or the address of the store and its id.
+        path: path of the file to lock.
+        run: location of the run for a later job: its folder, or the address of the store and the run's id.
 
     Attributes:
         before: the record that an earlier process left in the file.
@@ -117,9 +117,9 @@ def lock_sweep(output_dir: Path, uri: str, run_id: str) -> RunLock:
     """Locks a run in MLflow that has no folder, such as that of a sweep.
 
     Args:
-        output_dir: whose later jobs close the run if this process dies.
-        uri: of its store.
-        run_id: in MLflow.
+        output_dir: output folder; a later job there closes the run if this process dies.
+        uri: address of its store.
+        run_id: id of the run in MLflow.
 
     Raises:
         StorageError: if the output folder cannot be written.
@@ -131,9 +131,9 @@ def close_abandoned(folder: RunFolder, client: MlflowClient, uri: str) -> thread
     """Closes the runs in MLflow whose processes on this machine have died.
 
     Args:
-        folder: of an active run; the other runs of its output folder are checked.
-        client: of the store.
-        uri: of the store; runs in other stores are ignored.
+        folder: folder of an active run; the other runs of its output folder are checked.
+        client: client of the store.
+        uri: address of the store; runs in other stores are ignored.
 
     Returns:
         The thread that does this; it ends with the process.
@@ -160,8 +160,8 @@ def close(lock: Path, client: MlflowClient, reason: str) -> bool:
 
     Args:
         lock: the file that the process had locked.
-        client: of the store of the run.
-        reason: why it ended, if the process left none.
+        client: client of the run's store.
+        reason: reason for the end, if the process left none.
 
     Returns:
         Whether the run was still RUNNING.
@@ -218,7 +218,7 @@ def _stored_at(record: Mapping[str, Any]) -> str | None:
 
 
 def _lock_path(folder: RunFolder) -> Path:
-    # A hash, as the name may be as long as a file name, and the output folder may have several paths.
+    # A hash, since the name may be as long as a file name, and the output folder may have several paths.
     name = hashlib.sha256(os.fsencode(Path(folder.path.parent.name, folder.path.name))).hexdigest()[:24]
     return folder.path.parent.parent / _FOLDER / name
 

@@ -12,7 +12,7 @@ from types import FrameType
 
 from ssl_sec.errors import Stopped
 
-# A Ctrl-C may arrive twice, through another process; a person's second one comes later.
+# A Ctrl-C may arrive twice, through another process; a second one of the user comes later.
 _SAME_SIGNAL_S = 0.5
 
 
@@ -21,8 +21,8 @@ def handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Handles SIGINT, SIGTERM and SIGHUP in the block; in another thread than the main one, it handles none.
 
     Args:
-        handle: called with each signal, in this process alone: data loaders get the signal too, and end with it. A
-            SIGHUP that is ignored from the start, as under nohup, stays ignored.
+        handle: called with each signal, in this process alone: data loaders also get the signal, and end. A SIGHUP that
+            was ignored at the start, as under nohup, stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -45,10 +45,10 @@ def handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
 
 @contextmanager
 def interruptible(kept: str) -> Iterator[None]:
-    """Lets SIGINT, SIGTERM and SIGHUP interrupt a block of which parts are kept.
+    """Lets SIGINT, SIGTERM and SIGHUP interrupt a block that keeps its finished parts.
 
     Args:
-        kept: which, and where.
+        kept: what is kept, and where, for the message.
 
     Raises:
         Stopped: if a signal interrupted it.
@@ -65,7 +65,7 @@ def interruptible(kept: str) -> Iterator[None]:
 
 
 def announce_stop(what: str) -> None:
-    """Says in a signal handler what happens before the end; a terminal that has closed is no error."""
+    """Prints in a signal handler what happens before the end; a closed terminal is no error."""
     with contextlib.suppress(OSError):
         os.write(2, f"\nstopping: {what} (Ctrl-C again to stop at once)\n".encode())
 
@@ -87,7 +87,7 @@ def stopped_by_signals(stop_path: Path) -> Iterator[None]:
             requested_at = time.monotonic()
             try:
                 stop_path.touch()
-            except OSError:  # there is no run yet, or no longer
+            except OSError:  # there is no run yet, or it has ended
                 raise KeyboardInterrupt from None
             announce_stop("the state is saved first")
         elif number == signal.SIGINT and time.monotonic() - requested_at > _SAME_SIGNAL_S:

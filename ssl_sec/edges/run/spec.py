@@ -17,10 +17,10 @@ class RunSpec:
     """The specification of a run.
 
     Attributes:
-        recipe: of the run.
-        config: of the run.
-        folder: of its files.
-        identity: in MLflow.
+        recipe: the run's recipe.
+        config: the run's configuration.
+        folder: folder of the run's files.
+        identity: identity of the run in MLflow.
     """
 
     recipe: RecipeRow
@@ -30,7 +30,7 @@ class RunSpec:
 
     @property
     def group(self) -> str:
-        """Name of the folder of its runs, and of its registered model."""
+        """Name of the folder of the recipe's runs, and of its registered model."""
         return self.identity.tags["recipe"]
 
     @property
@@ -47,5 +47,5 @@ def command_line(job: str, key: str, value: str) -> str:
 
 
 def replay_command(folder: RunFolder) -> str:
-    """The shell command that uploads what MLflow misses of a run."""
+    """The shell command that uploads what MLflow is missing from a run."""
     return command_line("replay", "folder", folder.location)

@@ -66,11 +66,11 @@ class Finished:
     """The result of a run.
 
     Attributes:
-        folder: of the run.
-        uri: of MLflow's store.
-        run_id: in MLflow; None if MLflow could not be reached.
-        experiment_id: likewise.
-        metrics: the last value of each.
+        folder: the run's folder.
+        uri: address of MLflow's store.
+        run_id: id of the run in MLflow; None if MLflow could not be reached.
+        experiment_id: id of its experiment, likewise.
+        metrics: the last value of each metric.
     """
 
     folder: RunFolder
@@ -114,8 +114,8 @@ def ui_command(uri: str, path: str) -> str:
     """The command that starts the MLflow UI, and the address of a page.
 
     Args:
-        uri: of the store.
-        path: of the page.
+        uri: address of the store.
+        path: path of the page.
     """
     if uri.startswith(("http://", "https://")):
         return f"MLflow UI: {uri}{path}"

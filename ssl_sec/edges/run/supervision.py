@@ -24,7 +24,7 @@ _CAUSES = {
     signal.SIGILL: "a crash in native code",
     signal.SIGFPE: "a crash in native code",
 }
-# As Python's faulthandler names them.
+# Names as in Python's faulthandler.
 _FATAL = {
     "Segmentation fault": signal.SIGSEGV,
     "Aborted": signal.SIGABRT,
@@ -35,7 +35,7 @@ _FATAL = {
 # How long MLflow may take to close the runs.
 _CLOSE_WITHIN_S = 20.0
 
-# Of <signal.h> and <sys/prctl.h>.
+# From <signal.h> and <sys/prctl.h>.
 _SI_KERNEL, _PR_SET_PDEATHSIG = 0x80, 1
 
 # The locks of the job's runs, one path per line, shared with the supervisor.
@@ -100,9 +100,9 @@ def dumped_signal(dump: Path) -> signal.Signals | None:
 
 
 def end_with(supervisor: int) -> None:
-    """Has the kernel kill this process when its supervisor dies."""
+    """Makes the kernel kill this process when its supervisor dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-    if os.getppid() != supervisor:  # it has already died
+    if os.getppid() != supervisor:  # the supervisor has already died
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""Runs in MLflow without a folder: of a job, and of a sweep, the parent of its runs with a table and a plot of them."""
+"""Runs in MLflow without a folder: of a job, or of a sweep, the parent of its runs with their table and plot."""
 
 import contextlib
 import csv
@@ -29,7 +29,7 @@ from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid
 
 logger = logging.getLogger("ssl_sec")
 
-# The metrics that arms are compared by, as far as their runs have them.
+# The metrics by which arms are compared, if their runs have them.
 METRICS = {
     "probe/top1": "probe top-1 %",
     "probe/top5": "probe top-5 %",
@@ -52,14 +52,14 @@ Results = Mapping[str, Sequence[Mapping[str, float]]]
 
 
 class JobRun:
-    """The run in MLflow of a job without a folder of its own; if the store cannot be used there is none.
+    """The run in MLflow of a job without its own folder; if the store cannot be used, there is no run.
 
     Args:
-        run: in MLflow.
-        lock: of that run.
+        run: the run in MLflow; None if there is none.
+        lock: lock of that run.
     """
 
-    # What a job lacks without it, for the warning.
+    # What is missing without the run, for the warning.
     _missing: ClassVar[str] = "the job is not recorded in MLflow"
 
     def __init__(self, run: TrackedRun | None, lock: RunLock | None = None) -> None:
@@ -71,9 +71,9 @@ class JobRun:
         """Creates the run; if this process dies, the next job of the output folder closes it.
 
         Args:
-            identity: of the run.
-            values: its parameters.
-            output_dir: of the job.
+            identity: identity of the run.
+            values: parameters of the run.
+            output_dir: output folder of the job.
         """
         return cls._opened(identity, values, output_dir, None)
 
@@ -82,9 +82,9 @@ class JobRun:
         """Reopens the run of an earlier process, if its store still has it; else creates it, as `start`.
 
         Args:
-            identity: of the run.
-            values: its parameters.
-            output_dir: of the job.
+            identity: identity of the run.
+            values: parameters of the run.
+            output_dir: output folder of the job.
             known: file with the id of the run, which is written for the next process.
         """
         run = cls._opened(identity, values, output_dir, known.read_text().strip() if known.is_file() else None)
@@ -136,7 +136,7 @@ class JobRun:
             self.record(lambda run, path=path: run.log_file(path, folder))
 
     def record(self, upload: Callable[[TrackedRun], object]) -> None:
-        """Sends what there is while the job runs; errors of MLflow are logged."""
+        """Uploads intermediate results; errors of MLflow are logged."""
         if self._run is None:
             return
         try:
@@ -149,7 +149,7 @@ class JobRun:
         """Ends the run at the end of the block, with the status that the block ends with.
 
         Args:
-            upload: sends the results before the end, whatever it is; its errors are logged.
+            upload: uploads the results before the end, even after an error; its own errors are logged.
         """
         status, reason = "FAILED", None
         try:
@@ -183,12 +183,12 @@ class JobRun:
 
 
 class Sweep(JobRun):
-    """The parent run of a sweep; if the store cannot be used there is none, and the sweep runs without."""
+    """The parent run of a sweep; if the store cannot be used there is none, and the sweep runs without it."""
 
     _missing = "the runs of the sweep have no parent run"
 
     def adopt(self, run_ids: Sequence[str | None]) -> None:
-        """Makes runs that have ended earlier runs of this sweep; those that ran with another store are left out."""
+        """Makes runs that have ended children of this sweep; those that ran with another store are left out."""
         if self._run is None:
             return
         elsewhere = 0
@@ -208,8 +208,8 @@ class Sweep(JobRun):
         """Ends the sweep at the end of the block, with the status that the block ends with.
 
         Args:
-            results: that the block fills.
-            table: makes a text of them.
+            results: the results, which the block fills.
+            table: makes a text from the results.
         """
         with self.ended_with(lambda run: _upload(run, results, table())):
             yield

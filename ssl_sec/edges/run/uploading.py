@@ -37,8 +37,8 @@ class Upload:
     """The upload of the results at the end of a run. Its errors do not fail the run; they are reported once.
 
     Args:
-        spec: of the run.
-        tracking: its run in MLflow.
+        spec: specification of the run.
+        tracking: the run in MLflow.
     """
 
     def __init__(self, spec: RunSpec, tracking: DeferredRun) -> None:
@@ -49,18 +49,18 @@ class Upload:
         self._has_shown_start = not spec.recipe.is_shown_at_start
 
     def record_loss(self, count: int) -> None:
-        """Records how many records of metrics MLflow did not take."""
+        """Records how many records of metrics MLflow did not accept."""
         self.num_lost = count
 
     def upload_start(self, tracked: TrackedRun) -> None:
-        """Draws and uploads, once, the plots that a run has before its end; the upload of the results repeats them."""
+        """Draws and uploads, once, the plots that exist before a run's end; the upload of the results repeats them."""
         if self._has_shown_start or not (figures := self._spec.recipe.draw_at_start(self._spec.folder)):
             return
         self._has_shown_start = True
         try:
             for plot in save_figures(self._spec.folder.path, figures):
                 tracked.log_file(plot, "plots")
-        except Exception as error:  # metrics matter more
+        except Exception as error:  # metrics are more important
             logger.warning("MLflow: %s", first_line(error))
 
     def upload_results(self, tracked: TrackedRun | None) -> None:
@@ -71,7 +71,7 @@ class Upload:
             numbers = spec.recipe.measure(folder)
             (folder.path / NUMBERS).write_text(json.dumps(numbers))
         plots = save_figures(folder.path, spec.recipe.draw(folder))
-        if tracked is None or self.num_lost:  # it does not even take metrics
+        if tracked is None or self.num_lost:  # MLflow does not even accept metrics
             return
         logger.info("uploading plots and weights to MLflow")
         for plot in plots:
@@ -120,11 +120,11 @@ class Upload:
         """Copies the metrics of a probe to the run that it probed, and finds the best registered encoder."""
         spec, client, trained_id = self._spec, tracked.client, tracked.run_id
         if isinstance(spec.config, ProbeJobConfig):
-            # MLflow does not know the run that was probed, or its score is that of its last encoder.
+            # MLflow does not have the run that was probed, or the probe is not of its last encoder.
             if spec.identity.parent_run_id is None or spec.config.checkpoint != "last":
                 return
             trained_id = spec.identity.parent_run_id
-            if trained_id != spec.config.run:  # its parent is a sweep
+            if trained_id != spec.config.run:  # the parent is a sweep
                 return
             copy_probe_metrics(client, trained_id, spec.folder.probed(), spec.config, client.get_run(tracked.run_id))
         describe_versions(client, spec.group, trained_id)

@@ -1,4 +1,4 @@
-"""What a worker does on any runtime; it writes metrics and checkpoints to the run's folder."""
+"""The work of a worker on any runtime; it writes metrics and checkpoints to the run's folder."""
 
 import contextlib
 import logging
@@ -25,14 +25,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Worker:
-    """This process among those of a run.
+    """This process, one of the workers of a run.
 
     Attributes:
-        rank: of the worker.
+        rank: rank of the worker.
         world_size: number of workers.
-        device: of the worker.
+        device: device of the worker.
         node: name of the machine, in a cluster with the id of its node.
-        is_preempted: whether machines of the run are about to be preempted; called at reported steps.
+        is_preempted: returns whether machines of the run are about to be preempted; called at reported steps.
     """
 
     rank: int
@@ -46,8 +46,8 @@ class FolderRuntime:
     """The Runtime of training: rank 0 writes metrics and checkpoints to the run's folder.
 
     Args:
-        worker: this one.
-        folder: of the run.
+        worker: this worker.
+        folder: the run's folder.
         keep_last: number of checkpoints to keep, besides the one with the best score.
     """
 
@@ -61,7 +61,7 @@ class FolderRuntime:
         self._upload = folder.upload_checkpoints(worker.rank, worker.world_size, keep_last)
         on_written = (lambda checkpoint: None) if self._upload is None else self._upload.offer
         self._writer = CheckpointWriter(folder.checkpoints_path, keep_last, on_written)
-        self._score: float | None = None  # in the last report; that of an earlier one is another state's
+        self._score: float | None = None  # in the last report; an earlier score is that of another state
 
     def report(self, step: int, metrics: Mapping[str, float], norms: NormHistogram | None = None) -> None:
         """Adds a record to the run's metrics."""
@@ -88,7 +88,7 @@ class FolderRuntime:
             self._upload.close()
 
     def request(self) -> Request:
-        """What the driver requests; while machines are about to be preempted, a save each time."""
+        """The driver's request; while machines are about to be preempted, a save each time."""
         if self.rank > 0:
             return Request.NONE
         is_preempted = self._is_preempted()
@@ -106,12 +106,12 @@ def work(job: str, values: Mapping[str, Any], folder: RunFolder, worker: Worker)
 
     Args:
         job: name of the recipe.
-        values: its configuration.
-        folder: of the run.
-        worker: this one.
+        values: configuration of the recipe.
+        folder: the run's folder.
+        worker: this worker.
     """
     if folder.error() is not None:
-        return  # another start cannot help; the driver reports it
+        return  # a restart cannot help; the driver reports the error
     folder.log_worker(worker.rank, worker.world_size, worker.node)
     if worker.device.type == "cpu":
         keep_freed_memory()

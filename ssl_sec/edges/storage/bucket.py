@@ -1,6 +1,6 @@
 """Files in object storage, by fsspec: requests are retried, and errors are one line.
 
-Nothing is assumed but that a file appears whole or not at all: there is no rename, and no lock.
+The only assumption is that a file appears whole or not at all: there is no rename, and no lock.
 """
 
 import contextlib
@@ -31,22 +31,22 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "a
 _S3_OPTIONS = {
     "config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 3, "mode": "standard"}}
 }
-# Errors that no retry can mend, by their classes in the libraries of the providers, and by what their servers answer.
+# Errors for which a retry is useless, by their classes in the providers' libraries, and by the servers' answers.
 _REFUSED = ("credential", "authentication", "profilenotfound", "paramvalidation")
 _FULL = ("quotaexceeded", "insufficientstorage", "insufficient storage", "storagefull")
 _FULL_STATUS = 507
 
 
 class RefusedError(StorageError):
-    """A request that need not be tried again: it is not allowed, or the storage is full."""
+    """A request that is not retried: it is not allowed, or the storage is full."""
 
 
 class Bucket:
     """A folder in object storage; files are named relative to it, with `/`.
 
     Args:
-        url: of the folder, such as s3://bucket/runs.
-        key: where the user gave it, for messages.
+        url: address of the folder, such as s3://bucket/runs.
+        key: configuration key that it was given for, for messages.
 
     Raises:
         ConfigError: if the package for this kind of storage is missing, or the URL cannot be used.
@@ -63,9 +63,9 @@ class Bucket:
             extra = _EXTRAS.get(scheme)
             install = f"pip install 'ssl_sec[{extra}]'" if extra else f"the package that fsspec needs for {scheme}://"
             raise ConfigError(f"{key}: found {masked(url)!r}, which needs {install}") from error
-        except Exception as error:  # each kind of storage has its own
+        except Exception as error:  # each kind of storage has its own errors
             raise ConfigError(f"{key}: found {masked(url)!r}, which cannot be used: {first_line(error)}") from error
-        for library in ("aiobotocore", "botocore"):  # which announce where they found the credentials
+        for library in ("aiobotocore", "botocore"):  # these libraries log where they found the credentials
             logging.getLogger(library).setLevel(logging.WARNING)
         self._fs: Any = file_system
         self._path = path.rstrip("/")
@@ -102,7 +102,7 @@ class Bucket:
                     present = self._fs.cat_file(self._full(name))
                 except FileNotFoundError:
                     raise error from None
-                # A request that is retried may find what it has written itself.
+                # A request that is retried may find the file that it has itself written.
                 return present == content
             return True
 
@@ -182,11 +182,11 @@ class Bucket:
                 self._try("removed", name, lambda name=name: self._fs.rm_file(self._full(name)))
 
     def clean(self) -> None:
-        """Removes uploads below this folder that broke off, whose parts would be kept and paid for; S3 only."""
+        """Removes interrupted uploads below this folder, whose parts would be kept and paid for; S3 only."""
         if self.url.partition("://")[0] not in ("s3", "s3a"):
-            return  # others remove them by themselves
+            return  # other storage removes them itself
         container, _, prefix = self._path.partition("/")
-        with contextlib.suppress(Exception):  # it is a courtesy, which not all servers and policies allow
+        with contextlib.suppress(Exception):  # optional: not all servers and policies allow it
             for upload in self._fs.list_multipart_uploads(container):
                 if upload["Key"].startswith(f"{prefix}/"):
                     which = {"Bucket": container, "Key": upload["Key"], "UploadId": upload["UploadId"]}
@@ -201,7 +201,7 @@ class Bucket:
         for count in itertools.count():
             try:
                 return request()
-            except Exception as error:  # each kind of storage has its own
+            except Exception as error:  # each kind of storage has its own errors
                 if isinstance(error, FileNotFoundError) and what != "written":
                     raise
                 failed = f"{self._key}: {self.url}/{name} cannot be {what}: {_reason(error)}"
@@ -216,7 +216,7 @@ class Bucket:
 
 
 def _is_final(error: BaseException) -> bool:
-    """Whether a request need not be tried again."""
+    """Whether a retry of a request is useless."""
     if isinstance(error, PermissionError | ImportError | IsADirectoryError | NotADirectoryError | TypeError):
         return True
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
@@ -226,7 +226,7 @@ def _is_final(error: BaseException) -> bool:
 
 
 def _is_full(error: BaseException) -> bool:
-    """Whether the storage is full, by a server's words or status; fsspec may hide it in the cause."""
+    """Whether the storage is full, by a server's message or status; fsspec may hide it in the cause."""
     found = (error, *([] if error.__cause__ is None else [error.__cause__]))
     return any(_status_of(each) == _FULL_STATUS for each in found) or any(word in str(error).lower() for word in _FULL)
 
@@ -241,6 +241,6 @@ def _status_of(error: BaseException) -> Any:
 
 def _reason(error: BaseException) -> str:
     """Why a request failed, in a line without secrets."""
-    # Where a server gives no message, its error code is only in the error of the provider's library.
+    # If a server gives no message, only the error of the provider's library has its error code.
     found = error.__cause__ if first_line(error).endswith("None") else error
     return masked(first_line(found or error)).removesuffix(": None")

@@ -2,7 +2,7 @@
 
 A checkpoint is written on the machine of its worker and uploaded in the background, at most one at a time: if
 checkpoints come faster than they can be uploaded, those in between are not uploaded. If tensors are sharded, worker 0
-asks the others for their parts of those that it uploads.
+asks the others for their parts of the uploaded ones.
 """
 
 import contextlib
@@ -21,15 +21,15 @@ from ssl_sec.errors import StorageError, first_line
 from ssl_sec.files import locked
 from ssl_sec.training.checkpoint import MANIFEST, best_of, checkpoint_name, defect_of, file_sha256, score_of
 
-# In a folder of checkpoints: what is still to be uploaded.
+# In a folder of checkpoints: files that are still to be uploaded.
 WAITING = ".uploads"
 
-# How long the parts of other workers may take to arrive, and between two looks for them.
+# How long worker 0 waits for the parts of other workers, and the time between two checks for them.
 _PARTS_WITHIN_S = 900.0
 _LOOK_EVERY_S = 0.5
-# Between two looks of another worker for what worker 0 asks for.
+# Time between two checks of another worker for a request of worker 0.
 _ASKED_EVERY_S = 2.0
-# How long a run waits at its end for storage that is away.
+# How long a run waits at its end for storage that cannot be reached.
 _END_WITHIN_S = 600.0
 _PAUSE_S = 5.0
 
@@ -38,7 +38,7 @@ def whole_checkpoints(files: Iterable[str]) -> list[str]:
     """Names of the checkpoints that have a manifest, oldest first.
 
     Args:
-        files: of the folder of the run's checkpoints in object storage.
+        files: files of the run's checkpoints in object storage.
     """
     return sorted(name.partition("/")[0] for name in files if name.endswith(f"/{MANIFEST}"))
 
@@ -48,11 +48,11 @@ def download_checkpoint(bucket: Bucket, name: str, folder: Path) -> str | None:
 
     Args:
         bucket: the folder of the run's checkpoints.
-        name: of the checkpoint.
-        folder: of this machine, shared by its workers.
+        name: name of the checkpoint.
+        folder: folder on this machine, shared by its workers.
 
     Returns:
-        Why the checkpoint is not whole; None if it is.
+        The reason why the checkpoint is not whole; None if it is.
 
     Raises:
         StorageError: if it cannot be read, or written here.
@@ -70,7 +70,7 @@ def download_checkpoint(bucket: Bucket, name: str, folder: Path) -> str | None:
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir()
             for file in _listed(manifest):
-                with contextlib.suppress(FileNotFoundError):  # it is missed below
+                with contextlib.suppress(FileNotFoundError):  # found to be missing below
                     bucket.download(f"{name}/{file}", path / file)
             kept.write_bytes(manifest)
             return defect_of(path)
@@ -90,9 +90,9 @@ class Workers:
     """The workers whose parts make up a checkpoint.
 
     Attributes:
-        rank: of this one.
-        world_size: number of them.
-        start: a word that all workers of this start of the run have in common, and those of other starts do not.
+        rank: rank of this worker.
+        world_size: number of workers.
+        start: a word that all workers of this start of the run share, and those of other starts do not.
     """
 
     rank: int
@@ -101,16 +101,16 @@ class Workers:
 
 
 class CheckpointUpload:
-    """Uploads what a worker has written of checkpoints.
+    """Uploads a worker's files of checkpoints.
 
     Worker 0 has the state, writes the manifests and removes old checkpoints; if tensors are sharded, each of the others
     has a part.
 
     Args:
         bucket: the folder of the run's checkpoints.
-        workers: of the run.
-        keep_last: how many of the newest checkpoints are kept, besides the best.
-        on_uploaded: called before the manifest is written, so that what the checkpoint continues is stored before it.
+        workers: the workers of the run.
+        keep_last: number of the newest checkpoints that are kept, besides the best.
+        on_uploaded: called before the manifest is written, so that the records before the checkpoint are stored first.
     """
 
     def __init__(
@@ -128,18 +128,18 @@ class CheckpointUpload:
         self._thread.start()
 
     def offer(self, checkpoint: Path) -> None:
-        """Uploads a whole checkpoint later, as it is now.
+        """Queues the upload of a whole checkpoint in its present state.
 
         Raises:
-            StorageError: if an upload before was refused.
+            StorageError: if an earlier upload was refused.
         """
         self._add(checkpoint.parent / WAITING / checkpoint.name, checkpoint.iterdir())
 
     def offer_part(self, step: int, part: Path) -> None:
-        """Uploads this worker's part of the checkpoint after `step` steps later; the file moves.
+        """Queues the upload of this worker's part of the checkpoint after `step` steps; the file is moved.
 
         Raises:
-            StorageError: if an upload before was refused.
+            StorageError: if an earlier upload was refused.
         """
         self._add(part.parent.parent / WAITING / checkpoint_name(step), [part])
         part.unlink()
@@ -154,7 +154,7 @@ class CheckpointUpload:
             for file in files:
                 _link(file, waiting / file.name)
             self._waiting.append(waiting)
-            # The first may be in the course of being uploaded. Worker 0 decides, and asks the others for their parts.
+            # The first may be in the middle of its upload. Worker 0 decides, and asks the others for their parts.
             skipped = self._waiting[1:-1] if self._workers.rank == 0 else []
             best = best_of({path.name: score_of((path / MANIFEST).read_bytes()) for path in skipped})
             for path in skipped:
@@ -164,7 +164,7 @@ class CheckpointUpload:
             self._changed.notify()
 
     def check(self) -> None:
-        """Raises the StorageError of an upload that was refused."""
+        """Raises the StorageError of a refused upload."""
         if self._failure is not None:
             raise self._failure
 
@@ -172,7 +172,7 @@ class CheckpointUpload:
         """Waits until everything is uploaded.
 
         Raises:
-            StorageError: if an upload was refused, or the storage is away and does not come back.
+            StorageError: if an upload was refused, or the storage stays unreachable.
         """
         with self._changed:
             self._closed_at = time.monotonic()
@@ -196,7 +196,7 @@ class CheckpointUpload:
                 if isinstance(error, StorageError) and not isinstance(error, RefusedError) and not is_late:
                     time.sleep(_PAUSE_S)
                     continue
-                # The run must not go on without checkpoints.
+                # The run must not continue without checkpoints.
                 self._failure = StorageError(
                     f"{path.name} cannot be uploaded: {first_line(error)}; it is in {path} on {socket.gethostname()}"
                 )
@@ -206,7 +206,7 @@ class CheckpointUpload:
             shutil.rmtree(path, ignore_errors=True)
 
     def _asked_for(self) -> Path:
-        """The checkpoint that worker 0 asks for; parts of those before, which it has skipped, are removed."""
+        """The checkpoint that worker 0 asks for; parts of earlier ones, which it has skipped, are removed."""
         while True:
             with self._changed:
                 waiting, closed_at = list(self._waiting), self._closed_at
@@ -245,11 +245,11 @@ class CheckpointUpload:
         self._remove_others(path.name, files)
 
     def _question(self, checkpoint: str) -> str:
-        """The file by which worker 0 asks for the parts of the others."""
+        """The file by which worker 0 requests the parts of the others."""
         return f"{checkpoint}/.asked-{self._workers.start}"
 
     def _note(self, checkpoint: str, rank: int) -> str:
-        """The file that says that the part of a worker is whole."""
+        """The file that shows that a worker's part is whole."""
         return f"{checkpoint}/.part-{self._workers.start}-{rank}"
 
     def _wait_for(self, note: str, rank: int) -> dict[str, Any]:
@@ -261,14 +261,14 @@ class CheckpointUpload:
         return json.loads(content)
 
     def _remove_others(self, newest: str, files: Mapping[str, Any]) -> None:
-        """Removes all but the newest checkpoints and the best, and what uploads that broke off have left."""
+        """Removes all but the newest checkpoints and the best, and the remains of interrupted uploads."""
         stored = self._bucket.files()
         whole = [name for name in whole_checkpoints(stored) if name <= newest]
         scores = {name: score_of(self._bucket.read(f"{name}/{MANIFEST}") or b"") for name in whole}
         kept = {*whole[-self._keep_last :], best_of(scores)}
-        # Those after the newest are in the course of being uploaded by other workers.
+        # Newer ones are still being uploaded by other workers.
         old = [name for name in stored if (checkpoint := name.partition("/")[0]) <= newest and checkpoint not in kept]
-        # Without its manifest, a checkpoint is absent.
+        # A checkpoint without its manifest is absent, so the manifest is removed first.
         self._bucket.remove(sorted(old, key=lambda name: not name.endswith(MANIFEST)))
         own = {f"{newest}/{name}" for name in (*files, MANIFEST)}
         self._bucket.remove([name for name in stored if name.startswith(f"{newest}/") and name not in own])
@@ -277,5 +277,5 @@ class CheckpointUpload:
 def _link(file: Path, link: Path) -> None:
     try:
         link.hardlink_to(file)
-    except OSError:  # not every file system has links
+    except OSError:  # not every file system supports links
         shutil.copy(file, link)

@@ -19,7 +19,7 @@ class Place(Protocol):
         """Replaces a file.
 
         Raises:
-            StorageError: if it cannot be written; it is as before.
+            StorageError: if the file cannot be written; it stays as it was.
         """
         ...
 
@@ -58,11 +58,11 @@ class Place(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalPlace:
-    """A folder of this machine, or one that all nodes share.
+    """A folder on this machine, or one that all nodes share.
 
     Attributes:
-        folder: made when a file is written.
-        key: where the user gave it, for messages.
+        folder: the folder; it is created when a file is written.
+        key: configuration key that it was given for, for messages.
     """
 
     folder: Path
@@ -117,7 +117,7 @@ def place_at(output: str, key: str = "output") -> Place:
 
     Args:
         output: the path or URL.
-        key: where the user gave it, for messages.
+        key: configuration key that it was given for, for messages.
 
     Raises:
         ConfigError: if the URL cannot be used.

@@ -1,7 +1,7 @@
 """A lease of a run in object storage: two processes cannot run it at once, wherever they are.
 
-Object storage has no locks that end with their process. So a process writes a file that says until when the run is its
-own, and writes it again while it is active; a lease that has expired may be taken over.
+Object storage has no locks that end with their process. So a process writes a file that says until when the run belongs
+to it, and writes it again while it is active; a lease that has expired may be taken over.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ from ssl_sec.errors import ConfigError, StorageError
 logger = logging.getLogger("ssl_sec")
 
 _NAME = ".lease"
-# How long a lease lasts: longer than the storage may be away, and the clocks of two machines may differ.
+# How long a lease lasts: longer than outages of the storage, and than differences between the clocks of two machines.
 _LASTS_S = 300.0
 _RENEWED_EVERY_S = 30.0
 # Two processes that take over a lease at once, or whose storage has no conditional writes, see each other after this.
 _SETTLES_S = 2.0
-# Between two looks whether a lease is renewed.
+# Time between two checks whether a lease is renewed.
 _LOOKS_EVERY_S = 5.0
 
 
@@ -36,8 +36,8 @@ class Lease:
 
     Args:
         bucket: the run's folder.
-        on_loss: called if another process has taken the lease over.
-        waits: whether it waits for a lease to expire that is not renewed: its process may have been killed.
+        on_loss: called if another process has taken over the lease.
+        waits: whether to wait until a lease expires that is not renewed: its process may have been killed.
 
     Raises:
         ConfigError: if another process has it.
@@ -55,15 +55,15 @@ class Lease:
         self._thread.start()
 
     def release(self) -> None:
-        """Lets other processes run it."""
+        """Lets other processes run the run."""
         self._released.set()
         self._thread.join()
-        with contextlib.suppress(StorageError):  # then it expires
+        with contextlib.suppress(StorageError):  # otherwise the lease expires
             if self._holder().get("token") == self._token:
                 self._bucket.remove([_NAME])
 
     def _take(self) -> None:
-        self._require_free()  # first, as storage without conditional writes replaces the file of a live process
+        self._require_free()  # first, since storage without conditional writes would replace a live process's file
         if not self._bucket.create(_NAME, self._content()):
             self._require_free()
             self._bucket.write(_NAME, self._content())
@@ -117,7 +117,7 @@ class Lease:
                 if token == self._token:
                     self._bucket.write(_NAME, self._content())
                     continue
-            except StorageError:  # it has been reported, and is tried again
+            except StorageError:  # the error has been logged, and it is tried again
                 continue
             logger.error("%s: another process has taken the run over; this one stops", self._bucket.url)
             self._on_loss()
@@ -125,7 +125,7 @@ class Lease:
 
 
 def _has_died(holder: dict[str, Any]) -> bool:
-    """Whether the holder was a process that no longer exists, as far as its number says something here."""
+    """Whether the holder was a process that no longer exists, if its number is one of this machine."""
     if holder["machine"] is None or holder["machine"] != this_machine():
         return False
     try:
@@ -138,9 +138,9 @@ def _has_died(holder: dict[str, Any]) -> bool:
 
 
 def this_machine() -> str | None:
-    """What processes have in common that know one another by their numbers; None where that is not known.
+    """An id shared by processes whose numbers are of one machine or container; None if it is not known.
 
-    Containers may share a host's name, and have process numbers of their own.
+    Containers may share a host's name, and have their own process numbers.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -12,28 +12,28 @@ from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.errors import StorageError
 from ssl_sec.files import locked
 
-# Between two looks at the folder; more where uploads take long, which then take a tenth of the time.
+# Time between two checks of the folder; longer if uploads are slow, so that they take a tenth of the time.
 UPLOADS_EVERY_S = 5.0
 _SHARE_OF_TIME = 0.1
 
-# Of the folder, these stay on the machine: checkpoints have uploads of their own, and requests are for this process.
+# Files that stay on the machine: checkpoints have their own uploads, and requests are for this process.
 _LOCAL = ("checkpoints", "ray", "stop", "save", "launch", "crash-*")
 
-# What says that the run is complete changes last.
+# Files that show that the run is complete; they are uploaded last.
 _LAST = ("outcome", "unclosed")
 
-# In the folder: locked by the process that uploads.
+# File in the folder, locked by the process that uploads.
 _LOCK = ".mirror"
 
-# When a file was last changed, and its size.
+# Time of a file's last change, and its size.
 Version = tuple[int, int]
 
 
 def versions(folder: Path) -> dict[str, Version]:
-    """Name -> version of the files that belong into object storage; names are relative, with `/`."""
+    """Name -> version of the files that are kept in object storage; names are relative, with `/`."""
     found: dict[str, Version] = {}
     for name in _names(folder, folder):
-        with contextlib.suppress(FileNotFoundError):  # replaced or removed since
+        with contextlib.suppress(FileNotFoundError):  # replaced or removed in the meantime
             about = (folder / name).stat()
             found[name] = about.st_mtime_ns, about.st_size
     return found
@@ -55,11 +55,11 @@ def _names(folder: Path, root: Path) -> Iterator[str]:
 
 
 def download_run(bucket: Bucket, folder: Path, only: Collection[str] | None = None) -> None:
-    """Makes a folder like that of a run in object storage, without its checkpoints.
+    """Makes a folder equal to that of a run in object storage, without its checkpoints.
 
     Args:
         bucket: the run's folder.
-        folder: on this machine; its other files are removed.
+        folder: folder on this machine; its other files are removed.
         only: the names to download, if they exist; None for all.
 
     Raises:
@@ -69,7 +69,7 @@ def download_run(bucket: Bucket, folder: Path, only: Collection[str] | None = No
     for name in versions(folder).keys() - set(stored):
         (folder / name).unlink(missing_ok=True)
     for name in stored:
-        with contextlib.suppress(FileNotFoundError):  # removed since
+        with contextlib.suppress(FileNotFoundError):  # removed in the meantime
             bucket.download(name, folder / name)
 
 
@@ -81,12 +81,12 @@ def _is_local(name: str) -> bool:
 class Mirror:
     """Uploads the files of a run's folder whenever they change, in a thread.
 
-    An upload that fails is tried again for as long as the run is active; training does not wait for it.
+    A failed upload is tried again for as long as the run is active; training does not wait for it.
 
     Args:
-        folder: of the run, on this machine; it is like that in object storage.
+        folder: the run's folder on this machine, equal to that in object storage.
         bucket: the run's folder in object storage.
-        interval_s: between two looks at the folder; None for none but those of `flush`.
+        interval_s: time between two checks of the folder; None to upload only on `flush`.
     """
 
     def __init__(self, folder: Path, bucket: Bucket, interval_s: float | None = UPLOADS_EVERY_S) -> None:
@@ -101,21 +101,21 @@ class Mirror:
             self._thread.start()
 
     def flush(self) -> None:
-        """Uploads what has changed, and waits for it.
+        """Uploads all changes, and waits for the upload.
 
         Raises:
-            StorageError: if that fails.
+            StorageError: if the upload fails.
         """
         if not self._folder.is_dir():
             return
-        # Of two uploads of a file at once, the older content might come last.
+        # Of two uploads of a file at the same time, the older content could arrive last.
         with locked(self._folder / _LOCK):
             if self._is_abandoned:
                 return
             present = versions(self._folder)
             changed = [name for name, version in present.items() if self._uploaded.get(name) != version]
             for name in sorted(changed, key=lambda name: (name in _LAST, name)):
-                with contextlib.suppress(FileNotFoundError):  # removed since
+                with contextlib.suppress(FileNotFoundError):  # removed in the meantime
                     self._bucket.upload(self._folder / name, name)
                     self._uploaded[name] = present[name]
             gone = self._uploaded.keys() - present.keys()
@@ -124,15 +124,15 @@ class Mirror:
                 del self._uploaded[name]
 
     def abandon(self) -> None:
-        """Uploads nothing more."""
+        """Stops all uploads."""
         self._is_abandoned = True
         self._ended.set()
 
     def close(self) -> None:
-        """Uploads what is left, and ends.
+        """Uploads the last changes, and ends.
 
         Raises:
-            StorageError: if that fails.
+            StorageError: if the upload fails.
         """
         self._ended.set()
         if self._thread.is_alive():
@@ -143,6 +143,6 @@ class Mirror:
         wait_s = self._interval_s
         while not self._ended.wait(wait_s):
             started = time.monotonic()
-            with contextlib.suppress(StorageError):  # it has been reported, and is tried again
+            with contextlib.suppress(StorageError):  # the error has been logged, and it is tried again
                 self.flush()
             wait_s = max(self._interval_s, (time.monotonic() - started) / _SHARE_OF_TIME)

@@ -9,10 +9,10 @@ from pathlib import Path
 from ssl_sec.errors import StorageError
 from ssl_sec.files import replace_text
 
-# The staging folders of this machine; by default they are in the folder for temporary files.
+# The environment variable for the staging folders of this machine; by default they are among the temporary files.
 STAGING_VARIABLE = "SSL_SEC_STAGING"
 
-# In a staging folder of runs: the URL that it stands for.
+# File in a staging folder of runs: the URL that it stands for.
 _URL_FILE = ".url"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -23,11 +23,11 @@ def is_remote(output_dir: str) -> bool:
 
 
 def local_folder(output_dir: str, *part: str) -> Path:
-    """The folder of this machine with the runs of `output_dir`, absolute: itself, or the staging folder of a URL.
+    """The absolute folder on this machine with the runs of `output_dir`: itself, or the staging folder of a URL.
 
     Args:
         output_dir: a path or a URL.
-        part: of the staging folder, for a process that must not use those of others.
+        part: part of the staging folder, for a process that must not use those of others.
 
     Raises:
         StorageError: if the staging folder cannot be made.

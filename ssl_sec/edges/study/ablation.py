@@ -1,9 +1,9 @@
 """Runs one recipe with several changes and seeds, probes each run, and compares them in a table.
 
 An arm changes the recipe: `loss=triplet`, `constraint.eta=0.5`, or several changes, `loss=triplet+constraint=sec`. A
-name alone is an option of the group `constraint`, or `random`: an encoder with its initial weights. It is a study whose
-runs go one after the other in this process. The same command continues an ablation that was interrupted; one that has
-ended runs anew.
+name alone is an option of the group `constraint`, or `random`: an encoder with its initial weights. An ablation is a
+study whose runs follow each other in this process. The same command continues an interrupted ablation; after one that
+has ended, it starts a new one.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ def run_ablation(cells: Sequence[Cell]) -> str:
     """Runs every arm with every seed and returns the table.
 
     Args:
-        cells: as `read_arms` returns them.
+        cells: the result of `read_arms`.
 
     Raises:
         UserError: for mistakes of the user.
@@ -70,13 +70,13 @@ def run_ablation(cells: Sequence[Cell]) -> str:
 
 
 class _Names:
-    """The names of an ablation's runs until it has ended, in a file by which the same command continues it.
+    """The names of an ablation's runs until it has ended, in a file that lets the same command continue it.
 
     Args:
-        cells: all runs.
+        cells: all runs of the ablation.
 
     Attributes:
-        place: of the file, beside the runs.
+        place: place of the file, next to the runs.
         sweep_path: file with the id of the parent run in MLflow.
 
     Raises:
@@ -102,7 +102,7 @@ class _Names:
         return self._key(cell) in self._names
 
     def of(self, cell: Cell) -> str:
-        """The name of a run; of one that has not begun, a free one, which is kept.
+        """The name of a run; for one that has not begun, a new name, which is stored.
 
         Raises:
             StorageError: if it cannot be written.
@@ -113,7 +113,7 @@ class _Names:
         return self._names[self._key(cell)]
 
     def remove(self) -> None:
-        """Removes the files: the same command starts anew."""
+        """Removes the files, so that the same command starts anew."""
         self.place.remove([self._name])
         self.sweep_path.unlink(missing_ok=True)
 
@@ -145,7 +145,7 @@ def _kept(cell: Cell, finished: Finished, minutes: float) -> KeptCell:
 
 
 def _sweep(config: PretrainConfig, arms: Sequence[str], seeds: Sequence[int], known: Path) -> Sweep:
-    """The parent run in MLflow; the one of a file, if that is there."""
+    """The parent run in MLflow; that of the file, if it exists."""
     identity = RunIdentity(
         uri=tracking_uri(config.tracking, config.output_dir),
         experiment=config.tracking.experiment or config.recipe_name,

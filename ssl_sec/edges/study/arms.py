@@ -1,4 +1,4 @@
-"""Reads the arms of an ablation: a study of one point, whose arms stand on the command line."""
+"""Reads the arms of an ablation: a study of one point, whose arms are given on the command line."""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def read_arms(overrides: Sequence[str]) -> list[Cell]:
     """The runs of an ablation: each arm with each seed, seed by seed.
 
     Args:
-        overrides: of the pretraining, and `arms=[...]` and `seeds=[...]`.
+        overrides: overrides of the pretraining, and `arms=[...]` and `seeds=[...]`.
 
     Raises:
         ConfigError: if the arms or the recipe are wrong.
@@ -28,7 +28,7 @@ def read_arms(overrides: Sequence[str]) -> list[Cell]:
     values = compose("ablate", overrides)
     config = from_values(AblateConfig, {key: values[key] for key in ("arms", "seeds")})
     shared = [override for override in overrides if override.partition("=")[0] not in ("arms", "seeds")]
-    from_values(PretrainConfig, compose("pretrain", shared))  # mistakes outside of the arms are reported first
+    from_values(PretrainConfig, compose("pretrain", shared))  # mistakes outside the arms are reported first
     return [_cell(shared, arm, seed) for seed in config.seeds for arm in config.arms]
 
 

@@ -1,4 +1,4 @@
-"""The figures of a study's runs in a small CSV file, from which it is continued on any machine."""
+"""The figures of a study's runs in a small CSV file, from which the study can be continued on any machine."""
 
 import csv
 import io
@@ -15,10 +15,10 @@ from ssl_sec.edges.study.plan import Cell
 from ssl_sec.errors import ConfigError, StorageError, nearest
 from ssl_sec.files import locked, replace_text
 
-# Metrics of a run's end that are kept beside those that arms are compared by.
+# Metrics at a run's end that are kept beside those by which arms are compared.
 _LAST = ("train/loss", "train/metric_loss", "val/rankme", "val/alignment", "val/uniformity")
-# Metrics whose mean over the reports of a run is kept: at its end the learning rate is 0. The first report, at random
-# weights, is left out.
+# Metrics whose mean over the reports of a run is kept, since at its end the learning rate is 0. The first report, with
+# random weights, is left out.
 MEANS = (
     "train/norm_mean",
     "train/norm_std",
@@ -36,12 +36,13 @@ class KeptCell:
     """A run that has ended.
 
     Attributes:
-        arm: whose run it is.
-        point: where; empty for the recipe as it is.
-        seed: of the run.
-        digest: of its configuration.
-        minutes: that it took, probe included; NaN if that is not known, as of a run that was stopped and continued.
-        run_id: in MLflow; empty if it is not known.
+        arm: arm of the run.
+        point: name of its point; empty for the recipe as it is.
+        seed: seed of the run.
+        digest: digest of its configuration.
+        minutes: duration of the run, including its probe; NaN if it is not known, as for a run that was stopped and
+            continued.
+        run_id: id of the run in MLflow; empty if it is not known.
         figures: metric -> value; of `mean/<metric>` the mean over the run's reports after the first.
     """
 
@@ -55,7 +56,7 @@ class KeptCell:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What it is found by: arm, point and seed."""
+        """The key of the cell: arm, point and seed."""
         return self.arm, self.point, self.seed
 
 
@@ -65,9 +66,9 @@ def figures_of(
     """The figures of a run that are kept.
 
     Args:
-        records: its reports, oldest first, with their `metrics`.
+        records: reports of the run, oldest first, with their `metrics`.
         probe: the metrics of its probe.
-        metric: that is kept beside the usual ones.
+        metric: a metric that is kept beside the usual ones.
 
     Raises:
         ConfigError: if there is no such metric.
@@ -89,10 +90,10 @@ class KeptCells:
     """The file of a study's cells.
 
     Args:
-        path: of the CSV file; it need not be there.
+        path: path of the CSV file; the file need not exist.
 
     Raises:
-        ConfigError: if it is there and is not such a file.
+        ConfigError: if the file exists and is not such a file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -104,11 +105,11 @@ class KeptCells:
         return iter(self._cells.values())
 
     def of(self, cells: Iterable[Cell]) -> list[KeptCell]:
-        """What is kept of these cells, in their order; those that have not ended are left out."""
+        """The kept figures of these cells, in order; cells that have not ended are left out."""
         return [kept for cell in cells if (kept := self._cells.get(cell.key)) is not None]
 
     def find(self, cell: Cell) -> KeptCell | None:
-        """What is kept of a cell; None if it has not ended.
+        """The kept figures of a cell; None if it has not ended.
 
         Raises:
             ConfigError: if a run with another configuration is kept.
@@ -126,7 +127,7 @@ class KeptCells:
         """Adds a cell to the file, which is replaced as a whole; other threads and processes may add theirs at once.
 
         Raises:
-            ConfigError: if it is no such file any more.
+            ConfigError: if the file is no longer such a file.
             StorageError: if it cannot be written.
         """
         with self._lock:

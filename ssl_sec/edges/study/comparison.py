@@ -1,4 +1,4 @@
-"""What a study found: its arms beside each other, and their differences from the baseline."""
+"""The result of a study: the arms at each point, and their differences from the baseline."""
 
 import math
 import statistics
@@ -14,14 +14,14 @@ from ssl_sec.edges.study.differences import Difference, adjusted, difference
 from ssl_sec.figures.study import Cause, Interval, causes_figure, forest_figure
 from ssl_sec.figures.sweeps import Panel, Point, panels_figure
 
-# What an arm changes in the norms and the steps: figure -> label.
+# Effects of an arm on norms and steps: figure -> label.
 _CAUSES = {
     "step": "turn of an embedding in a step",
     "unevenness": "unevenness of turns (deviation / mean)",
     "norm": "mean norm",
     "spread": "spread of norms (deviation / mean)",
 }
-# What a table shows beside the metric that decides.
+# Metrics in a table beside the one that decides.
 _KNN = "probe/knn_top1"
 _BESIDE = ("probe/top1", "probe/top5", _KNN)
 
@@ -31,11 +31,11 @@ class Row:
     """An arm at a point.
 
     Attributes:
-        arm: its name.
-        point: where.
+        arm: name of the arm.
+        point: name of the point.
         figures: seed -> metric -> value.
-        difference: from the baseline at this point, its p adjusted for all comparisons of the study; None for the
-            baseline.
+        difference: difference from the baseline at this point, with p adjusted for all comparisons of the study; None
+            for the baseline.
     """
 
     arm: str
@@ -53,10 +53,10 @@ class Comparison:
     """The rows of a study.
 
     Attributes:
-        rows: point by point, with the baseline first.
-        metric: that decides.
-        baseline: the arm that the others are compared to.
-        family: how many comparisons with the baseline p is adjusted for.
+        rows: rows in order of the points, with the baseline first at each.
+        metric: the metric that decides.
+        baseline: the arm that the others are compared with.
+        family: number of comparisons with the baseline for which p is adjusted.
     """
 
     rows: Sequence[Row]
@@ -66,13 +66,13 @@ class Comparison:
 
     @classmethod
     def of(cls, cells: Sequence[KeptCell], metric: str, baseline: str, family: int) -> "Comparison":
-        """Compares the cells that there are, in their order.
+        """Compares the given cells, in their order.
 
         Args:
             cells: runs that have ended.
-            metric: that decides.
-            baseline: the arm that the others are compared to.
-            family: how many comparisons with the baseline are planned, over all points: what p is adjusted for.
+            metric: the metric that decides.
+            baseline: the arm that the others are compared with.
+            family: number of planned comparisons with the baseline, over all points, for which p is adjusted.
         """
         found: dict[str, dict[str, dict[int, Mapping[str, float]]]] = {}
         for cell in cells:
@@ -91,7 +91,7 @@ class Comparison:
         return replace(plain, rows=compared)
 
     def _difference(self, row: Row, metric: str) -> Difference | None:
-        """How a row differs from the baseline at its point; None for the baseline, or without a common seed."""
+        """The difference of a row from the baseline at its point; None for the baseline, or without a common seed."""
         baseline = self._baseline_of(row)
         if row.arm == self.baseline or baseline is None:
             return None
@@ -109,7 +109,7 @@ class Comparison:
                 yield row, row.difference, baseline
 
     def table(self) -> list[list[str]]:
-        """Its columns, and a row for each arm at each point."""
+        """The header, and a row for each arm at each point."""
         with_points = any(row.point for row in self.rows)
         shown = [self.metric, *(name for name in _BESIDE if name != self.metric)]
         shown = [name for name in shown if any(row.of(name) for row in self.rows)]
@@ -131,12 +131,12 @@ class Comparison:
         return lines
 
     def figures(self) -> dict[str, Figure]:
-        """What can be drawn of it: the plots of `forest`, `causes` and `over_values`."""
+        """The plots that can be drawn: those of `forest`, `causes` and `over_values`."""
         drawn = {"forest": self.forest(), "causes": self.causes(), "over": self.over_values()}
         return {name: figure for name, figure in drawn.items() if figure is not None}
 
     def forest(self) -> Figure | None:
-        """The differences with their intervals; None if there is none."""
+        """The differences with their intervals; None without differences."""
         points: dict[str, list[Interval]] = {}
         for row, found, baseline in self._compared():
             ours, theirs = row.of(self.metric), baseline.of(self.metric)
@@ -145,7 +145,7 @@ class Comparison:
         return forest_figure(points, METRICS.get(self.metric, self.metric), self.baseline) if points else None
 
     def over_values(self) -> Figure | None:
-        """The differences over the values of each key that is varied; None if none has two numbers or more."""
+        """The differences over the values of each varied key; None if no key has two numbers or more."""
         keys: dict[str, dict[str, list[Point]]] = {}
         for row in self.rows:
             key, _, value = row.point.partition("=")
@@ -163,7 +163,7 @@ class Comparison:
         return panels_figure(panels, "paired by seed: mean and 95 % interval") if panels else None
 
     def causes(self) -> Figure | None:
-        """The differences over what the arms change in the norms and the steps; None if that is not known."""
+        """The differences over the effects of the arms on norms and steps; None if these are not known."""
         arms: list[Cause] = []
         for row, found, baseline in self._compared():
             ratios = _ratios(row, baseline)
@@ -191,7 +191,7 @@ class Comparison:
 
 
 def _ratios(row: Row, baseline: Row) -> dict[str, float]:
-    """How many times the baseline's the means over a run are, over the seeds that both have."""
+    """Ratios of the means over a run to the baseline's: the geometric mean over the seeds that both have."""
     both = [(row.figures[seed], baseline.figures[seed]) for seed in row.figures if seed in baseline.figures]
     each = [(_causes_of(ours), _causes_of(theirs)) for ours, theirs in both]
     return {
@@ -202,7 +202,7 @@ def _ratios(row: Row, baseline: Row) -> dict[str, float]:
 
 
 def _causes_of(figures: Mapping[str, float]) -> dict[str, float]:
-    """What a run's norms and steps were in the mean."""
+    """Mean norms and steps of a run."""
     found = {"step": "mean/train/step_angle_mean", "norm": "mean/train/norm_mean"}
     causes = {name: figures[metric] for name, metric in found.items() if metric in figures}
     if "step" in causes and "mean/train/step_angle_std" in figures:

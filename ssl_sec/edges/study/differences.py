@@ -15,11 +15,11 @@ class Difference:
     """The mean of an arm's differences from the baseline over the seeds that both have, with Student's t-interval.
 
     Attributes:
-        mean: of the differences; NaN if one of the figures is not finite.
-        half_width: of the 95 % interval; NaN for one pair, and where the mean is.
-        p: of the two-sided t-test that the mean is 0; NaN likewise. Not adjusted for other comparisons, unless
-            `adjusted` made it.
-        num_pairs: how many seeds.
+        mean: mean of the differences; NaN if one of the figures is not finite.
+        half_width: half the width of the 95 % interval; NaN for one pair, and if the mean is NaN.
+        p: p-value of the two-sided t-test of a mean of 0; NaN likewise. Only `adjusted` adjusts it for other
+            comparisons.
+        num_pairs: number of seeds.
     """
 
     mean: float
@@ -43,11 +43,11 @@ class Difference:
 
 
 def difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
-    """How an arm differs from the baseline; None if they have no seed in common.
+    """The difference of an arm from the baseline; None if they have no seed in common.
 
     Args:
         arm: seed -> figure.
-        baseline: likewise.
+        baseline: seed -> figure of the baseline.
     """
     pairs = [arm[seed] - baseline[seed] for seed in arm if seed in baseline]
     if not pairs:
@@ -63,11 +63,11 @@ def difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Diffe
 
 
 def adjusted(differences: Sequence[Difference], family: int) -> list[Difference]:
-    """The differences with Holm's adjusted p, which hold for the whole family together.
+    """The differences with Holm's adjusted p-values, which are valid for the whole family together.
 
     Args:
-        differences: those that are known.
-        family: how many differences are planned; those that are not known yet count as if their p were 1.
+        differences: the known differences.
+        family: number of planned differences; those that are not known yet count as if their p were 1.
     """
     tested = sorted((one.p, place) for place, one in enumerate(differences) if not math.isnan(one.p))
     found = list(differences)

@@ -1,4 +1,4 @@
-"""Runs a study: the searches of its arms, then arms times points times seeds, and compares what there is."""
+"""Runs a study: the searches of its arms, then arms times points times seeds, and compares the results."""
 
 import logging
 import math
@@ -35,7 +35,7 @@ from ssl_sec.recipes.pretraining.config import PretrainConfig
 
 logger = logging.getLogger("ssl_sec")
 
-# What tells how arms train apart, as curves over the steps.
+# Metrics that show how the training of arms differs, as curves over the steps.
 _CURVES = (
     "train/norm_mean",
     "train/norm_std",
@@ -49,12 +49,12 @@ _STOPPED = "stopped; the same command continues the study"
 
 
 def run_study(study: Study) -> str:
-    """Runs what has not run yet; returns the table of what there is.
+    """Runs the runs of a study that have not ended yet; returns the table of all results.
 
     Raises:
         ConfigError: if the file of cells holds other runs.
         UserError: if runs failed, after all others have run.
-        Stopped: if it was interrupted; the same command continues.
+        Stopped: if the job was interrupted; the same command continues.
     """
     job = _Job(study)
     if study.config.run:
@@ -70,7 +70,7 @@ class _Job:
     """A study while it runs.
 
     Args:
-        study: what is run.
+        study: the study to run.
     """
 
     def __init__(self, study: Study) -> None:
@@ -90,13 +90,13 @@ class _Job:
         self._written: list[Path] = []
         self._lock = threading.Lock()
         for cell in self._cells():
-            self._kept.find(cell)  # before anything runs
+            self._kept.find(cell)  # checked before anything runs
 
     def _cells_path(self) -> Path:
         """The file of cells.
 
         Raises:
-            ConfigError: if there is no folder for it.
+            ConfigError: if its folder does not exist.
         """
         if self._study.config.cells is not None:
             return Path(self._study.config.cells).expanduser()
@@ -113,7 +113,7 @@ class _Job:
         return self._made
 
     def tracked(self) -> AbstractContextManager[None]:
-        """Records what the block does as a run in MLflow, the parent of all others."""
+        """Records the block as a run in MLflow, the parent of all others."""
         identity = RunIdentity(
             uri=self._uri,
             experiment=self._config.tracking.experiment or self._config.recipe_name,
@@ -134,7 +134,7 @@ class _Job:
         return self._sweep.ended_with(self._upload)
 
     def search(self, point: Point) -> None:
-        """Searches the arms with sweeps that have not been searched at a point."""
+        """Searches the arms with sweeps that have not been searched yet at a point."""
         left = [
             arm for arm in self._study.arms_at(point) if arm.search is not None and self._searches.best(arm) is None
         ]
@@ -156,13 +156,13 @@ class _Job:
                 raise Stopped(_STOPPED) from error
             self._searches.add(arm, [KeptTrial.of(arm, trial) for trial in trials])
         if not was_connected:
-            ray.shutdown()  # the runs need all of the machine
+            ray.shutdown()  # the runs need the whole machine
 
     def run(self, point: Point) -> None:
-        """Runs the cells of a point that have not run.
+        """Runs the cells of a point that have not ended yet.
 
         Raises:
-            Stopped: if a signal stopped it.
+            Stopped: if a signal stopped them.
         """
         cells = [cell for cell in self._cells() if cell.point == point]
         left = {cell.name: cell for cell in cells if self._kept.find(cell) is None}
@@ -252,7 +252,7 @@ class _Job:
             run.log_file(path, "plots" if path.suffix == ".png" else None)
 
     def _record(self, run: TrackedRun) -> Comparison:
-        """Sends the figures of the runs that have ended, and their table."""
+        """Uploads the figures of the runs that have ended, and their table."""
         comparison = self._comparison()
         if comparison.rows:
             run([{"step": sum(len(row.figures) for row in comparison.rows), "metrics": comparison.metrics()}])
@@ -260,7 +260,7 @@ class _Job:
         return comparison
 
     def _write(self, comparison: Comparison) -> list[Path]:
-        """Writes the table and the plots beside the file of cells, once; returns their paths."""
+        """Writes the table and the plots next to the file of cells, once; returns their paths."""
         if self._written:
             return self._written
         folder = self._kept.path.parent
@@ -280,7 +280,7 @@ class _Job:
         return written
 
     def _curves(self) -> Figure | None:
-        """The curves of the runs whose folders are here."""
+        """The curves of the runs whose folders are on this machine."""
         arms: dict[str, dict[str, list[list[tuple[float, float]]]]] = {}
         for cell in self._cells():
             path = self._folder / cell.name
@@ -292,7 +292,7 @@ class _Job:
         return curves_figure(arms, f"{self._study.name}: means over the runs of an arm")
 
     def summary(self) -> str:
-        """The table of what there is, and where its files are."""
+        """The table of the results, and the places of its files."""
         comparison = self._comparison()
         if not comparison.rows:
             return "no run has ended yet"
@@ -306,7 +306,7 @@ class _Job:
 
 
 def _config_of(study: Study) -> PretrainConfig:
-    """The configuration of one of the runs; what the study itself needs of it is the same in all."""
+    """The configuration of one of the runs; the parts that the study itself needs are the same in all runs."""
     first = study.arms[0]
     return first.search.config if first.search is not None else study.cells({})[0].config
 

@@ -26,22 +26,22 @@ from ssl_sec.settings import from_values, to_values
 # Keys that differ in each run of a study, or that the study itself sets.
 _RESERVED = {"seed": "seeds", "run_name": "the name of an arm", "resume": "nothing: a study resumes its runs"}
 
-# Lists of files, which may lie in any folder.
+# Keys with lists of files, which may be in any folder.
 _IMAGE_FILES = ("data.train", "data.test")
 
-# The tags in MLflow that tell the runs of a study apart: the last is the digest of a run's configuration.
+# The tags in MLflow that distinguish the runs of a study: the last is the digest of a run's configuration.
 CELL_TAGS = ("arm", "point", "cell")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """Where arms are compared.
+    """A setting at which arms are compared.
 
     Attributes:
-        key: what is varied; empty for the recipe as it is.
-        value: of the key.
-        label: of its runs, which no other point of the study has.
-        overrides: that make it.
+        key: the varied key; empty for the recipe as it is.
+        value: value of the key.
+        label: label in the names of its runs, different for each point of the study.
+        overrides: overrides that set the value.
     """
 
     key: str = ""
@@ -60,11 +60,11 @@ class Cell:
     """A run of a study.
 
     Attributes:
-        arm: whose run it is.
-        point: where.
-        seed: of the run.
-        overrides: of the pretraining.
-        config: that they make.
+        arm: arm of the run.
+        point: point of the run.
+        seed: seed of the run.
+        overrides: overrides of the pretraining.
+        config: configuration from these overrides.
     """
 
     arm: str
@@ -75,23 +75,23 @@ class Cell:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What the cell is found by: arm, point and seed."""
+        """The key of the cell: arm, point and seed."""
         return self.arm, self.point.name, self.seed
 
     @property
     def name(self) -> str:
-        """Of its run."""
+        """The name of its run."""
         return str(self.config.run_name)
 
     @property
     def tags(self) -> dict[str, str]:
-        """What its run is found by in MLflow, beside its seed."""
+        """The tags of its run in MLflow, in addition to its seed."""
         found = dict(zip(CELL_TAGS, (self.arm, self.point.name, self.digest), strict=True))
         return {name: value for name, value in found.items() if value}
 
     @cached_property
     def digest(self) -> str:
-        """What decides the result but for the seed."""
+        """The digest of all settings that affect the result, except the seed."""
         return digest_of(self.config)
 
 
@@ -100,10 +100,10 @@ class ArmAt:
     """An arm at a point.
 
     Attributes:
-        arm: its name.
-        point: where.
-        overrides: that its runs share; without those that are searched.
-        search: for the others; None if there are none.
+        arm: name of the arm.
+        point: the point.
+        overrides: overrides that its runs share, without those that are searched.
+        search: search for the other overrides; None if there are none.
     """
 
     arm: str
@@ -113,7 +113,7 @@ class ArmAt:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What it is found by: arm and point."""
+        """The key: arm and point."""
         return self.arm, self.point.name
 
     @property
@@ -128,10 +128,10 @@ class Study:
 
     Attributes:
         name: the recipe of its runs.
-        file: what it compares.
-        config: how it is run.
-        seeds: of each arm.
-        arms: at each point.
+        file: content of its file.
+        config: settings of the job.
+        seeds: seeds of each arm.
+        arms: the arms at each point.
     """
 
     name: str
@@ -142,12 +142,12 @@ class Study:
 
     @property
     def baseline(self) -> str:
-        """The arm that the others are compared to."""
+        """The arm that the others are compared with."""
         return self.file.baseline or next(iter(self.file.arms))
 
     @property
     def points(self) -> list[Point]:
-        """Where the arms are compared, in order."""
+        """The points at which the arms are compared, in order."""
         return list({arm.point.name: arm.point for arm in self.arms}.values())
 
     def arms_at(self, point: Point) -> list[ArmAt]:
@@ -155,10 +155,10 @@ class Study:
         return [arm for arm in self.arms if arm.point == point]
 
     def cells(self, chosen: Mapping[tuple[str, str], Sequence[str]]) -> list[Cell]:
-        """The runs, point by point and there seed by seed, so that arms can be compared before all have run.
+        """The runs in order of points, and of seeds at each point, so that arms can be compared before all have ended.
 
         Args:
-            chosen: (arm, point) -> what its search has found; arms whose search is not there are left out.
+            chosen: (arm, point) -> overrides that its search has found; arms whose search is missing are left out.
         """
         given = {arm.key: (*arm.overrides, *chosen.get(arm.key, ())) for arm in self.arms}
         known = [arm for arm in self.arms if arm.search is None or arm.key in chosen]
@@ -172,15 +172,15 @@ class Study:
 
 
 def digest_of(config: PretrainConfig, **others: Any) -> str:
-    """What decides the results of a configuration, but for the seed and the places of files, in short.
+    """A digest of all settings that affect the results, except the seed and the places of files.
 
-    Of files of images, their names decide, not their folders.
+    Files of images count by their names, without their folders.
 
-    Settings as by default are left out, so that it stays when a later version has further ones.
+    Default settings are left out, so that the digest stays the same when a later version has more settings.
 
     Args:
-        config: the settings.
-        others: that decide, too.
+        config: the configuration.
+        others: other values that affect the results.
     """
     changed = {key: _file_names(value) if key in _IMAGE_FILES else value for key, value in _changed(config)}
     found = deciding({key: str(value) for key, value in changed.items()}, PRETRAIN.name) | others
@@ -188,15 +188,15 @@ def digest_of(config: PretrainConfig, **others: Any) -> str:
 
 
 def named(*parts: str) -> str:
-    """A name for files, of parts that may be empty."""
+    """A name for files, made from parts that may be empty."""
     return "-".join(re.sub(r"[^\w.]+", "_", part).strip("_") for part in parts if part)
 
 
 def read_study(overrides: Sequence[str]) -> Study:
-    """The study that overrides ask for.
+    """The study that the overrides describe.
 
     Args:
-        overrides: of the study, and of all its pretrainings.
+        overrides: overrides of the study, and of all its pretrainings.
 
     Raises:
         ConfigError: if a key, a value or the study's file is wrong.
@@ -205,7 +205,7 @@ def read_study(overrides: Sequence[str]) -> Study:
     each = {text: parsed(text).key_or_group for text in map(understood, overrides)}
     asked = [parsed(text).value() for text, key in each.items() if key == "study"]
     path, file = load_file(str(asked[-1])) if asked else (Path(), None)
-    # Without a file, the composition says what is missing.
+    # Without a file, the composition reports that it is missing.
     values = compose("study", [*(file.shared if file else ()), *each])
     assert file is not None
     config = from_values(StudyConfig, {key: values[key] for key in own})
@@ -276,7 +276,7 @@ def _text(value: Any) -> Any:
 
 
 def _require_different_names(file: StudyFile, path: Path) -> None:
-    """Raises a ConfigError if two arms, or two values, have one name, by which their runs and figures are found."""
+    """Raises a ConfigError if two arms or two values have the same name, by which their runs and figures are found."""
     for what, names in (("over", [point.label for point in points_of(file)]), ("arms", list(file.arms))):
         known: dict[str, str] = {}
         for name in names:
@@ -306,7 +306,7 @@ def _chosen_points(config: StudyConfig, file: StudyFile) -> list[Point]:
 
 
 def points_of(file: StudyFile) -> list[Point]:
-    """Where arms are compared: the values of each key, or the recipe as it is."""
+    """The points at which arms are compared: the values of each key, or the recipe as it is."""
     points: list[Point] = []
     for key, values in (file.over or {}).items():
         for value in values:
@@ -317,7 +317,7 @@ def points_of(file: StudyFile) -> list[Point]:
 
 
 def num_comparisons(file: StudyFile) -> int:
-    """How many differences from the baseline a study has, over all points."""
+    """The number of a study's differences from the baseline, over all points."""
     return (len(file.arms) - 1) * len(points_of(file))
 
 
@@ -333,7 +333,7 @@ def _arm_at(arm: str, point: Point, shared: tuple[str, ...], own: Sequence[str],
         _config(arm, overrides)
         return ArmAt(arm=arm, point=point, overrides=overrides, search=None)
     name = f"run_name={named(point.label, arm)}-search"
-    # What a search finds decides what its runs are, so that they are not probed.
+    # A search chooses the settings of the runs, so its trials are not probed: that would use the test images.
     given = [text for text in overrides if text != "probe.enabled=true"]
     try:
         search = read_search([*given, *file.search, *swept, name])
@@ -343,7 +343,7 @@ def _arm_at(arm: str, point: Point, shared: tuple[str, ...], own: Sequence[str],
 
 
 def _cell(arm: ArmAt, seed: int, overrides: Sequence[str], config: PretrainConfig) -> Cell:
-    """A run of an arm, with what it is found by as tags in MLflow."""
+    """A run of an arm, with the tags by which it is found in MLflow."""
     name = f"{arm.name}-s{seed}"
     config = replace(config, seed=seed, run_name=name, resume="auto")
     cell = Cell(arm=arm.arm, point=arm.point, seed=seed, overrides=(), config=config)
@@ -355,7 +355,7 @@ def _cell(arm: ArmAt, seed: int, overrides: Sequence[str], config: PretrainConfi
 
 
 def _changed(settings: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values that are not as by default, and the names of options."""
+    """Dotted keys and values that differ from their defaults, and the names of options."""
     for field in fields(settings):
         value, key = getattr(settings, field.name), f"{path}{field.name}"
         if is_dataclass(value):

@@ -1,4 +1,4 @@
-"""Runs of a study in processes of their own, some at a time, which a signal stops and lets save."""
+"""Runs of a study in their own processes, several at a time; a signal makes them save and stop."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from types import FrameType
 from ssl_sec.edges.run.signals import announce_stop, handled
 from ssl_sec.edges.run.supervision import end_with
 
-# After so many failures, and no run that ended well, no further run is started.
+# After this many failures without a run that ended well, no further run is started.
 _FAILURES_TO_GIVE_UP = 3
 
 
@@ -26,9 +26,9 @@ class Task:
     """A process to run.
 
     Attributes:
-        name: of the task.
-        arguments: of `python -m ssl_sec`.
-        log: file that its output is added to.
+        name: name of the task.
+        arguments: arguments of `python -m ssl_sec`.
+        log: file to which its output is appended.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Task:
     log: Path
 
 
-# Called with the name of a task, its exit code and the minutes that it took, in any thread.
+# Called with the name of a task, its exit code and its duration in minutes, in any thread.
 End = Callable[[str, int, float], None]
 
 
@@ -44,10 +44,10 @@ class Processes:
     """Processes that run side by side.
 
     Args:
-        concurrent: how many at a time, ≥ 1.
+        concurrent: number of processes at a time, ≥ 1.
 
     Attributes:
-        was_stopped: whether a signal has stopped them.
+        was_stopped: whether a signal has stopped the processes.
     """
 
     def __init__(self, concurrent: int) -> None:
@@ -58,11 +58,11 @@ class Processes:
         self.was_stopped = False
 
     def run(self, tasks: Sequence[Task], end: End) -> None:
-        """Runs the tasks in their order; after a signal no further one is started.
+        """Runs the tasks in order; after a signal no further one is started.
 
         Args:
-            tasks: what is run.
-            end: called after each but those that a signal stopped.
+            tasks: the tasks to run.
+            end: called after each task, except those that a signal stopped.
         """
         with _signalled(self._stop), ThreadPoolExecutor(self._concurrent) as pool:
             for ended in [pool.submit(self._run, task, end) for task in tasks]:
@@ -75,7 +75,7 @@ class Processes:
             begun = time.monotonic()
             process = _started(task, self._num_threads)
             self._running[process.pid] = process
-        if self.was_stopped:  # while it started
+        if self.was_stopped:  # stopped while the process was starting
             process.send_signal(signal.SIGTERM)
         code = process.wait()
         with self._lock:
@@ -87,12 +87,12 @@ class Processes:
         try:
             end(task.name, code, (time.monotonic() - begun) / 60)
         except BaseException:
-            self._stop(at_once=False)  # what the others find could not be kept either
+            self._stop(at_once=False)  # the results of the others could not be kept either
             raise
 
     @property
     def _num_threads(self) -> int:
-        """Threads of a process on CPUs."""
+        """Threads of each process on CPUs."""
         return max(1, len(os.sched_getaffinity(0)) // self._concurrent)
 
     def _stop(self, at_once: bool) -> None:
@@ -112,7 +112,7 @@ def _started(task: Task, num_threads: int) -> "subprocess.Popen[bytes]":
             stdout=output,
             stderr=output,
             env=environment,
-            start_new_session=True,  # a Ctrl-C is for the study, which then stops its runs
+            start_new_session=True,  # a Ctrl-C goes to the study alone, which then stops its runs
             preexec_fn=partial(end_with, os.getpid()) if sys.platform.startswith("linux") else None,
         )
 

@@ -1,4 +1,4 @@
-"""The trials of a study's searches in a small CSV file beside that of its cells."""
+"""The trials of a study's searches in a small CSV file, next to that of its cells."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.files import locked, replace_text
 
 _COLUMNS = ("arm", "point", "trial", "metric", "epochs", "space", "config", "overrides")
-# Keys of a search that decide what it finds, beside its metric, its space and the number of its trials.
+# Keys that affect the result of a search, besides its metric, its space and its number of trials.
 _DECIDING = ("mode", "searcher", "scheduler", "measurements", "grace_epochs", "reduction_factor")
 
 
@@ -24,14 +24,14 @@ class KeptTrial:
     """A trial of a search that has ended.
 
     Attributes:
-        arm: whose values were searched.
-        point: where.
-        trial: its number, the best first.
-        metric: on held-out training images.
-        epochs: after which it was measured for the last time.
-        space: what was searched, as it was given.
-        digest: of the search beside that; empty in the file of an earlier version.
-        overrides: what the trial was given.
+        arm: arm whose values were searched.
+        point: name of the point.
+        trial: number of the trial in its search.
+        metric: the metric on held-out training images.
+        epochs: epochs after which it was last measured.
+        space: the space that was searched, as it was given.
+        digest: digest of the search's other settings; empty in the file of an earlier version.
+        overrides: overrides of the trial.
     """
 
     arm: str
@@ -45,12 +45,12 @@ class KeptTrial:
 
     @property
     def num_planned(self) -> int:
-        """Trials of its search; those that failed are not kept."""
+        """Number of trials of its search, including failed ones, which are not kept."""
         return int(self.space.partition(" ")[0])
 
     @classmethod
     def of(cls, arm: ArmAt, trial: Trial) -> "KeptTrial":
-        """What is kept of a trial of an arm's search."""
+        """The record of a trial of an arm's search."""
         return cls(
             arm=arm.arm,
             point=arm.point.name,
@@ -67,10 +67,10 @@ class KeptSearches:
     """The file of a study's searches.
 
     Args:
-        path: of the CSV file; it need not be there.
+        path: path of the CSV file; the file need not exist.
 
     Raises:
-        ConfigError: if it is there and is not such a file.
+        ConfigError: if the file exists and is not such a file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,7 +84,7 @@ class KeptSearches:
         """The overrides of an arm's best trial; None if it has not been searched.
 
         Raises:
-            ConfigError: if something else was searched.
+            ConfigError: if the kept search had another space or other settings.
         """
         trials, search = [one for one in self._trials if (one.arm, one.point) == arm.key], arm.search
         if not trials or search is None:
@@ -126,14 +126,14 @@ class KeptSearches:
 
 
 def _space(arm: ArmAt) -> str:
-    """What is searched, and in how many trials."""
+    """The space of a search, and its number of trials."""
     assert arm.search is not None
     dimensions = [f"{key}={' .. '.join(one.ends)}" for key, one in arm.search.space.items()]
     return f"{arm.search.tune.trials} trials of {', '.join(dimensions)}"
 
 
 def _digest(arm: ArmAt) -> str:
-    """What else decides a search: its metric, and the settings that its trials share."""
+    """The digest of the other settings of a search: its metric, and the settings that its trials share."""
     assert arm.search is not None
     tune = {key: getattr(arm.search.tune, key) for key in _DECIDING}
     return digest_of(arm.search.config, metric=arm.search.metric, seed=arm.search.config.seed, **tune)

@@ -1,4 +1,4 @@
-"""The figures of a study as its newest run in MLflow has them."""
+"""The figures of a study, as stored by its newest run in MLflow."""
 
 import logging
 import tempfile
@@ -12,7 +12,7 @@ from ssl_sec.recipes.pretraining.config import PretrainConfig
 logger = logging.getLogger("ssl_sec")
 
 JOB = "study"
-# At the end of the name of the file with a study's searches, beside that of its cells.
+# The end of the name of the file with a study's searches, which is next to the file of its cells.
 SEARCHES = "-searches"
 
 
@@ -20,7 +20,7 @@ def searches_path(cells: Path) -> Path:
     """The file of a study's searches.
 
     Args:
-        cells: the file of its cells.
+        cells: path of the file of its cells.
     """
     return cells.with_name(f"{cells.stem}{SEARCHES}.csv")
 
@@ -29,8 +29,8 @@ def download_figures(config: PretrainConfig, cells: Path) -> None:
     """Downloads the figures of a study's runs and searches from MLflow, if its store has some.
 
     Args:
-        config: of one of its runs.
-        cells: where the figures of the runs go; those of the searches go beside them.
+        config: configuration of one of its runs.
+        cells: path for the figures of the runs; those of the searches are written next to it.
 
     Raises:
         StorageError: if a file cannot be written.

@@ -29,7 +29,7 @@ from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_
 # How long a driver may take to save before it is killed; Ray's default is 3 s.
 _STOP_WITHIN_S = 300
 _POLL_S = 1.0
-# How long a cluster may take to answer the first request; Ray's client would wait for a minute, or for ever.
+# How long a cluster may take to answer the first request; Ray's client would wait for a minute, or forever.
 _ANSWER_WITHIN_S = 5.0
 # How long the connection may be lost while a job is followed.
 _LOST_FOR_S = 60.0
@@ -54,7 +54,7 @@ class Cluster:
     """The job server of a Ray cluster.
 
     Args:
-        address: of the dashboard, http://host:8265; None takes RAY_API_SERVER_ADDRESS, RAY_ADDRESS or a cluster here.
+        address: the dashboard's, http://host:8265; None takes RAY_API_SERVER_ADDRESS, RAY_ADDRESS or a cluster here.
 
     Raises:
         ConfigError: if there is none.
@@ -95,7 +95,7 @@ class Cluster:
         with self._connected():
             try:
                 yield
-            except RuntimeError as error:  # of Ray's client, for any answer but 200
+            except RuntimeError as error:  # raised by Ray's client for any answer but 200
                 if "status code 404" in str(error):
                     raise
                 raise self._lost(first_line(error)) from error
@@ -108,7 +108,7 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """Of the dashboard."""
+        """The address of the dashboard."""
         return self._client.get_address()
 
     def submit(
@@ -123,9 +123,9 @@ class Cluster:
 
         Args:
             entrypoint: the command.
-            job_id: of the new job.
-            metadata: for the dashboard, which shows `job_name` in its column "Name".
-            environment: variables of the job.
+            job_id: id of the new job.
+            metadata: metadata for the dashboard, which shows `job_name` in its column "Name".
+            environment: environment variables of the job.
             files: further files for the job's working folder: name -> text.
 
         Raises:
@@ -135,7 +135,7 @@ class Cluster:
         root = checkout()
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WITHIN_S), JOB_ID_VARIABLE: job_id, **environment}
         if is_this_machine(self.address):
-            # As if the environment of this Python were activated there; it does not exist there if a port is forwarded.
+            # As if this Python's environment were activated there; it does not exist there if a port is forwarded.
             variables["PATH"] = f"{Path(sys.executable).parent}:${{PATH}}"
         with packaged(root, files or {}) as folder:
             if root is not None and folder is not None:
@@ -215,7 +215,7 @@ class Cluster:
 
         last_answer = time.monotonic()
         while True:
-            # Whatever ends the stream, the details say whether the job goes on.
+            # However the stream ends, the details say whether the job continues.
             with contextlib.suppress(Exception):
                 asyncio.run(tail())
             try:
@@ -243,7 +243,7 @@ def _find_local_cluster() -> str:
 
 
 def _require_answer(address: str) -> None:
-    """Checks that something answers at an address.
+    """Checks that a server answers at an address.
 
     Raises:
         OSError: if nothing answers in time.
@@ -257,7 +257,7 @@ def _require_answer(address: str) -> None:
 
 @contextlib.contextmanager
 def _ray_address(address: str) -> Iterator[None]:
-    """Makes Ray's client take this address instead of that of the environment."""
+    """Makes Ray's client use this address instead of the environment's."""
     name = "RAY_API_SERVER_ADDRESS"
     before = os.environ.get(name)
     os.environ[name] = address
@@ -270,7 +270,7 @@ def _ray_address(address: str) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """Why a connection failed, in a few words."""
+    """The reason why a connection failed, in a few words."""
     if isinstance(error, requests.Timeout | TimeoutError):
         return f"no answer within {_ANSWER_WITHIN_S:g} s"
     if isinstance(error, requests.JSONDecodeError | KeyError):

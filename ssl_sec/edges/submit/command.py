@@ -113,7 +113,7 @@ def _submit(options: argparse.Namespace) -> int:
         parallel=options.parallel,
         python=options.python,
     )
-    check(order)  # what is wrong is told before Ray and MLflow are imported
+    check(order)  # mistakes are reported before Ray and MLflow are imported
     from ssl_sec.edges.submit.cluster import Cluster
     from ssl_sec.edges.submit.submission import submit_order
 

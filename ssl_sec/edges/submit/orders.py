@@ -41,12 +41,12 @@ class Order:
     """What a user wants to submit.
 
     Attributes:
-        job: its name.
-        overrides: in Hydra's grammar; several values of a key make a sweep.
-        name: of the run or the sweep; None takes a default.
-        then: what follows each pretraining, `probe` with its overrides, or None.
+        job: name of the job.
+        overrides: overrides in Hydra's grammar; several values of a key make a sweep.
+        name: name of the run or the sweep; None takes a default.
+        then: the job after each pretraining, `probe` with its overrides, or None.
         parallel: number of points of a sweep that run at the same time.
-        python: that runs the job, looked up in the PATH of the cluster's head.
+        python: the Python that runs the job, looked up in the PATH of the cluster's head.
     """
 
     job: str
@@ -62,8 +62,8 @@ class Stage:
     """One job of a chain.
 
     Attributes:
-        job: its name.
-        overrides: of its configuration; those of a probe lack the run, which the stage before makes.
+        job: name of the job.
+        overrides: overrides of its configuration; those of a probe lack the run, which the previous stage creates.
     """
 
     job: str
@@ -75,10 +75,10 @@ class Command:
     """A job with checked overrides.
 
     Attributes:
-        job: its name.
-        overrides: in Hydra's grammar.
-        name: of the run.
-        recipe: of the run.
+        job: name of the job.
+        overrides: overrides in Hydra's grammar.
+        name: name of the run.
+        recipe: recipe of the run.
     """
 
     job: str
@@ -102,13 +102,13 @@ def check_command(job: str, overrides: Sequence[str], name: str | None, is_local
     """Checks a command and completes it: with a valid configuration, absolute paths, a name and no secrets.
 
     Args:
-        job: its name.
-        overrides: in Hydra's grammar.
-        name: of the run; None takes a default.
+        job: name of the job.
+        overrides: overrides in Hydra's grammar.
+        name: name of the run; None takes a default.
         is_local: whether the cluster is on this machine, so that relative paths can be resolved.
 
     Raises:
-        ConfigError: if it cannot work.
+        ConfigError: if the command cannot work.
     """
     for override in overrides:
         if masked(override) != override:

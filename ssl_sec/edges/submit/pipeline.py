@@ -40,10 +40,10 @@ class Point:
     """A chain of jobs.
 
     Attributes:
-        name: of its runs.
-        recipe: of its runs.
+        name: name of its runs.
+        recipe: recipe of its runs.
         swept: the keys that differ between points, with their values here.
-        stages: in order.
+        stages: the jobs, in order.
     """
 
     name: str
@@ -57,12 +57,12 @@ class Plan:
     """The plan of a pipeline.
 
     Attributes:
-        name: of the sweep's run in MLflow.
-        recipe: of the sweep's run.
-        output_dir: of all runs.
-        tracking: of the sweep's run; an experiment that it names is that of all runs.
+        name: name of the sweep's run in MLflow.
+        recipe: recipe of the sweep's run.
+        output_dir: output folder of all runs.
+        tracking: tracking of the sweep's run; an experiment that it names is used for all runs.
         parallel: number of chains that run at the same time.
-        points: one if it is not a sweep.
+        points: the points; a single one if it is not a sweep.
     """
 
     name: str
@@ -84,8 +84,8 @@ class ChainResult:
 
     Attributes:
         code: exit code of the stage that failed, or 0.
-        state: in words.
-        metrics: of all its runs.
+        state: state of the chain, in words.
+        metrics: metrics of all its runs.
     """
 
     code: int
@@ -157,7 +157,7 @@ class _Pipeline:
         return Sweep.start(identity, values, plan.output_dir)
 
     def _results(self, ended: list[ChainResult]) -> dict[str, list[Mapping[str, float]]]:
-        """The metrics of the points that succeeded, with points that differ only in their seed together."""
+        """The metrics of the points that succeeded; points that differ only in their seed are grouped."""
         results: dict[str, list[Mapping[str, float]]] = {}
         for point, each in zip(self._plan.points, ended, strict=True):
             varied = [swept.partition("=") for swept in point.swept if not swept.startswith("seed=")]
@@ -185,7 +185,7 @@ class _Pipeline:
             metadata = {"job_name": name, "recipe": point.recipe, "job": stage.job, "parent": self._job_id}
             try:
                 code = self._stage(job_id, overrides, metadata, label)
-            except Exception as error:  # the other points go on
+            except Exception as error:  # the other points continue
                 logger.error("%s: %s", label, error, exc_info=not isinstance(error, UserError))
                 code = error.exit_code if isinstance(error, UserError) else 1
                 return ChainResult(code=code, state=f"{stage.job} failed: {first_line(error)}", metrics=metrics)
@@ -203,7 +203,7 @@ class _Pipeline:
         try:
             line = entrypoint(metadata["job"], overrides, sys.executable)
             self._cluster.submit_beside(line, job_id, metadata, parent=self._job_id)
-            if self._stopping.is_set():  # requested while the job was submitted
+            if self._stopping.is_set():  # a stop was requested while the job was submitted
                 self._cluster.request_stop(job_id)
             details = self._cluster.follow(job_id, _Prefixed(label))
         finally:

@@ -43,7 +43,7 @@ def submit_order(order: Order, cluster: Cluster) -> dict[str, str]:
         The id of the job, its page in the dashboard, and the page of its run in MLflow.
 
     Raises:
-        UserError: if it is wrong, or the cluster refuses it.
+        UserError: if the order is wrong, or the cluster refuses it.
     """
     environment = passed_environment()
     is_local = is_this_machine(cluster.address)
@@ -111,7 +111,7 @@ def make_job_id(recipe: str, name: str, is_new: bool) -> str:
 
 
 def mlflow_page(uri: str, experiment: str, job_id: str) -> str:
-    """The page where MLflow shows the runs of a job, also before they exist."""
+    """The page where MLflow shows the runs of a job, even before they exist."""
     if not uri.startswith(("http://", "https://")):
         return masked(uri)
     try:

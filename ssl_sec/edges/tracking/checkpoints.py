@@ -1,7 +1,7 @@
 """The kept checkpoints of a run as models in MLflow, side by side with their steps and metrics.
 
 They are logged models without a format of MLflow's: the weights as safetensors, which `jobs.probe` and `jobs.export`
-take by `checkpoint=`.
+read with `checkpoint=`.
 """
 
 import tempfile
@@ -21,21 +21,21 @@ from ssl_sec.recipes.tracking import Checkpoint
 
 _SCORE_TAG = "score"
 _MODEL_TYPE = "checkpoint"
-# Of these, a long run has too many points to look for a few of them.
+# Prefixes of metrics of which a long run has too many points to search them for a few steps.
 _FREQUENT, _LOSS = ("train/", "system/"), "train/loss"
 
 
 def log_checkpoints(
     client: MlflowClient, experiment_id: str, run_id: str, recipe: RecipeRow, folder: RunFolder
 ) -> None:
-    """Logs each kept checkpoint of a run as a model, with the metrics of its step; those that are there stay.
+    """Logs each kept checkpoint of a run as a model, with the metrics of its step; existing models stay.
 
     Args:
-        client: of the store.
-        experiment_id: of the run's experiment.
-        run_id: of the run.
-        recipe: of the run.
-        folder: of the run.
+        client: client of the store.
+        experiment_id: id of the run's experiment.
+        run_id: id of the run.
+        recipe: the run's recipe.
+        folder: the run's folder.
     """
     known = _models(client, experiment_id, run_id).keys()
     new = {step: score for step, score in kept_checkpoints(folder).items() if step not in known}
@@ -64,9 +64,9 @@ def download_checkpoint(
     """Downloads the weights of a kept checkpoint of a run.
 
     Args:
-        client: of the store.
-        experiment_id: of the run's experiment.
-        run_id: of the run.
+        client: client of the store.
+        experiment_id: id of the run's experiment.
+        run_id: id of the run.
         checkpoint: the value of the key `checkpoint`.
         folder: an existing folder.
 
@@ -82,7 +82,7 @@ def download_checkpoint(
 
 
 def _models(client: MlflowClient, experiment_id: str, run_id: str) -> dict[int, LoggedModel]:
-    """Steps taken -> model of each kept checkpoint of a run, the oldest first."""
+    """Steps taken -> model of each kept checkpoint of a run, oldest first."""
     condition = f"source_run_id = {quoted(run_id)}"
     found = all_pages(
         lambda token: client.search_logged_models([experiment_id], condition, page_token=token)  # pyright: ignore
@@ -96,7 +96,7 @@ def _score(model: LoggedModel) -> float | None:
 
 
 def _points(client: MlflowClient, run_id: str, steps: Collection[int]) -> list[Metric]:
-    """The points of some steps of a run: of what is measured seldom, and of the loss."""
+    """The points of some steps of a run: of rarely measured metrics, and of the loss."""
     if not steps:
         return []
     names = [name for name in client.get_run(run_id).data.metrics if not name.startswith(_FREQUENT) or name == _LOSS]
@@ -104,5 +104,5 @@ def _points(client: MlflowClient, run_id: str, steps: Collection[int]) -> list[M
 
 
 def _of_model(point: Metric, model_id: str) -> Metric:
-    """The point as one of a model; the store knows it by its time and value, so that the run has it once."""
+    """The point as one of a model; the store identifies it by its time and value, so that the run has it only once."""
     return Metric(point.key, point.value, point.timestamp, point.step, model_id=model_id)

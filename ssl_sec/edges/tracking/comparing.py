@@ -1,4 +1,4 @@
-"""Which settings of a run decide its result, and whether they are those of its recipe."""
+"""Which settings of a run affect its result, and whether they are those of its recipe."""
 
 import ast
 import dataclasses
@@ -12,7 +12,7 @@ from ssl_sec.edges.folder.stored_config import RENAMED
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import LocalPath
 
-# Settings that do not change the result of a run: where and how it ran. Nor do those that say where its files are.
+# Settings that do not change the result of a run: where and how it ran. Nor do settings with places of files.
 _FREE_KEYS = {
     "seed",
     "probe.seed",
@@ -26,13 +26,13 @@ _FREE_KEYS = {
     "data.download",
     "data.resident_limit_mib",
 }
-# What a setting says of a file that goes by its content.
+# Prefix of a setting that stands for the content of a file.
 CONTENT = "sha256 "
 _FREE_GROUPS = ("runtime.", "tracking.", "checkpoint.", "monitor.")
 
 
 def deciding(params: Mapping[str, str], job: str) -> dict[str, str]:
-    """The parameters that decide the result of a job's run: neither its seed nor the places of its files."""
+    """The parameters that affect the result of a job's run: not its seed, and not the places of its files."""
     paths = _local_keys(RECIPES[job].config) - set(WEIGHTS) if job in RECIPES else frozenset[str]()
     found = {RENAMED.get(key, key): value for key, value in params.items()}
     return {
@@ -46,10 +46,10 @@ def is_expected(key: str, expected: str | None, found: str | None) -> bool:
     """Whether a setting of a run is the one that its recipe expects.
 
     A recipe names published weights as torch.hub does, with the beginning of their SHA-256: `googlenet-1378be20.pth`.
-    Of weights that another run has saved, any content is expected.
+    For weights that another run has saved, any content is expected.
 
     Args:
-        key: of the setting.
+        key: key of the setting.
         expected: its value in the recipe; None if it has none.
         found: its value in `ArchivedRun.settings`; None if it has none.
     """
@@ -61,10 +61,10 @@ def is_expected(key: str, expected: str | None, found: str | None) -> bool:
 
 
 def _without(listed: str, keys: Set[str]) -> str:
-    """A list of values by name without some of their keys; what is no such list as it is."""
+    """A list of values by name without some of their keys; anything else is returned unchanged."""
     try:
         values = ast.literal_eval(listed) if keys else None
-    except (ValueError, SyntaxError, RecursionError, MemoryError):  # cut by the store
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # cut off by the store
         return listed
     if not isinstance(values, list | tuple) or not all(isinstance(each, dict) for each in values):
         return listed

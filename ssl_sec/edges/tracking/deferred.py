@@ -18,7 +18,7 @@ from ssl_sec.errors import first_line
 
 logger = logging.getLogger(__name__)
 
-# Between samples of a machine, as in MLflow.
+# Time between two samples of a machine, as in MLflow.
 _MACHINE_INTERVAL_S = 10.0
 
 
@@ -26,13 +26,13 @@ class DeferredRun:
     """A run in MLflow that is created, or reopened, once the store can be reached; a sink of metrics.
 
     Args:
-        identity: of the run.
-        values: its parameters.
-        folder: of the run, where its id is written.
+        identity: identity of the run.
+        values: parameters of the run.
+        folder: folder of the run, to which its id is written.
         system_metrics: whether the utilisation of machines is logged.
 
     Attributes:
-        run: None until it is connected.
+        run: the run; None until it is connected.
         on_run: called once with the run.
         on_records: called with the run whenever it has taken metrics.
     """
@@ -54,14 +54,14 @@ class DeferredRun:
 
     @property
     def machine_interval_s(self) -> float | None:
-        """Between samples of the utilisation of machines; None if it is not logged."""
+        """Time between two samples of the utilisation of machines; None if it is not logged."""
         return (MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL.get() or _MACHINE_INTERVAL_S) if self._system_metrics else None
 
     def log_machines(self, figures: Mapping[str, float]) -> None:
         """Logs the utilisation of other machines, once the run is connected.
 
         Args:
-            figures: by their names in MLflow.
+            figures: utilisation by MLflow's names.
         """
         if self.run is not None and self.machine_interval_s is not None:
             self.run.log_machines(figures, self.machine_interval_s)
@@ -70,7 +70,7 @@ class DeferredRun:
         """Adds the cluster that the run is on to its description, with the next metrics.
 
         Args:
-            cluster: in words, with Markdown.
+            cluster: description of the cluster, in Markdown.
         """
         self._cluster = cluster
 
@@ -88,7 +88,7 @@ class DeferredRun:
                     reopened.log_resume(self._identity.tags)
                 for path in code_files(self._folder.path):
                     self.run.log_file(path)
-            except Exception as error:  # metrics matter more
+            except Exception as error:  # metrics are more important
                 logger.warning("MLflow: %s", first_line(error))
             self._connected.set()
             self.on_run(self.run)
@@ -131,6 +131,6 @@ class DeferredRun:
             self.on_records(run)
 
     def close(self) -> None:
-        """Stops the logging of the machine's utilisation."""
+        """Stops logging the machine's utilisation."""
         if self._monitor is not None:
             self._monitor.finish()

@@ -20,7 +20,7 @@ Record = dict[str, Any]
 
 @runtime_checkable
 class Sink(Protocol):
-    """Takes records as they come."""
+    """Takes records as they arrive."""
 
     def __call__(self, records: Sequence[Record]) -> None:
         """Takes new records, oldest first."""
@@ -39,11 +39,11 @@ class Follower:
     Args:
         path: the file; it need not exist yet, and a resume may replace it.
         sink: takes the records.
-        interval_s: between looks at the file.
-        retry_s: between tries after an error of the sink.
+        interval_s: time between two checks of the file.
+        retry_s: time between two tries after an error of the sink.
         on_error: called with the first error of each outage.
         on_loss: called at the end with the number of records that the sink never took.
-        patience: with a sink that does not answer at the end; None waits for ever.
+        patience: how long to wait for a sink that does not answer at the end; None waits forever.
         connects_first: whether the sink is called at the start without records, so that it can connect.
     """
 
@@ -130,7 +130,7 @@ class Follower:
         return json_objects(whole.decode(errors="replace"))
 
 
-# How metrics are shown in a line of a log.
+# Metric -> its format in a line of the log.
 _LINE_METRICS = {
     "train/loss": "loss {:.4f}",
     "train/norm_mean": "norm {:.3g}",
@@ -152,7 +152,7 @@ _LINE_METRICS = {
     "probe/top1": "top-1 % {:.2f}",
     "probe/top5": "top-5 % {:.2f}",
 }
-# And in the bar, within 80 columns.
+# Metric -> its format in the bar, which has 80 columns.
 _BAR_METRICS = {
     "train/loss": "loss {:#.4g}",
     "probe/loss": "loss {:#.4g}",
@@ -164,7 +164,7 @@ _BAR_METRICS = {
     "probe/top1": "top-1 {:.1f}%",
     "train/images_per_s": "{:.0f} images/s",
 }
-# On a wider terminal.
+# Further metrics in the bar of a wider terminal.
 _MORE_BAR_METRICS = {
     "train/norm_mean": "norm {:.3g}",
     "val/rankme": "RankMe {:.1f}",
@@ -179,12 +179,12 @@ class Progress:
     """Shows the progress of a run: a bar on a terminal, lines elsewhere.
 
     Args:
-        total: epochs or steps of the run.
-        name: of the run.
-        unit: which of the two.
-        stream: to write to.
+        total: epochs or steps of the whole run.
+        name: name of the run.
+        unit: unit of the total, epochs or steps.
+        stream: stream to write to.
         shown: time and text of messages that an earlier process has shown.
-        start_step: the step that a run resumes at; its earlier figures were shown, and say nothing of its speed.
+        start_step: step at which a run resumes; its earlier figures were shown already, and do not count for its speed.
     """
 
     def __init__(
@@ -276,7 +276,7 @@ class Progress:
         return "" if seconds is None else f"{_duration(seconds)} left"
 
     def _seconds_left(self) -> float | None:
-        """The time to the end; None where it is not known."""
+        """The time to the end; None if it is not known."""
         place = self._place()
         if self._last_step < self._start_step:
             return None

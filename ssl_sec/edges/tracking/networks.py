@@ -1,4 +1,4 @@
-"""The trained network that a job is about: that of a run, in its folder or in MLflow, or of a registered model."""
+"""The trained network that a job uses: that of a run, in its folder or in MLflow, or of a registered model."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -27,12 +27,12 @@ class FoundNetwork:
     """The network of a run.
 
     Attributes:
-        recipe: of the run.
-        config: of the run.
+        recipe: the run's recipe.
+        config: the run's configuration.
         files: folder with the weights.
-        run_id: in MLflow; None if the run is in no store.
-        folder: of the run, if it was found there.
-        archive: the store, if it was found there instead.
+        run_id: id of the run in MLflow; None if the run is in no store.
+        folder: the run's folder, if the network was found there.
+        archive: the store, if the network was found there instead.
     """
 
     recipe: RecipeRow
@@ -90,14 +90,14 @@ def recorded_shape(client: MlflowClient, run_id: str) -> tuple[int, ...] | None:
 def found_network(
     word: str, checkpoint: Checkpoint, tracking: TrackingConfig, output_dir: str, jobs: Sequence[str]
 ) -> Iterator[FoundNetwork]:
-    """The network of a run, with its files for as long as the context lasts.
+    """The network of a run, with its files until the context ends.
 
     Args:
         word: the value of `run`: an id, a name, the beginning of either, the folder of a run, or a registered model.
-        checkpoint: whose weights.
-        tracking: of the job.
-        output_dir: where the default store is.
-        jobs: whose runs are accepted.
+        checkpoint: the checkpoint whose weights are used.
+        tracking: tracking of the job.
+        output_dir: folder of the default store.
+        jobs: jobs whose runs are accepted.
 
     Raises:
         ConfigError: if there is no such run or registered model, or it has no such network.

@@ -1,6 +1,6 @@
 """The description of a run in MLflow, in Markdown.
 
-It has the run's command, data, code, machine and cluster, how it ended, and the commands that continue with it.
+It contains the run's command, data, code, machine and cluster, its end, and the commands that follow it.
 """
 
 import shlex
@@ -50,12 +50,12 @@ def with_cluster(note: str, cluster: str) -> str:
 
 
 def with_end(note: str, ended: str) -> str:
-    """The description of a run that has ended; the end comes first, and text added by users stays."""
+    """The description of a run that has ended; the end comes first, and text added by users is kept."""
     return "\n".join([f"{_ENDED}{ended}", *(line for line in note.splitlines() if not line.startswith(_ENDED))])
 
 
 def with_table(note: str, table: str) -> str:
-    """The description that begins with a table in Markdown; an earlier table is left out."""
+    """The description that begins with a table in Markdown; an earlier table is removed."""
     rest = "\n".join(line for line in note.splitlines() if not line.startswith("|")).strip("\n")
     return f"\n{table}\n\n{rest}"
 

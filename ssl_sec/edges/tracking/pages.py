@@ -34,7 +34,7 @@ def scores_view(job: str) -> Mapping[str, str]:
     """The experiment tag that stores this view, which MLflow also lists under Views.
 
     Args:
-        job: whose runs are listed; jobs that train nothing have no view.
+        job: job whose runs are listed; jobs that train nothing have no view.
     """
     recipe = RECIPES.get(job)
     if recipe is None or not recipe.figures:

@@ -27,7 +27,7 @@ class CodeState:
     """The state of a checkout.
 
     Attributes:
-        commit: that is checked out.
+        commit: the commit that is checked out.
         diff: changes of tracked files, and new files of code, as a patch; without secrets, and cut off if it is very
             long. Empty without changes.
     """
@@ -45,7 +45,7 @@ def code_state(root: Path | None = None) -> CodeState | None:
     """The state of a checkout, or the one that was sent with a job to a cluster; None if neither is known.
 
     Args:
-        root: of the checkout; None takes the checkout of this package.
+        root: root of the checkout; None takes the checkout of this package.
     """
     root = root or checkout()
     if root is None:
@@ -101,7 +101,7 @@ def code_files(folder: Path) -> list[Path]:
 
 
 def _place() -> str:
-    """The machine, and the job of a cluster, that this process runs in."""
+    """The machine, and the job of a cluster, in which this process runs."""
     parts = [socket.gethostname()]
     known: Mapping[str, str] = {"Ray job": JOB_ID_VARIABLE, "Slurm job": "SLURM_JOB_ID"}
     parts += [f"{what} {os.environ[name]}" for what, name in known.items() if os.environ.get(name)]

@@ -1,4 +1,4 @@
-"""Versions of registered models: which run a version came from, and its weights."""
+"""Versions of registered models: the run that a version came from, and its weights."""
 
 import re
 import tempfile
@@ -22,7 +22,7 @@ _SCHEME = "models:"
 _ADDRESS = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<number>\d+|latest))")
 _LOGGED = re.compile(r"models:/(?P<id>m-\w+)")
 _FORM = "models:/<name>@<alias>, models:/<name>/<version> or models:/<name>/latest"
-# Of the files that a run keeps of its network: where the exported program has their weights.
+# File of a network in a run's folder -> prefix of its weights in the exported program.
 _IN_PROGRAM: Mapping[tuple[str, ...], Mapping[str, str]] = {
     ("encoder.safetensors",): {"encoder.safetensors": "backbone."},
     ("encoder.safetensors", "head.safetensors"): {"encoder.safetensors": "0.backbone.", "head.safetensors": "1."},
@@ -34,8 +34,8 @@ class RegisteredVersion:
     """A version of a registered model.
 
     Attributes:
-        word: what the user wrote.
-        run_id: of the training that registered it.
+        word: the user's input.
+        run_id: id of the training run that registered it.
         location: URI of its files.
     """
 
@@ -53,11 +53,11 @@ def find_version(client: MlflowClient, word: str) -> RegisteredVersion:
     """The version at an address.
 
     Args:
-        client: of the store.
+        client: client of the store.
         word: `models:/<name>@<alias>`, `models:/<name>/<version>` or `models:/<name>/latest`.
 
     Raises:
-        ConfigError: if there is no such model, alias or version, or no run is known that made it.
+        ConfigError: if there is no such model, alias or version, or the run that made it is not known.
         StorageError: if the store cannot be used.
     """
     address = _ADDRESS.fullmatch(word)
@@ -78,20 +78,20 @@ def source_run_id(client: MlflowClient, version: ModelVersion) -> str:
     """The id of the run that made a version; empty if it is not known."""
     if version.run_id:
         return version.run_id
-    # A version that was registered from a logged model.
+    # A version that was registered from a logged model has no run id of its own.
     return (client.get_logged_model(version.model_id).source_run_id if version.model_id else None) or ""
 
 
 def take_weights(client: MlflowClient, version: RegisteredVersion, recipe: RecipeRow, folder: Path) -> bool:
     """Replaces the weights of a run in a folder by those of a version, unless they are equal.
 
-    They differ if the run was resumed after it had registered the version, and if the version is a kept checkpoint.
+    They differ if the run was resumed after registering the version, or if the version is a kept checkpoint.
 
     Args:
-        client: of the store.
-        version: whose weights.
-        recipe: of the run.
-        folder: with the last weights of the run.
+        client: client of the store.
+        version: version whose weights are taken.
+        recipe: the run's recipe.
+        folder: folder with the last weights of the run.
 
     Returns:
         Whether they differ.
@@ -136,7 +136,7 @@ def _version(client: MlflowClient, word: str, name: str, alias: str | None, numb
 
 
 def _weights(files: Path, recipe: RecipeRow) -> Mapping[str, Mapping[str, Tensor]] | None:
-    """The weights of a version by the names of a run's files; None if it holds no such network."""
+    """The weights of a version by the file names of a run; None if it holds no such network."""
     if all((files / name).is_file() for name in recipe.network_files):  # a kept checkpoint
         return {name: load_file(files / name) for name in recipe.network_files}
     if not (files / "data" / "model.pt2").is_file():

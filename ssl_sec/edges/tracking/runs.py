@@ -42,7 +42,7 @@ from ssl_sec.recipes.tracking import Checkpoint, TrackingConfig
 
 logger = logging.getLogger("ssl_sec")
 
-# For asking another store than the one that a run is tracked in.
+# How long to look in a store other than the one in which a run is tracked.
 _LOOK_S = 10.0
 _FINISHED = "attributes.status = 'FINISHED'"
 _RUNS_A_PAGE = 1000
@@ -53,18 +53,18 @@ class ArchivedRun:
     """A run in MLflow.
 
     Attributes:
-        run_id: in MLflow.
-        name: of the run.
-        recipe: of the run.
-        job: that made it.
+        run_id: id of the run in MLflow.
+        name: name of the run.
+        recipe: recipe of the run.
+        job: job that made the run.
         status: FINISHED, FAILED, KILLED, RUNNING.
-        started_ms: since 1970.
-        experiment_id: in MLflow.
-        pretraining_run_id: of the pretraining that it probes; None for other runs.
-        params: as strings.
-        metrics: the last value of each.
+        started_ms: time of its start, in milliseconds since 1970.
+        experiment_id: id of its experiment in MLflow.
+        pretraining_run_id: id of the pretraining that it probes; None for other runs.
+        params: its parameters, as strings.
+        metrics: the last value of each metric.
         weights: key of a file that the network started from -> SHA-256 of the file.
-        version: the registered version that it was found by, whose weights may differ from the run's last ones.
+        version: the registered version by which it was found, whose weights may differ from the run's last ones.
     """
 
     run_id: str
@@ -82,7 +82,7 @@ class ArchivedRun:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The parameters that decide its result; files of weights go by their content."""
+        """The parameters that affect its result; files of weights count by their content."""
         contents = {key: f"{CONTENT}{digest[:16]}" for key, digest in self.weights.items()}
         return {**deciding(self.params, self.job), **contents}
 
@@ -96,7 +96,7 @@ class RunArchive:
     """The runs of a store.
 
     Args:
-        client: of the store.
+        client: client of the store.
         experiment: only runs of the experiment with this name; None for all.
     """
 
@@ -140,7 +140,7 @@ class RunArchive:
         return {number: name for number, name in found.items() if name == self._experiment}
 
     def finished(self, recipe: str) -> list[ArchivedRun]:
-        """All finished runs of a recipe, newest first, with the probes of their last encoders."""
+        """All finished runs of a recipe, newest first, including probes of their last encoders."""
         if recipe not in self._of_recipe:
             found = self._search(f"{_FINISHED} and tags.recipe = {quoted(recipe)}")
             self._of_recipe[recipe] = [run for run in found if run.params.get("checkpoint", "last") == "last"]
@@ -160,7 +160,7 @@ class RunArchive:
         return found
 
     def newest_experiment(self) -> list[ArchivedRun]:
-        """The finished trainings of the experiment that has the newest one, of the newest one's job, newest first.
+        """The finished trainings of the experiment with the newest one, of that one's job, newest first.
 
         Raises:
             ConfigError: if there is none.
@@ -175,12 +175,12 @@ class RunArchive:
         """The only run with this id or name, or else with this prefix of them, or the run of a folder.
 
         Args:
-            word: what the user wrote.
-            key: where it was given, for messages.
-            jobs: whose finished runs are preferred if several match.
+            word: the user's input.
+            key: key for which the word was given, for messages.
+            jobs: jobs whose finished runs are preferred if several match.
 
         Raises:
-            ConfigError: if there is none, or several.
+            ConfigError: if there is no such run, or several.
         """
         folder = folder_at(word)
         if folder is not None:
@@ -203,10 +203,10 @@ class RunArchive:
         """The run that made a version of a registered model.
 
         Args:
-            word: its address, `models:/<name>@<alias>` for example.
+            word: its address, such as `models:/<name>@<alias>`.
 
         Raises:
-            ConfigError: if there is no such version, or MLflow does not have its run any more.
+            ConfigError: if there is no such version, or MLflow no longer has its run.
         """
         version = find_version(self.client, word)
         with self._errors():
@@ -218,7 +218,7 @@ class RunArchive:
                 raise ConfigError(f"run: found {word!r}, whose run {version.run_id} was deleted") from error
 
     def of_job(self, job: str, recipe: str) -> list[ArchivedRun]:
-        """All runs of a job with a recipe, whatever their state, newest first."""
+        """All runs of a job with a recipe, in any state, newest first."""
         return self._search(f"{_of(job)} and tags.recipe = {quoted(recipe)}")
 
     def artifacts(self, run: ArchivedRun) -> list[str]:
@@ -246,9 +246,10 @@ class RunArchive:
 
         Args:
             run: the training.
-            jobs: whose runs are accepted.
+            jobs: jobs whose runs are accepted.
             folder: an existing folder.
-            checkpoint: whose weights; for a run that was found by a registered version, `last`.
+            checkpoint: checkpoint whose weights are downloaded; for a run that was found by a registered version,
+                `last`.
 
         Returns:
             The run's configuration.
@@ -307,9 +308,9 @@ def find_run(
 
     Args:
         word: an id, a name, a prefix of one, the folder of a run, or the address of a registered model.
-        tracking: which store; its experiment is ignored.
-        output_dir: of the runs, where the default store is.
-        jobs: whose finished runs are preferred.
+        tracking: the store to search; its experiment is ignored.
+        output_dir: folder of the runs, where the default store is.
+        jobs: jobs whose finished runs are preferred.
 
     Raises:
         ConfigError: if there is no such run, or several.
@@ -324,7 +325,7 @@ def find_run(
 
 
 def beside(word: str, tracking: TrackingConfig) -> TrackingConfig:
-    """The tracking of a job about a run: in the store of the run, if the word is its folder and no store is given."""
+    """The tracking of a job about a run: in the run's store, if the word is its folder and no store is given."""
     folder = folder_at(word)
     if folder is None or tracking.uri is not None:
         return tracking
@@ -339,9 +340,9 @@ def tracked_beside(
     The id is None if the store does not have the run. A sqlite file that was deleted or moved is not created again.
 
     Args:
-        folder: of the run.
-        tracking: as configured.
-        output_dir: of the job.
+        folder: the run's folder.
+        tracking: the configured tracking.
+        output_dir: output folder of the job.
     """
     near = beside(folder.location, tracking)
     if tracking.uri is None and near.uri is not None and (file := sqlite_file(near.uri)) and not file.is_file():
@@ -352,7 +353,7 @@ def tracked_beside(
         return near, run_id
     try:
         Patience(_LOOK_S).call(lambda: connect_to_store(uri).get_run(run_id))
-    except Exception:  # for whatever reason, the run cannot be found there
+    except Exception:  # for some reason, the run cannot be found there
         return near, None
     return near, run_id
 

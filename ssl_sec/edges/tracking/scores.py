@@ -1,4 +1,4 @@
-"""Compares trained encoders of one data set, by one score of one protocol.
+"""Compares trained encoders of one data set by one score with one protocol.
 
 The metrics of a probe are copied to the run whose encoder it probed, and the alias `best` of a registered model points
 to the version with the best score.
@@ -32,17 +32,17 @@ _ALIAS_TRIES = 5
 _HIGHEST_SCORE = 1e6
 # Settings of a data set that do not change its images.
 _PLACES = ("root", "download", "cache_folder", "resident_limit_mib")
-# Settings of a probe that decide what else is measured, or whether it follows the pretraining.
+# Settings of a probe that add other measurements, or decide whether it follows the pretraining.
 _NOT_OF_THE_PROBE = ("enabled", "corruptions", "logistic", "few_shot", "few_shot_draws", "mean_per_class")
-# Settings that change its images unless they are null.
+# Settings that change a set's images unless they are null.
 _WITH_OTHER_IMAGES = ("test_share", "image_size_px", "num_channels")
-# The labelled set that rates encoders of other images.
+# Key of the labelled set that rates encoders of other images.
 _OTHER_DATA = "monitor.data"
 # Keys of the monitor that do not change what the scores are measured on.
 _OF_NO_EFFECT = (
     "monitor.every_epochs",
     "monitor.online_probe",
-    _OTHER_DATA,  # a parameter of its own where there is none
+    _OTHER_DATA,  # a parameter of its own if there is no such set
     *(f"{_OTHER_DATA}.{place}" for place in _PLACES),
 )
 
@@ -64,7 +64,7 @@ def child_probes(client: MlflowClient, recipe: str) -> dict[str, list[Run]]:
 
 
 def probe_protocol(probe: ProbeConfig, data: str, test_set: DataDescription) -> str:
-    """How a probe was made; the hash at the end is of all its settings and the test images."""
+    """The protocol of a probe; the hash at the end covers all its settings and the test images."""
     exact = json.dumps([_settings(probe), test_set.digest, test_set.num_images], sort_keys=True)
     labels = "all labels" if probe.labels_per_class is None else f"{probe.labels_per_class} labels per class"
     features = "augmented images" if probe.augment else "cached features"
@@ -77,14 +77,14 @@ def copy_probe_metrics(
 ) -> None:
     """Copies the metrics of a probe to the run whose encoder it probed.
 
-    Their names stay if the protocol is the run's own, its `probe` settings on its data; for another protocol the hash
-    of the protocol is added to the names.
+    A metric keeps its name if the protocol is the run's own, its `probe` settings on its data; for another protocol the
+    hash of the protocol is added to the name.
 
     Args:
-        client: of the store.
-        run_id: of the training.
-        trained: the training's configuration.
-        config: the probe's.
+        client: client of the store.
+        run_id: id of the training run.
+        trained: configuration of the training run.
+        config: configuration of the probe.
         probe: the probe's run.
     """
     protocol = probe.data.tags[PROTOCOL_TAG]
@@ -112,7 +112,7 @@ def _settings(probe: ProbeConfig) -> Mapping[str, object]:
 
 
 def _same_set(first: DataConfig, second: DataConfig) -> bool:
-    """Whether two configs describe the same data set, wherever it is; probes ignore max_images."""
+    """Whether two configurations describe the same data set, in any place; probes ignore max_images."""
     one, other = (
         {key: value for key, value in to_values(data).items() if key not in (*_PLACES, "max_images")}
         for data in (first, second)
@@ -125,9 +125,9 @@ class Score:
     """A score of an encoder.
 
     Attributes:
-        name: of the metric.
-        protocol: only scores of the same protocol are compared.
-        value: in percent, or a label-free score; higher is better.
+        name: name of the metric.
+        protocol: protocol of the score; only scores with the same protocol are compared.
+        value: a percentage, or a label-free score; higher is better.
     """
 
     name: str
@@ -136,7 +136,7 @@ class Score:
 
     @property
     def is_probe(self) -> bool:
-        """Whether it is from a probe."""
+        """Whether the score is from a probe."""
         return self.name.startswith("probe/")
 
 
@@ -161,8 +161,8 @@ def mark_best(client: MlflowClient, recipe: str) -> None:
     RankMe). Scores on fewer than two classes and scores that are not finite are ignored. Of equal versions the oldest
     is the best.
 
-    Two runs may do this at the same time. Each looks again after it has set the alias, until it finds what it has set;
-    so the last one has seen the versions of all others.
+    Two runs may do this at the same time. Each checks again after setting the alias, until it finds the version that it
+    has set; so the last one has seen the versions of all others.
     """
     name = model_name(recipe)
     for _ in range(_ALIAS_TRIES):
@@ -205,7 +205,7 @@ def _best(versions: Sequence[_Version]) -> str | None:
         return None
     newest = max(known, key=lambda version: int(version.number))
     scores: dict[tuple[bool, str], dict[str, float]] = {}
-    # Newest last: of two protocols that equally many versions have, the newer one is found last.
+    # Newest last: of two protocols shared by equally many versions, the newer one is found last.
     for version in sorted(known, key=lambda version: int(version.number)):
         if version.digest != newest.digest:
             continue
@@ -220,7 +220,7 @@ def _best(versions: Sequence[_Version]) -> str | None:
 
 
 def _versions(client: MlflowClient, recipe: str) -> list[_Version]:
-    """The registered versions whose runs still exist, with their scores: those of the newest probe first."""
+    """The registered versions whose runs still exist, each with its scores: those of the newest probe first."""
     found = client.search_model_versions(f"name = {quoted(model_name(recipe))}")
     if not found:
         return []
@@ -258,12 +258,12 @@ def _scores(run: Run, probes: Sequence[Run]) -> list[Score]:
 
 
 def _can_rank(run: Run) -> bool:
-    """Whether the images that a run was scored on have two or more classes."""
+    """Whether the images on which a run was scored have two or more classes."""
     return (_num_classes(run) or 0) >= 2
 
 
 def _num_classes(run: Run) -> int | None:
-    """How many classes the images have that a run was scored on, 0 without labels; None if it is not known."""
+    """The number of classes of the images on which a run was scored, 0 without labels; None if it is not known."""
     data = _data_of(run)
     return None if data is None else json.loads(data.profile or "{}").get("classes")
 

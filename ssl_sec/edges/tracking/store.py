@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # a machine without git is fine
-# We retry a server that is away ourselves; MLflow would block a call for minutes.
+# We retry a server that cannot be reached ourselves; MLflow would block a call for minutes.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
@@ -60,7 +60,7 @@ def require_store(uri: str, key: str) -> None:
 
     Args:
         uri: the address.
-        key: where it was given, for messages.
+        key: key for which the address was given, for messages.
 
     Raises:
         ConfigError: for a scheme that MLflow does not support; plain folders are no longer supported.
@@ -105,7 +105,7 @@ def connect_to_store(uri: str) -> MlflowClient:
 
 @contextmanager
 def store_errors(uri: str) -> Iterator[None]:
-    """Turns errors of the store into a StorageError of one line."""
+    """Turns errors of the store into a StorageError with one line."""
     try:
         yield
     except UserError:
@@ -128,7 +128,7 @@ def without_lightning() -> Iterator[None]:
 
 
 def is_unknown(error: MlflowException) -> bool:
-    """Whether the error says that the store does not have what was asked for."""
+    """Whether the error says that the requested object is not in the store."""
     return error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)
 
 

@@ -48,7 +48,7 @@ ENDED_TAG = "ended"
 _POINTS_A_CALL = 1000
 _PARAMS_A_CALL = 100
 _TAG_LIMIT = 5_000
-# MLflow's name for the metrics of machines, which have steps of their own.
+# Prefix of MLflow's metrics of machines, which have their own steps.
 _MACHINES = "system/"
 
 
@@ -56,7 +56,7 @@ class TrackedRun:
     """A run in MLflow.
 
     Args:
-        client: of the store.
+        client: client of the store.
         run_id: id of the run.
         experiment_id: id of its experiment.
     """
@@ -79,8 +79,8 @@ class TrackedRun:
         """Creates a run.
 
         Args:
-            identity: of the run.
-            values: its parameters.
+            identity: identity of the run.
+            values: parameters of the run.
             on_created: called with the run's id before the parameters are logged: if the store fails then, the run is
                 reopened, and `log_changes` logs them.
 
@@ -164,8 +164,8 @@ class TrackedRun:
         """Logs the utilisation of machines; the step is the number of samples since the run was created, as in MLflow.
 
         Args:
-            figures: by their names, which start with `system/`.
-            interval_s: between samples.
+            figures: utilisation by names that start with `system/`.
+            interval_s: time between two samples.
         """
         if self._created_ms is None:
             self._created_ms = self.client.get_run(self.run_id).info.start_time
@@ -179,7 +179,7 @@ class TrackedRun:
 
     def _look_up_newest_steps(self) -> None:
         for key in self.client.get_run(self.run_id).data.metrics:
-            if key.startswith(_MACHINES):  # of these, no step is logged again
+            if key.startswith(_MACHINES):  # no step of these is logged again
                 continue
             history = self.client.get_metric_history(self.run_id, key)
             self._newest_step[key] = max(point.step for point in history)
@@ -201,7 +201,7 @@ class TrackedRun:
         return any(artifact.path == name for artifact in self.client.list_artifacts(self.run_id))
 
     def log_resume(self, tags: Mapping[str, str]) -> None:
-        """Adds the command and the code of a resume to the description, and removes the end of the run from it."""
+        """Adds the command and the code of a resume to the description, and removes the run's end from it."""
         self._set_note(lambda note: resumed(note, tags))
         if tags.get(DIRTY_TAG) == "true":
             self.client.set_tag(self.run_id, DIRTY_TAG, "true")
@@ -218,7 +218,7 @@ class TrackedRun:
         self._set_note(lambda note: with_cluster(note, cluster))
 
     def describe_results(self, table: str) -> None:
-        """Puts a table in Markdown in front of the description, in place of an earlier one."""
+        """Puts a table in Markdown in front of the description, replacing an earlier one."""
         self._set_note(lambda note: with_table(note, table))
 
     def _set_note(self, change: Callable[[str], str]) -> None:
@@ -233,8 +233,8 @@ class TrackedRun:
         Args:
             network: images in [0, 1] -> features or embeddings, on the CPU.
             image_shape: channels, height and width of the training images.
-            width: of the output.
-            name: of the registered model; MLflow finds its newest version as `models:/<name>/latest`.
+            width: dimension of the output.
+            name: name of the registered model; MLflow finds its newest version as `models:/<name>/latest`.
         """
         example = np.zeros((2, *image_shape), dtype=np.float32)
         signature = ModelSignature(

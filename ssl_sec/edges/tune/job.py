@@ -41,17 +41,17 @@ from ssl_sec.files import replace_text
 
 logger = logging.getLogger("ssl_sec")
 
-# Trials of the table that is printed.
+# Number of trials in the printed table.
 _SHOWN = 10
 
 
 def run_tune(search: Search) -> str:
-    """Runs the trials that have not run yet; returns the best in a table, and the command that trains with them.
+    """Runs the trials that have not ended yet; returns a table of the best, and the command that trains with them.
 
     Raises:
         ConfigError: if the folder holds another search, or the searcher is not installed.
         UserError: if all trials failed, with the reason of the last.
-        Stopped: if it was interrupted; the trials are kept.
+        Stopped: if the job was interrupted; the trials are kept.
     """
     trials, num_failed, made = run_search(search)
     train = " ".join(map(shlex.quote, [*_without_measurements(search), *trials[0].overrides]))
@@ -68,10 +68,10 @@ def run_tune(search: Search) -> str:
 
 
 def run_search(search: Search) -> tuple[list[Trial], int, Path]:
-    """Runs the trials that have not run yet; errors as above.
+    """Runs the trials that have not ended yet; raises the errors of `run_tune`.
 
     Returns:
-        The trials that were measured, the best first; how many failed; the folder of their tables and logs.
+        The measured trials, the best first; the number of failed trials; the folder of their tables and logs.
     """
     config = search.config
     if is_remote(config.output_dir):
@@ -125,8 +125,8 @@ def run_search(search: Search) -> tuple[list[Trial], int, Path]:
 
 
 def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial], failures: list[str]) -> None:
-    """Runs the trials; adds those that were measured, and why others failed."""
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # our lines report the trials
+    """Runs the trials; adds those that were measured, and the reasons why others failed."""
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # our own lines report the trials
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the new output prints each error in ten lines
     connect(None, "tune")
     tuning, folder = search.tune, Path(plan["folder"])
@@ -143,7 +143,7 @@ def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial], failures
         checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
     )
     if is_new or not tune.Tuner.can_restore(str(state)):
-        # Ray counts the trials of a searcher from 1, and those that it draws itself from 0.
+        # Ray counts the trials of a searcher from 1, and those that it samples itself from 0.
         name_of = partial(_name_of, plan["name"], 0 if tuning.searcher == "random" else 1)
         tuner = tune.Tuner(
             trainable,
@@ -193,7 +193,7 @@ def _name_of(search: str, counts_from: int, trial: Any) -> str:
 
 @contextmanager
 def _interruptible() -> Iterator[threading.Event]:
-    """Lets SIGINT, SIGTERM and SIGHUP end Ray Tune in order, and sets the event; a second SIGINT interrupts."""
+    """Lets SIGINT, SIGTERM and SIGHUP end Ray Tune cleanly, and sets the event; a second SIGINT interrupts."""
     was_stopped = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -201,7 +201,7 @@ def _interruptible() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         was_stopped.set()
         announce_stop("the trials save their states first")
-        os.kill(os.getpid(), signal.SIGUSR1)  # which Ray Tune listens to
+        os.kill(os.getpid(), signal.SIGUSR1)  # Ray Tune handles this signal
 
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
     with handled(stop):
@@ -209,18 +209,18 @@ def _interruptible() -> Iterator[threading.Event]:
 
 
 class _Progress(Callback):
-    """A line for each trial that ends.
+    """Logs a line for each trial that ends.
 
     Args:
-        search: whose trials they are.
-        plan: that they share.
+        search: the search of the trials.
+        plan: the plan that they share.
     """
 
     def __init__(self, search: Search, plan: Plan) -> None:
         self._search, self._plan = search, plan
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Tells the metric of a trial, and the best so far."""
+        """Logs the metric of a trial, and the best so far."""
         metric, tuning = self._search.metric, self._search.tune
         ended = [each for each in trials if each.is_finished() or each is trial]
         values = [each.last_result[metric] for each in ended if metric in (each.last_result or {})]
@@ -236,12 +236,12 @@ class _Progress(Callback):
         )
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Tells why a trial failed."""
+        """Logs why a trial failed."""
         logger.warning("%s failed: %s", trial, last_line(log_of(self._plan, str(trial))) or "see Ray's logs")
 
 
 def _reason(error: BaseException) -> str:
-    """The last line of an error of a trial, which Ray wraps."""
+    """The last line of a trial's error, which Ray wraps."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines or [repr(error)])[-1].removeprefix("RuntimeError: ")
 
@@ -264,7 +264,7 @@ def _resources(tuning: TuneConfig) -> dict[str, float]:
 
 
 def _sampled(dimension: Choices | Interval) -> Any:
-    """The distribution of a key for Ray Tune."""
+    """The distribution of a key's values for Ray Tune."""
     if isinstance(dimension, Choices):
         return tune.choice(list(dimension.values))
     low, high = dimension.low, dimension.high
@@ -298,7 +298,7 @@ def _scheduler(search: Search) -> TrialScheduler:
 
 
 def _described(search: Search) -> dict[str, Any]:
-    """What decides a search, by key."""
+    """The settings that affect a search, by key."""
     space = {
         f"search.{key}": f"{type(dimension).__name__}{asdict(dimension)}" for key, dimension in search.space.items()
     }
@@ -310,12 +310,12 @@ def _without_name(overrides: Sequence[str]) -> list[str]:
 
 
 def _without_measurements(search: Search) -> list[str]:
-    """The overrides of a training with the values of a trial."""
+    """The shared overrides without those for measurements and tracking, for a training with a trial's values."""
     return [one for one in _without_name(search.shared) if not one.startswith(("monitor.every_epochs=", "tracking."))]
 
 
 def _claimed(path: Path, described: Mapping[str, Any]) -> bool:
-    """Whether the search is new; its description is then kept.
+    """Whether the search is new; if so, its description is stored.
 
     Raises:
         ConfigError: if another search has the name.

@@ -1,4 +1,4 @@
-"""What a search varies: keys whose values are Hydra's sweeps, and the configuration that they change."""
+"""The space of a search: keys whose values are Hydra's sweeps, and the configuration that they change."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from ssl_sec.recipes.pretraining.config import MONITORED, PretrainConfig
 from ssl_sec.settings import from_values
 
 _SWEEPS = "choice(a,b), interval(0.1,1), tag(log,interval(0.001,1)), int(interval(1,8)) or range(1,8)"
-# What a sweep begins with that was not written to its end.
+# A text value that begins with one of these is an incomplete sweep.
 _SWEEP_NAMES = ("choice(", "interval(", "tag(", "int(", "range(")
 # Keys that differ in each trial, or by which trials are compared.
 _RESERVED = ("epochs", "output_dir", "recipe", "resume", "run_name")
@@ -23,7 +23,7 @@ _RESERVED = ("epochs", "output_dir", "recipe", "resume", "run_name")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choices:
-    """A key with one of some values, in Hydra's grammar."""
+    """A key with a choice of values, in Hydra's grammar."""
 
     values: tuple[str, ...]
 
@@ -38,10 +38,10 @@ class Interval:
     """A key with a number between two others, both included.
 
     Attributes:
-        low: the least.
-        high: the greatest.
-        is_log: whether the logarithm is uniform.
-        is_integer: whether it is a whole number.
+        low: the smallest value.
+        high: the largest value.
+        is_log: whether the logarithm is distributed uniformly.
+        is_integer: whether values are whole numbers.
     """
 
     low: float
@@ -55,7 +55,7 @@ class Interval:
         return (self.text(self.low), self.text(self.high))
 
     def text(self, value: float) -> str:
-        """A value in Hydra's grammar, of six digits."""
+        """A value in Hydra's grammar, with six digits."""
         return str(int(value)) if self.is_integer else repr(float(f"{value:.6g}"))
 
 
@@ -67,10 +67,10 @@ class Search:
     """A search.
 
     Attributes:
-        tune: how it searches.
+        tune: settings of the search.
         shared: the overrides of every trial.
         space: key -> its values.
-        config: of the first trial, with the first value of each key.
+        config: configuration of the first trial, with the first value of each key.
     """
 
     tune: TuneConfig
@@ -80,7 +80,7 @@ class Search:
 
     @property
     def metric(self) -> str:
-        """What is compared."""
+        """The metric by which trials are compared."""
         return self.tune.metric or "val/knn_top1"
 
     def goodness(self, metric: float) -> float:
@@ -90,12 +90,12 @@ class Search:
         return metric if self.tune.mode == "max" else -metric
 
     def better(self, first: float, second: float) -> float:
-        """The better of two metrics."""
+        """The better one of two metrics."""
         return max(first, second, key=self.goodness)
 
 
 def chosen_overrides(space: Space, values: Mapping[str, Any]) -> list[str]:
-    """What a trial was given: `key=value` of each key of the space."""
+    """The overrides of a trial: `key=value` for each key of the space."""
     found: list[str] = []
     for key, dimension in space.items():
         value = values[key]
@@ -104,10 +104,10 @@ def chosen_overrides(space: Space, values: Mapping[str, Any]) -> list[str]:
 
 
 def read_search(overrides: Sequence[str]) -> Search:
-    """The search that overrides ask for.
+    """The search that the overrides describe.
 
     Args:
-        overrides: of the pretraining, of which some are sweeps, and of the search.
+        overrides: overrides of the pretraining, some of which are sweeps, and of the search.
 
     Raises:
         ConfigError: if a key or a value is wrong, or nothing is searched.

@@ -1,7 +1,7 @@
-"""A trial of a search: a pretraining in a process of its own, whose measurements go to Ray Tune.
+"""A trial of a search: a pretraining in its own process, whose measurements go to Ray Tune.
 
 It is the same command that a user would start: it has its own folder and its run in MLflow, it saves and resumes, and
-what it does to memory and devices ends with it.
+its effects on memory and devices end with it.
 """
 
 import os
@@ -19,23 +19,23 @@ from ssl_sec.edges.run.supervision import end_with
 from ssl_sec.edges.tune.space import Space, chosen_overrides
 from ssl_sec.errors import nearest
 
-# How often the measurements of a trial are looked for.
+# Time between two checks for new measurements of a trial.
 _LOOK_EVERY_S = 0.5
 # How long a trial that is stopped may take to save.
 _STOP_WITHIN_S = 60.0
 
 
 class Plan(TypedDict):
-    """What all trials share.
+    """The settings that all trials share.
 
     Attributes:
-        name: of the search, the beginning of their names.
-        folder: that holds their folders.
-        cwd: where they run.
-        metric: that is compared.
-        every_epochs: between two measurements.
-        epochs: of each.
-        overrides: in Hydra's grammar.
+        name: name of the search, with which the names of the trials begin.
+        folder: folder that contains their folders.
+        cwd: working directory of the trials.
+        metric: the metric that is compared.
+        every_epochs: epochs between two measurements.
+        epochs: epochs of each trial.
+        overrides: overrides in Hydra's grammar.
     """
 
     name: str
@@ -51,15 +51,15 @@ def trial_name(search: str, tag: str, counts_from: int) -> str:
     """The name of a trial's run, which has its number, from 1.
 
     Args:
-        search: the name of the search.
-        tag: of Ray Tune, which begins with the number of the trial.
-        counts_from: the number of the first.
+        search: name of the search.
+        tag: Ray Tune's tag, which begins with the number of the trial.
+        counts_from: Ray Tune's number of the first trial.
     """
     return f"{search}-{int(tag.partition('_')[0]) + 1 - counts_from:03d}"
 
 
 def log_of(plan: Plan, name: str) -> Path:
-    """The file with what a trial prints."""
+    """The file with the output of a trial."""
     return Path(plan["folder"]) / f"{plan['name']}-logs" / f"{name}.txt"
 
 
@@ -79,8 +79,8 @@ class PretrainingTrial(Trainable):
         """Starts the pretraining, or resumes it if it has begun.
 
         Args:
-            config: key -> what was chosen.
-            plan: what all trials share.
+            config: key -> chosen value.
+            plan: the settings that all trials share.
             space: key -> its values.
         """
         self._plan, self._num_reported = plan, 0
@@ -109,11 +109,11 @@ class PretrainingTrial(Trainable):
         """
         assert self._run is not None
         while True:
-            ended = self._run.poll()  # before the figures are read, so that none is missed
+            ended = self._run.poll()  # checked before the figures are read, so that none is missed
             found = [record["metrics"] for record in json_lines(self._folder / "metrics.jsonl") if "metrics" in record]
             values = [metrics[self._plan["metric"]] for metrics in found if self._plan["metric"] in metrics]
             epoch = (self._num_reported + 1) * self._plan["every_epochs"]
-            # After the last measurement the scheduler would stop it, while it still saves and uploads.
+            # After the last measurement the scheduler would stop the trial while it still saves and uploads.
             if len(values) > self._num_reported and epoch < self._plan["epochs"]:
                 self._num_reported += 1
                 return self._result(values[self._num_reported - 1], epoch)
@@ -130,7 +130,7 @@ class PretrainingTrial(Trainable):
             reason = (
                 f"metric: found {self._plan['metric']!r}, which is not measured; {nearest(self._plan['metric'], known)}"
             )
-            with self._log.open("a") as log:  # where the reason of a failed trial is looked for
+            with self._log.open("a") as log:  # the file that shows why a trial failed
                 log.write(f"error: {reason}\n")
             raise RuntimeError(reason)
         return {**self._result(values[-1], self._plan["epochs"]), "done": True}
@@ -147,11 +147,11 @@ class PretrainingTrial(Trainable):
             self._run.wait()
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
-        """Nothing: the pretraining saves itself."""
+        """Does nothing: the pretraining saves itself."""
         return {}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
-        """Nothing: the pretraining resumes from its own folder."""
+        """Does nothing: the pretraining resumes from its own folder."""
 
     def _result(self, value: float, epoch: int) -> dict[str, Any]:
         return {self._plan["metric"]: value, "epoch": epoch}

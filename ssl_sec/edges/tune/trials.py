@@ -19,11 +19,11 @@ class Trial:
     """A trial that was measured.
 
     Attributes:
-        name: of its run.
-        overrides: what it was given, `key=value` of each key.
-        values: the same as plain values, by key.
+        name: name of the trial's run.
+        overrides: overrides of the trial, `key=value` for each key.
+        values: the overrides as plain values, by key.
         metric: its last measurement.
-        epoch: when that was.
+        epoch: epoch of that measurement.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Trial:
 
 
 def rows_of(trials: Sequence[Trial], search: Search) -> list[list[str]]:
-    """The columns of a table of trials, and its rows."""
+    """The header of a table of trials, and its rows."""
     rows = [["trial", *search.space, search.metric, "epochs"]]
     for trial in trials:
         values = [one.partition("=")[2] for one in trial.overrides]
@@ -43,13 +43,13 @@ def rows_of(trials: Sequence[Trial], search: Search) -> list[list[str]]:
 
 
 def table_of(trials: Sequence[Trial], search: Search) -> str:
-    """The trials as text, in their order."""
+    """The trials as text, in the given order."""
     columns, *rows = rows_of(trials, search)
     return in_table(rows, columns)
 
 
 def best_first(search: Search, trials: Sequence[Trial]) -> list[Trial]:
-    """The trials by their metric."""
+    """The trials sorted by their metric."""
     return sorted(trials, key=lambda trial: search.goodness(trial.metric), reverse=True)
 
 

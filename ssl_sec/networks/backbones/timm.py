@@ -5,19 +5,26 @@ to pad images whose side is no multiple of their patches; Swin to cut windows fr
 networks take any size as they are. The others, such as BEiT and CaiT, take images of the size that they are built for.
 """
 
+import itertools
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ssl_sec.errors import ConfigError, first_line, nearest
 from ssl_sec.networks.encoder import why_not_taken
 
+# What timm's models and layers call the rates of their dropout and stochastic depth.
+_RATES = ("drop_rate", "drop_path_rate", "drop_prob", "attn_drop", "drop")
+
 
 def timm_backbone(model: str, pretrained: bool, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
-    """A timm backbone without its classifier, and the width of its features.
+    """A timm backbone without its classifier, dropout and stochastic depth, and the width of its features.
 
     Args:
         model: a name that `timm.list_models()` knows.
@@ -29,6 +36,12 @@ def timm_backbone(model: str, pretrained: bool, num_channels: int, image_size_px
         ConfigError: for a name that timm does not know, with its nearest ones; for a size that the model cannot take.
     """
     backbone, _ = _create(model, pretrained, num_channels, image_size_px)
+    _stop_random_layers(backbone)
+    if _draws(backbone, num_channels, image_size_px):
+        raise ConfigError(
+            f"encoder.model: found {model!r}, which draws random numbers in training; must be a model without, since a "
+            "run does not depend on the number of workers"
+        )
     # Some models, MobileNetV3 among them, widen their features once more after the pooling.
     return backbone, int(backbone.head_hidden_size)  # pyright: ignore[reportArgumentType]
 
@@ -74,6 +87,40 @@ def resampled_weights(backbone: nn.Module, tensors: Mapping[str, Tensor]) -> dic
         return dict(tensors)
     fitting = {name: filtered[name] for name in others & filtered.keys() if filtered[name].shape == wanted[name].shape}
     return {**tensors, **fitting}
+
+
+def _stop_random_layers(backbone: nn.Module) -> None:
+    """Sets the rates of dropout and stochastic depth to 0: torch's draws are no function of the seed and the step."""
+    for module in backbone.modules():
+        if isinstance(module, _DropoutNd):
+            module.p = 0.0
+        for name in _RATES:
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+class _Draws(TorchDispatchMode):
+    """Notes whether random numbers are drawn."""
+
+    found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found = self.found or torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def _draws(backbone: nn.Module, num_channels: int, image_size_px: int) -> bool:
+    """Whether a forward pass in training draws random numbers; it is made without values, on torch's meta device.
+
+    False of a model that needs values.
+    """
+    named = itertools.chain(backbone.named_parameters(), backbone.named_buffers())
+    without_values = {name: torch.empty_like(value, device="meta") for name, value in named}
+    images = torch.empty(2, num_channels, image_size_px, image_size_px, device="meta")
+    with _Draws() as draws, suppress(NotImplementedError, RuntimeError):
+        torch.func.functional_call(backbone, without_values, images)
+    return draws.found
 
 
 # Arguments that let a model take other sizes than the one that it is built for, by kind of model.

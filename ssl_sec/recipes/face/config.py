@@ -42,10 +42,10 @@ class FaceEvaluationConfig(Settings, key="evaluation"):
     """How the test sets are measured, once, after the last step.
 
     Attributes:
-        flips: an image's embedding is that of itself alone ("none"), or with that of its mirror image the sum of their
-            directions ("sum_of_directions": each is normalised before) or of the raw two ("sum_of_embeddings").
-        pca: to how many components embeddings are reduced in test sets of pairs and of videos, fitted on the other
-            folds, and in BLUFR's, fitted on the people whom a trial does not test, 1 to `head.dim`; None for all.
+        flips: how an image and its mirror image are combined: "none" embeds the image alone, "sum_of_directions" adds
+            the normalised embeddings of both, "sum_of_embeddings" the raw ones.
+        pca: number of principal components that embeddings are reduced to, 1 to `head.dim`; None for all. For pairs and
+            videos it is fitted on the other folds, for BLUFR on the people whom a trial does not test.
         fars: the false accept rates at which true accept rates are reported, each in (0, 1).
         similarities: whether pairs are also verified by inner products and by Euclidean distances, before and after
             the embeddings are normalised (NormFace, Table 1); without `pca`.
@@ -63,8 +63,8 @@ class FaceConfig(TrainingConfig):
 
     Attributes:
         split: all people, or some with many and some with few training images, whose other images are classified.
-        sampler: which images make up a batch.
-        epochs: passes over the training images, parts of one allowed; 0 evaluates the initial network.
+        sampler: the choice of the images in a batch.
+        epochs: passes over the training images, or part of one, a step at least; 0 evaluates the initial network.
         test_sets: the test sets to measure at the end, each with its own title.
         leave_out_tested: whether people whom a test set names are left out of the training set.
         held_out_share: share of the people who are watched instead of trained on, in [0, 1); 0 trains on all and
@@ -114,7 +114,7 @@ class FaceConfig(TrainingConfig):
         return self.epochs
 
     def open_evaluated(self, data: DataConfig) -> ImageSet:
-        """The training images of a data set, as the tests use separate test sets."""
+        """The training images of a data set; the test sets are configured separately."""
         return data.open("train")
 
 

@@ -33,8 +33,8 @@ class Verification(NamedTuple):
     """The scores of a test set's pairs.
 
     Attributes:
-        scores: of the pairs, in [-1, 1], or NaN.
-        same: whether they are of one person; there are pairs of both kinds.
+        scores: score of each pair, in [-1, 1], or NaN.
+        same: whether each pair is of one person; there are pairs of both kinds.
     """
 
     scores: Float[Tensor, " pairs"]
@@ -46,8 +46,8 @@ class HardPairs(NamedTuple):
 
     Attributes:
         first: the first image of each, grey or RGB, 0-255.
-        second: the other.
-        scores: of the pairs.
+        second: the second image of each, likewise.
+        scores: score of each pair.
     """
 
     first: UInt8[Tensor, "pairs channels height width"]
@@ -88,8 +88,8 @@ def roc_figure(test_sets: Mapping[str, Verification], title: str) -> Figure:
     """True accept rate over false accept rate, from the rate of a single impostor of a test set.
 
     Args:
-        test_sets: by title; one or more.
-        title: written above.
+        test_sets: one or more test sets, by title.
+        title: title of the figure.
     """
     figure = Figure(figsize=(7, 4.6), layout="constrained")
     axes = figure.subplots()
@@ -113,12 +113,12 @@ def roc_figure(test_sets: Mapping[str, Verification], title: str) -> Figure:
 
 
 def scores_figure(test_sets: Mapping[str, Verification], title: str, num_bins: int = 100) -> Figure:
-    """Scores of pairs of one person and of two, and the threshold that parts most of them, in a panel each.
+    """Scores of pairs of one person and of two, with the most accurate threshold; one panel for each test set.
 
     Args:
-        test_sets: by title; one or more.
-        title: written above all of them.
-        num_bins: equal bins from the least score of all to the greatest.
+        test_sets: one or more test sets, by title.
+        title: title of the figure.
+        num_bins: number of equal bins between the lowest and the highest of all scores.
     """
     figure, all_axes = small_plots(len(test_sets), (4.6, 3.4), least_width=6.5, margin=0.4)
     figure.suptitle(title)
@@ -140,7 +140,7 @@ def scores_figure(test_sets: Mapping[str, Verification], title: str, num_bins: i
         label = f"threshold {place:z.2f}: {100 * share:.2f} % right"
         axes.axvline(place, ymax=0.74, color="0.3", linewidth=1, label=label)
         axes.set(xlabel="cosine of the pair (no unit)", ylabel="share of pairs in a bin (%)", title=name)
-        # Above is room for the legend.
+        # Leaves room for the legend above.
         axes.set(xlim=(edges[0] - 0.02, edges[-1] + 0.02), ylim=(0, axes.get_ylim()[1] * 1.35))
         axes.legend(loc="upper left", frameon=False, fontsize=8)
         add_grid(axes)
@@ -152,8 +152,8 @@ def hardest_pairs_figure(different: HardPairs, same: HardPairs, title: str) -> F
 
     Args:
         different: pairs of two people.
-        same: pairs of one.
-        title: written above all of them.
+        same: pairs of one person.
+        title: title of the figure.
     """
     columns = max(len(different.scores), len(same.scores))
     height, width = different.first.shape[2:]
@@ -173,9 +173,10 @@ def histograms_figure(
     """Histograms of the cosines of two videos' frames, one row for each pair (NormFace, Fig. 9b).
 
     Args:
-        different: shares in bins of equal width from -1 to 1, of pairs of two people; NaN leaves a row blank.
-        same: of pairs of one.
-        title: written above.
+        different: for each pair of two people, the share of the cosines in each of equal bins from -1 to 1; NaN leaves
+            a row blank.
+        same: likewise for pairs of one person.
+        title: title of the figure.
     """
     figure = Figure(figsize=(9.5, 4.6), layout="constrained")
     figure.suptitle(title)
@@ -244,7 +245,7 @@ def _draw_test_sets(arms: Mapping[str, Sequence[Mapping[str, PairCosines]]], tit
     return draw_cosines(shown, title if several else f"{title}, {next(iter(everywhere))}")
 
 
-# By the names that `RecipeRow.compared` and the figures of `ssl_sec.papers` have for them.
+# Keyed by the names that `RecipeRow.compared` and the figures of `ssl_sec.papers` use.
 COMPARISONS: Mapping[str, Comparison] = {
     "cosines": Comparison(
         about="cosines of the test sets' pairs",

@@ -49,8 +49,8 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
 
     Args:
         config: the run, the same on every worker.
-        runtime: this worker's.
-        store: the run's, shared by all workers.
+        runtime: this worker's runtime.
+        store: the run's store, shared by all workers.
     """
     log_once(runtime, "loading %s", config.data.name)
     image_set = on_device(config.data.open("train"), runtime.device)
@@ -103,7 +103,7 @@ def build_recipe(config: FaceConfig, image_set: ImageSet, runtime: Runtime) -> R
         image_set,
         runtime,
         sampler=sampler,
-        total_steps=round(config.epochs * sampler.steps_per_epoch),
+        total_steps=max(round(config.epochs * sampler.steps_per_epoch), int(config.epochs > 0)),
         loss=loss,
         views=config.augment.build(config.seed),
         transform=config.transform.build,
@@ -120,10 +120,10 @@ def classification_figures(
     """Percent of images that the loss's templates classify correctly, in head and in tail classes (SFT, Table 5).
 
     Args:
-        loss: with templates; every worker calls this.
-        embeddings: raw rows of images that were not trained on.
-        labels: their classes, which were.
-        tail: whether a class is a tail class.
+        loss: a loss with templates; every worker calls this function.
+        embeddings: raw embeddings of images that were not trained on.
+        labels: class of each image; all these classes were trained on.
+        tail: whether each class is a tail class.
     """
     classifier = next(template_losses(loss))
     rows = zip(embeddings.split(_ROWS_AT_ONCE), labels.split(_ROWS_AT_ONCE), strict=True)
@@ -135,7 +135,7 @@ def classification_figures(
     }
 
 
-# Rows that are classified together.
+# Number of rows that are classified together.
 _ROWS_AT_ONCE = 8192
 
 
@@ -191,7 +191,7 @@ class _WithFlips(nn.Module):
             return embeddings
         flipped = self.network(images.flip(-1))
         if self._flips == "sum_of_embeddings":
-            # Half the sum, which is as long as an embedding: no measure depends on a factor of all rows.
+            # Half the sum, so that it is about as long as an embedding: no measure depends on a common factor.
             return sum_of_embeddings(embeddings, flipped) / 2
         # A sum of directions has no norm of its own; it gets that of the image's embedding.
         return directions(sum_of_directions(embeddings, flipped)) * norms(embeddings).unsqueeze(1)
@@ -225,12 +225,12 @@ class _Monitor:
 def drawn_pairs(
     labels: Int64[Tensor, " images"], max_pairs: int, seed: int
 ) -> tuple[Int64[Tensor, " pairs"], Int64[Tensor, " pairs"], Bool[Tensor, " pairs"]] | None:
-    """Equally many pairs of images of one person and of two, alternating; None if there are fewer than ten of either.
+    """Equal numbers of pairs of images of one person and of two, alternating; None for fewer than ten of either kind.
 
     Args:
         labels: the person on each image.
-        max_pairs: of either kind.
-        seed: decides the draws.
+        max_pairs: largest number of pairs of either kind.
+        seed: seed of the draws.
 
     Returns:
         Positions of the first and of the second image of each pair, and whether both show one person.
@@ -251,8 +251,8 @@ def drawn_pairs(
     return first, second, torch.tensor([True, False]).repeat(count)
 
 
-# As many as NormFace's Fig. 2 shows.
+# Number of embeddings on the plane, as in NormFace's Fig. 2.
 _ON_THE_PLANE = 10_000
 
-# Of either kind, one for each fold.
+# The least number of pairs of either kind: one for each fold.
 _LEAST_PAIRS = 10

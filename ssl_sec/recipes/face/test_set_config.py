@@ -60,7 +60,7 @@ class BLUFRConfig(_TestSetConfig):
     """LFW by BLUFR; see `ssl_sec.recipes.face.test_sets.OpenSetTestSet`.
 
     Attributes:
-        root: the folder of LFW's images, in folders of each person's.
+        root: the folder of LFW's images, with one folder for each person.
         lists: BLUFR's `blufr_lfw_config.mat`; None draws similar trials of any people, by the other options.
         seed: seed of the draws.
         num_trials: trials that are drawn, ≥ 1.
@@ -109,12 +109,12 @@ class MegaFaceConfig(_TestSetConfig):
     """MegaFace's Challenge 1; see `ssl_sec.recipes.face.test_sets.MegaFaceTestSet`.
 
     Attributes:
-        probes: the list of the images to identify, FaceScrub's, with their people.
+        probes: the list of FaceScrub's images to identify, with the person on each.
         probes_root: the folder of the probes.
         distractors: the list of the distractors.
         distractors_root: the folder of the distractors.
         sizes: numbers of distractors, each ≥ 1.
-        seed: seed of which distractors those are.
+        seed: seed of the choice of distractors.
     """
 
     name: Literal["megaface"] = "megaface"
@@ -226,7 +226,7 @@ class VideosConfig(_TestSetConfig):
         require_both_kinds(pairs.same, printable(self.splits))
         _require_folds(pairs.folds, printable(self.splits))
         for split in pairs.folds.unique():
-            # An SVM learns from them.
+            # The SVM is trained on them.
             require_both_kinds(pairs.same[pairs.folds != split], f"{printable(self.splits)} without split {split}")
         root = Path(self.root).expanduser()
         paths, video = frames_of_videos(pairs.videos, root, printable(self.splits))
@@ -260,7 +260,7 @@ def open_test_set(config: TestSetConfig, decoding: Decoding) -> FaceTestSet:
 
 
 def _numbered(people: Sequence[str]) -> tuple[tuple[str, ...], Int64[Tensor, " images"]]:
-    """The names of those on some images, and the number of each image's."""
+    """The names of the people on some images, and for each image the number of its person."""
     numbers = {person: number for number, person in enumerate(dict.fromkeys(people))}
     return tuple(map(printable, numbers)), torch.tensor([numbers[person] for person in people], dtype=torch.int64)
 

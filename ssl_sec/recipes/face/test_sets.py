@@ -36,7 +36,7 @@ from ssl_sec.evaluation.faces.verification import (
 from ssl_sec.evaluation.faces.videos import compare_videos, videos_kfold_accuracy
 from ssl_sec.losses.geometry import norms
 
-# The embeddings of some images of a set, on the CPU; every worker asks for the same.
+# Computes the embeddings of some images of a set, on the CPU; every worker calls it with the same images.
 Embed = Callable[[ImageSet, Int64[Tensor, " images"]], Float[Tensor, "images dim"]]
 
 
@@ -45,7 +45,7 @@ class Protocols:
     """How test sets are measured.
 
     Attributes:
-        pca: to how many components embeddings are reduced, in test sets of pairs, of videos and of BLUFR; None for all.
+        pca: number of principal components in test sets of pairs, of videos and of BLUFR; None for all.
         fars: the false accept rates at which true accept rates are reported.
         similarities: whether pairs are also verified by inner products and Euclidean distances (NormFace, Table 1).
     """
@@ -61,16 +61,16 @@ class FaceTestSet(Protocol):
 
     @property
     def people(self) -> frozenset[str]:
-        """Names of those in it, as training sets name their classes; empty if they are unknown."""
+        """Names of the people in it, as training sets name their classes; empty if they are unknown."""
         ...
 
     def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
-        """The figures that the papers report, in percent, by the last words of the metrics' names.
+        """The figures that the papers report, in percent, by the ends of the metrics' names.
 
         Args:
-            embed: embeddings of the images; every worker asks for the same.
-            protocols: how it is measured.
-            keep: a file for what pictures are drawn from; None on all workers but one.
+            embed: computes the embeddings of images; every worker calls it with the same images.
+            protocols: how the test set is measured.
+            keep: file for the data of the figures; None on all workers but one.
         """
         ...
 
@@ -80,14 +80,14 @@ class PairsTestSet:
     """Verification of pairs.
 
     Attributes:
-        pairs: with their images.
+        pairs: the pairs, with their images.
     """
 
     pairs: VerificationPairs
 
     @property
     def people(self) -> frozenset[str]:
-        """Names of those in it; empty if they are unknown."""
+        """Names of the people in it; empty if they are unknown."""
         return self.pairs.people
 
     def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
@@ -111,7 +111,7 @@ class PairsTestSet:
     def _accuracies_by_similarity(
         self, first: Float[Tensor, "pairs dim"], second: Float[Tensor, "pairs dim"]
     ) -> dict[str, float]:
-        """NormFace, Table 1: of the embeddings as they are, and of their directions."""
+        """Accuracy by each similarity, before and after the embeddings are normalised (NormFace, Table 1)."""
         directions = unit_rows(first.double()), unit_rows(second.double())
         scores = {
             "accuracy_inner_product": inner_products(first, second),
@@ -133,9 +133,9 @@ class OpenSetTestSet:
     """BLUFR: all pairs of a trial's images, and probes whose person may not be in the gallery (Liao et al. 2014).
 
     Attributes:
-        images: their labels are the people.
-        trials: which of them are gallery and which probes.
-        people: names of those on the images.
+        images: the images; their labels are the people.
+        trials: the gallery and the probes of each trial.
+        people: names of the people on the images.
     """
 
     images: ImageSet
@@ -165,7 +165,7 @@ class OpenSetTestSet:
                 rates[f"dir_at_far_{power_of_ten(far)}"].append(100 * rate)
         figures: dict[str, float] = {}
         for name, values in rates.items():
-            # The sample's, as BLUFR's own code takes it.
+            # The sample standard deviation, as in BLUFR's own code.
             mean, std = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
             figures |= {name: mean - std, f"{name}_mean": mean, f"{name}_std": std}
         return figures
@@ -176,10 +176,10 @@ class MegaFaceTestSet:
     """Identification among distractors (Kemelmacher-Shlizerman et al. 2016; SEC, Table 4).
 
     Attributes:
-        probes: their labels are the people.
-        distractors: images of others.
+        probes: the images to identify; their labels are the people.
+        distractors: images of other people.
         sizes: numbers of distractors.
-        seed: which distractors each of them has; those of a smaller one are among those of a greater.
+        seed: seed of the choice of distractors; a smaller choice is part of every larger one.
     """
 
     probes: ImageSet
@@ -207,8 +207,8 @@ class TemplatesTestSet:
 
     Attributes:
         images: the faces.
-        faces: the template and the medium of each, in the same order.
-        pairs: of templates.
+        faces: the template and the medium of each image, in the same order.
+        pairs: pairs of templates.
         fars: the false accept rates at which true accept rates are reported; much smaller than for other test sets.
     """
 
@@ -237,8 +237,8 @@ class VideosTestSet:
     """Verification of videos (YouTube Faces, Wolf et al. 2011; NormFace, Table 5).
 
     Attributes:
-        frames: one video after the other; their labels are the videos.
-        pairs: of videos.
+        frames: the frames of all videos, video by video; their labels are the videos.
+        pairs: pairs of videos.
     """
 
     frames: ImageSet
@@ -246,11 +246,11 @@ class VideosTestSet:
 
     @property
     def people(self) -> frozenset[str]:
-        """Names of those in the videos, the folders of which theirs hold."""
+        """Names of the people in the videos: the folders that hold the videos."""
         return frozenset(video.rpartition("/")[0] for video in self.pairs.videos) - {""}
 
     def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
-        """Accuracy by the mean cosine of two videos' frames, by the greatest and by HIK-SVM; of the mean, more."""
+        """Accuracy by the mean and greatest cosine of two videos' frames and by HIK-SVM; EER and TAR by the mean."""
         embeddings = embed(self.frames, torch.arange(len(self.frames)))
         videos = embeddings.split(self.frames.labels.bincount().tolist())
         first, second, same, folds = self.pairs[1:]
@@ -269,12 +269,12 @@ class VideosTestSet:
 
 
 def accept_rates(rates: dict[float, float]) -> dict[str, float]:
-    """True accept rates in percent, by the last words of the metrics' names."""
+    """True accept rates in percent, by the ends of the metrics' names."""
     return {f"tar_at_far_{power_of_ten(far)}": 100 * rate for far, rate in rates.items()}
 
 
 def power_of_ten(value: float | int) -> str:
-    """A number as metrics name it: 1e-3, 5e-2, 1e6."""
+    """A number as written in the names of metrics: 1e-3, 5e-2, 1e6."""
     digits, _, exponent = f"{value:e}".partition("e")
     return f"{float(digits):g}e{int(exponent)}"
 
@@ -294,7 +294,7 @@ def _keep_scores(
 
 
 def _some_histograms(histograms: Float[Tensor, "pairs bins"], same: Bool[Tensor, " pairs"]) -> dict[str, Tensor]:
-    """Those of as many pairs as NormFace's Fig. 9b shows, half of either kind, from the whole list."""
+    """Histograms of as many pairs as in NormFace's Fig. 9b, half of either kind, spread over the whole list."""
     chosen = {"same": same.nonzero().flatten(), "different": (~same).nonzero().flatten()}
     return {
         f"{kind}_histograms": histograms[
@@ -319,7 +319,7 @@ def _hardest(pairs: VerificationPairs, scores: Float[Tensor, " pairs"]) -> dict[
     return shown
 
 
-# Of each kind, shown in a picture.
+# Number of pairs of each kind in a figure.
 _HARDEST = 6
 _HISTOGRAMS = 100
 
@@ -327,5 +327,5 @@ _HISTOGRAMS = 100
 _VERIFICATION_FARS = (1e-3,)
 _IDENTIFICATION_FARS = (1e-2,)
 
-# Embedded before they are compared: 64 MiB at 512 dimensions.
+# Number of distractors that are embedded before they are compared: 64 MiB at 512 dimensions.
 _DISTRACTORS_AT_ONCE = 32_768

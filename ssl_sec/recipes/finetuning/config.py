@@ -34,22 +34,22 @@ class FinetuneConfig(TrainingConfig):
     Attributes:
         run: the run whose encoder is trained further: its MLflow run id, its name, the beginning of either, or its
             folder. None trains the same network from random weights, or from `encoder.weights`.
-        run_checkpoint: which of that run's encoders: `last`, `best` (by its held-out score), or the steps of one that
-            was kept.
+        run_checkpoint: the encoder of that run: `last`, `best` (by its held-out score), or the steps of one that was
+            kept.
         data: the labelled images; None takes the data set of that run. Files are read at the size and with the channels
             that the run was trained on, unless their size or a crop's is given.
-        encoder: that of the run if one is given.
+        encoder: the encoder; that of the run if one is given.
         epochs: passes over the labelled training images; 0 measures the network as it starts.
         labels_share: share of the training images of each class that are labelled, at least one of each class, drawn by
             the seed, in (0, 1].
-        labels_per_class: how many of each class are labelled instead; None for the share.
+        labels_per_class: number of labelled images of each class instead; None for the share.
         held_out_share: share of the training images of each class that are not trained on, whether labelled or not, by
             which the best epoch is chosen, in [0, 1); 0 trains on all labelled images and keeps the last epoch.
         trained_stages: how many of the encoder's last stages are trained, ≥ 0; the others keep their weights, and their
             batch norms the running statistics. `all` for all of them.
         mixup: α of the mixing of two images and their labels, ≥ 0; 0 mixes none.
-        evaluated: the network that is measured on the test images and saved: of the epoch with the highest held-out
-            accuracy, the first one of equals, or of the last epoch.
+        evaluated: the network that is measured on the test images and saved: that of the epoch with the highest
+            held-out accuracy (the first of equal ones), or that of the last epoch.
     """
 
     augment: CropConfig
@@ -97,21 +97,21 @@ class FinetuneConfig(TrainingConfig):
 
     @property
     def name_parts(self) -> tuple[str, ...]:
-        """What the run's name says between its encoder and its seed."""
+        """The parts of the run's name between the encoder and the seed."""
         return "scratch" if self.run is None else "finetuned", self.labels.replace(" %", "pct").replace(" ", "_")
 
     @property
     def more_tags(self) -> dict[str, str]:
-        """Tags of the run beside those of every training."""
+        """Tags of the run, in addition to those of every training run."""
         return {"labels": self.labels, "start": "random weights" if self.run is None else self.run}
 
     @property
     def evaluated_crop(self) -> Crop:
-        """The centre."""
+        """The central crop of an image."""
         return self.augment.centre_crop()
 
     def open_evaluated(self, data: DataConfig) -> ImageSet:
-        """Test images of a data set, their centres."""
+        """The test images of a data set, cropped to their centres."""
         return data.open("test", self.evaluated_crop)
 
 

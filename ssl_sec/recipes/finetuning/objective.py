@@ -16,8 +16,8 @@ class MixedObjective(Objective):
     For the cross-entropy L that is the loss against mixed labels, as it is linear in them.
 
     Args:
-        parts: of `Objective`, without a constraint or a transform.
-        mixup: that mixes the images.
+        parts: arguments of `Objective`, without a constraint or a transform.
+        mixup: the mixup that mixes the images.
     """
 
     def __init__(self, *parts: object, mixup: Mixup) -> None:

@@ -48,7 +48,7 @@ class FinetuneStore(RunStore, Protocol):
     """Holds the encoder that the run starts from, and stores its results.
 
     Attributes:
-        initial_path: file with the encoder's weights, if the run starts from those of another.
+        initial_path: file with the encoder's weights, if the run starts from those of another run.
         confusion_path: file for the confusion matrix and the calibration.
     """
 
@@ -73,13 +73,13 @@ class LabelledImages:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Classified:
-    """What a classifier makes of the test images.
+    """The results of a classifier on the test images.
 
     Attributes:
         top1: accuracy in [0, 1].
         top5: the same for the five best classes, or for all if there are fewer than five.
         mean_per_class: the mean of the classes' accuracies.
-        calibration: its confidence, and how often it is right.
+        calibration: confidence of the classifier, compared with how often it is right.
         confusion: number of images by true class (row) and predicted class (column).
     """
 
@@ -114,11 +114,11 @@ class BestNetwork:
     """The weights of the epoch with the highest score so far, the first one of equals.
 
     Args:
-        encoder: its state is kept, and restored.
-        head: likewise.
+        encoder: the encoder whose state is kept and restored.
+        head: the head, likewise.
 
     Attributes:
-        epoch: after which the score was measured; None before the first score.
+        epoch: epoch after which the highest score was measured; None before the first score.
     """
 
     def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
@@ -155,8 +155,8 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
 
     Args:
         config: the run, the same on every worker.
-        runtime: this worker's.
-        store: the run's, shared by all workers.
+        runtime: this worker's runtime.
+        store: the run's store, shared by all workers.
     """
     log_once(runtime, "loading %s", config.data.name)
     crop, centre = config.augment.random_crop(), config.augment.centre_crop()
@@ -205,11 +205,11 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
 def labelled_images(config: FinetuneConfig, train_set: ImageSet) -> LabelledImages:
     """The images that are trained on and those that are watched, drawn by the seed.
 
-    Held-out images are the same for any number of labels. The share of labels is of all training images; where the
-    held-out ones leave fewer, as with all labels, it is all the others.
+    Held-out images are the same for any number of labels. The share of labels refers to all training images; if fewer
+    images remain beside the held-out ones, as with a share of 1, all of them are labelled.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         train_set: all training images.
 
     Raises:
@@ -238,9 +238,9 @@ def build_recipe(config: FinetuneConfig, image_set: ImageSet, runtime: Runtime) 
     """Everything that the run trains, on the runtime's device; equal on every worker.
 
     Args:
-        config: of the run; `encoder.weights` are those that it starts from.
+        config: the run's configuration; `encoder.weights` are those that it starts from.
         image_set: the labelled images.
-        runtime: this worker's.
+        runtime: this worker's runtime.
 
     Raises:
         ConfigError: the encoder has fewer stages than are to be trained, or the workers cannot share the batch, in

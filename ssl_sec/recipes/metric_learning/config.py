@@ -59,8 +59,8 @@ class MetricLearningConfig(TrainingConfig):
     """A run of deep metric learning.
 
     Attributes:
-        transform: generates rows, or not.
-        sampler: which images make up a batch.
+        transform: the feature transform that generates rows, or none.
+        sampler: the choice of the images in a batch.
         steps: steps of training; 0 evaluates the initial encoder.
         held_out_share: share of the training classes that are watched instead of trained on, in [0, 1); 0 trains on all
             of them, as the papers do, and watches those.
@@ -85,11 +85,11 @@ class MetricLearningConfig(TrainingConfig):
 
     @property
     def evaluated_crop(self) -> Crop:
-        """The centre."""
+        """The central crop of an image."""
         return self.augment.centre_crop()
 
     def open_evaluated(self, data: DataConfig) -> ImageSet:
-        """Images of the test classes, their centres."""
+        """The images of the test classes, cropped to their centres."""
         return data.open_by_class("test", self.evaluated_crop)
 
 

@@ -1,7 +1,7 @@
 """Figures of a metric-learning run, and what reports compare of several: norms, cosines, directions, classes, images.
 
 `measure` computes the numbers, which are kept as JSON; figures of one run and of several are drawn from them.
-Everything is about directions f̂ = f / ‖f‖: embeddings may have any norm, but zero and what is not finite have no
+All of it concerns directions f̂ = f / ‖f‖: embeddings may have any norm, but a zero or non-finite embedding has no
 direction.
 """
 
@@ -88,9 +88,10 @@ def class_divergences_figure(arms: Mapping[str, ClassSpread], title: str, max_cl
     Classes are sorted by their divergence in the first arm, whose mean over classes is a dashed line.
 
     Args:
-        arms: the spread of each run's classes, by name; one or more, all of the same classes.
-        title: written above all of them.
-        max_classes: of more than that, every second, third, … one is shown; the other numbers are of all of them.
+        arms: the class divergences of each run, by name; one or more, all of the same classes.
+        title: title of the figure.
+        max_classes: the largest number of classes to draw; of more, every second, third, … is drawn. The other numbers
+            are of all classes.
     """
     baseline, first = next(iter(arms.items()))
     assert all(one.classes == first.classes for one in arms.values()), "the arms have different classes"
@@ -157,7 +158,7 @@ def _direction_changes(run: RunRecord) -> list[DirectionChanges]:
     return changes
 
 
-# By the names that `RecipeRow.compared` and the figures of `ssl_sec.papers` have for them.
+# Keyed by the names that `RecipeRow.compared` and the figures of `ssl_sec.papers` use.
 COMPARISONS: Mapping[str, Comparison] = {
     "training_norms": Comparison(
         about="norms of the training images, after training",

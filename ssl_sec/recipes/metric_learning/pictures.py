@@ -15,7 +15,7 @@ from ssl_sec.evaluation.feature_maps import FeatureMaps
 from ssl_sec.figures.comparing import Drawn
 from ssl_sec.figures.images import Retrieved, retrieved_figure, show_image
 
-# Of the names of arms, in 8 points.
+# Letters per inch in the names of arms, at 8 points.
 _SMALL_LETTERS_PER_INCH = 14
 
 
@@ -24,7 +24,7 @@ class MappedImages(NamedTuple):
 
     Attributes:
         images: grey or RGB, 0-255.
-        found: their maps.
+        found: the strongest feature maps of each image.
     """
 
     images: UInt8[Tensor, "images channels height width"]
@@ -79,8 +79,8 @@ def feature_maps_figure(arms: Mapping[str, MappedImages], title: str) -> Figure:
     The colours of a row range from 0, or its least activation if that is below, to its greatest.
 
     Args:
-        arms: of each run, by name; one or more, with the same images.
-        title: written above all of them.
+        arms: the images and maps of each run, by name; one or more, all with the same images.
+        title: title of the figure.
     """
     images = next(iter(arms.values())).images
     columns = max(one.found.channels.shape[1] for one in arms.values())

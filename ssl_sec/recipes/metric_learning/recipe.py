@@ -25,7 +25,7 @@ from ssl_sec.seeding import derived_seed
 from ssl_sec.training.recipe import Recipe
 from ssl_sec.training.step import Runtime, log_once
 
-# Test images whose neighbours are kept for a figure, and those of them whose strongest feature maps are, too.
+# How many test images a figure shows with their neighbours, and how many of those with their feature maps.
 _EXAMPLES = 8
 _MAPPED = 4
 _CHANNELS = 6
@@ -36,7 +36,7 @@ class EmbeddingStore(RunStore, Protocol):
     """Stores the results of a run, including the data of its figures."""
 
     def watched_path(self, steps_taken: int) -> Path:
-        """File for the embeddings of the watched images after so many steps."""
+        """File for the embeddings of the watched images after that many steps."""
         ...
 
 
@@ -45,8 +45,8 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
 
     Args:
         config: the run, the same on every worker.
-        runtime: this worker's.
-        store: the run's, shared by all workers.
+        runtime: this worker's runtime.
+        store: the run's store, shared by all workers.
     """
     log_once(runtime, "loading %s", config.data.name)
     crop, centre = config.augment.random_crop(), config.augment.centre_crop()
@@ -104,8 +104,8 @@ def retrieval_figures(
 
     Args:
         config: the figures to compute.
-        embeddings: raw, of all images.
-        labels: their classes.
+        embeddings: raw embeddings of all images.
+        labels: class of each image.
         queries: the images that are queries, with the others as the gallery; None: each image is both.
     """
     recalls = recall_at_k(embeddings, labels, config.ks, queries)
@@ -135,7 +135,7 @@ def _variation_figures(embeddings: Float[Tensor, "images dim"], labels: Int64[Te
 class _Monitor:
     """Recall@1 of held-out classes, or of the training classes if none are held out; saves their embeddings.
 
-    That of the test classes is measured too, if they are given.
+    Recall@1 of the test classes is measured too, if they are given.
     """
 
     def __init__(

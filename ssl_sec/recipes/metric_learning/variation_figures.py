@@ -1,6 +1,6 @@
 """Figures of SFT's paper for one run: classes in three dimensions and their covariances, distances of pairs, rotations.
 
-Everything is about directions f̂ = f / ‖f‖ of the test images' embeddings.
+All of them concern directions f̂ = f / ‖f‖ of the test images' embeddings.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def draw_variation(embeddings: Float[Tensor, "images dim"], labels: Int64[Tensor
     """SFT's Figs. 2, 4b, 6a and 6c, by the names of their files.
 
     Args:
-        embeddings: of the test images, of any norm.
+        embeddings: embeddings of the test images, of any norm.
         labels: class of each image.
 
     Raises:
@@ -52,9 +52,9 @@ def class_covariances_figure(
     """Directions in three dimensions, and the diagonals and eigenvalues of some classes' covariances (SFT, Fig. 2).
 
     Args:
-        embeddings: of all images, of any norm.
+        embeddings: embeddings of all images, of any norm.
         labels: class of each image.
-        covariances: of the classes that are shown; the others' images are grey.
+        covariances: covariances of the classes to show; images of the other classes are grey.
     """
     if not covariances.classes:
         return message("no class has two images")
@@ -92,7 +92,7 @@ def distances_figure(distances: DistanceDistributions) -> Figure:
     """Distances of positive and of negative pairs (SFT, Fig. 4b).
 
     Args:
-        distances: of the run.
+        distances: the run's distances.
     """
     figure = Figure(figsize=(6.5, 4.0), layout="constrained")
     axes = figure.subplots()
@@ -115,7 +115,7 @@ def rotation_shifts_figure(rotations: RotationShifts) -> Figure:
     """How far rotating between classes moves the variation, and r_w over the means' energy (SFT, Fig. 6a and c).
 
     Args:
-        rotations: of the run.
+        rotations: the run's rotations.
     """
     figure = Figure(figsize=(10, 4.0), layout="constrained")
     shift_axes, energy_axes = figure.subplots(1, 2)

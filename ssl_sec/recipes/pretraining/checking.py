@@ -35,7 +35,7 @@ from ssl_sec.training.step import Runtime, log_once
 logger = logging.getLogger("ssl_sec.data")
 
 _DIGEST_BYTES = 16
-_NOTHING = bytes(_DIGEST_BYTES)  # of an image without bytes, which repeats no other
+_NOTHING = bytes(_DIGEST_BYTES)  # the digest of an image without bytes, which repeats no other
 _NAMED = 3
 _CACHE_LAYOUT = 1  # increase it when the fields of a check, or what is counted, change
 _LOG_EVERY_S = 20.0
@@ -45,13 +45,13 @@ _LOG_EVERY_S = 20.0
 class ImageCheck:
     """What was found in the files of a training set.
 
-    Attributes:
-        num_images: of the set.
+    Attributes: number of images in the set.
+        num_images: number of images that were checked.
         num_checked: how many of them were looked at.
-        num_duplicates: of these, those whose bytes are the bytes of one before them.
-        num_unreadable: images that cannot be decoded.
+        num_duplicates: number of checked images with the same bytes as an earlier one.
+        num_unreadable: number of images that cannot be decoded.
         duplicates: the first few, each with the image that it repeats.
-        unreadable: why the first few cannot be decoded.
+        unreadable: the reasons why the first few cannot be decoded.
     """
 
     num_images: int
@@ -73,10 +73,10 @@ def check_images(config: PretrainConfig, image_set: ImageSet, runtime: Runtime, 
     """Logs what `check` finds and writes it to a file, once for a run; every worker calls it.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         image_set: the training set.
-        runtime: this worker's.
-        path: of the file; a resumed run has it already.
+        runtime: this worker's runtime.
+        path: path of the file; a resumed run already has it.
 
     Raises:
         DataError: images cannot be decoded, and the data set's option is not to skip them.
@@ -93,12 +93,12 @@ def check_images(config: PretrainConfig, image_set: ImageSet, runtime: Runtime, 
 def check(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) -> ImageCheck | None:
     """Reads the images of a user's files, at most `config.check_images` of them; None for a published set.
 
-    More images are represented by some at equal distances; of a set that is read by blocks, by those of a window.
+    Of a larger set, images at equal distances are read; of a set that is read by blocks, those of one window.
 
     Raises:
         DataError: images cannot be decoded, and the data set's option is not to skip them.
     """
-    # The pixels of a set in memory were decoded, so that only its duplicates are to be found.
+    # The pixels of a set in memory have been decoded already, so only its duplicates are counted.
     is_decoded = isinstance(image_set, ResidentImages)
     encoded = open_encoded(config.data) if is_decoded else image_set
     if encoded is None:
@@ -137,17 +137,17 @@ def check(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) -> Imag
 
 
 def _cache_path(config: PretrainConfig, image_set: EncodedImages | StreamedImages) -> Path | None:
-    """Where what was found in a set is kept for later runs; None for folders, whose files may change unnoticed."""
+    """The file that keeps the check of a set for later runs; None for folders, whose files may change unnoticed."""
     if not isinstance(config.data, ParquetConfig | WebDatasetConfig):
         return None
-    # The description has a digest of the names, sizes and times of change of the files.
+    # The description has a digest of the names, sizes and modification times of the files.
     key = (_CACHE_LAYOUT, image_set.description, image_set.image_shape[0], config.check_images)
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
     return Path(config.data.cache_folder).expanduser() / f"{name}.check.json"
 
 
 def _keep(found: ImageCheck, path: Path) -> None:
-    """Keeps what was found for later runs; not where the folder cannot be written, which nothing else may need."""
+    """Keeps a check for later runs; does nothing if the folder cannot be written, since nothing else may need it."""
 
     def write(file: BinaryIO) -> None:
         file.write(json.dumps(asdict(found)).encode())
@@ -157,7 +157,7 @@ def _keep(found: ImageCheck, path: Path) -> None:
 
 
 def _read(path: Path | None) -> ImageCheck | None:
-    """What was found earlier; None if that is not known."""
+    """The check of an earlier run; None if there is none."""
     try:
         return None if path is None else from_values(ImageCheck, json.loads(path.read_text()))
     except (OSError, ValueError):
@@ -165,7 +165,7 @@ def _read(path: Path | None) -> ImageCheck | None:
 
 
 def _name(image_set: EncodedImages | StreamedImages, index: int) -> str:
-    """What errors call an image."""
+    """The name of an image in errors."""
     if isinstance(image_set, StreamedImages):
         return image_set.image_name(index)
     return image_set.store.image_name(index if image_set.rows is None else int(image_set.rows[index]))
@@ -174,7 +174,7 @@ def _name(image_set: EncodedImages | StreamedImages, index: int) -> str:
 def _look_at(
     image_set: EncodedImages | StreamedImages, indices: Int64[Tensor, " own"], decodes: bool, runtime: Runtime
 ) -> tuple[bytes, list[DataError]]:
-    """The digests of some images, one after the other, and why those are unreadable that are."""
+    """The digests of some images, concatenated, and the errors of those that are unreadable."""
     digests, reasons = bytearray(), list[DataError]()
     logged = time.monotonic()
     for _, (digest, reason) in map_in_threads(partial(_look, image_set, decodes), image_set.candidates(indices)):
@@ -190,7 +190,7 @@ def _look_at(
 def _look(
     image_set: EncodedImages | StreamedImages, decodes: bool, candidate: Candidate
 ) -> tuple[bytes, DataError | None]:
-    """The digest of an image, and why it is unreadable if it is.
+    """The digest of an image, and its error if it is unreadable.
 
     Raises:
         DataError: its size differs from that of the others, and they are not resized.
@@ -216,9 +216,9 @@ def _look(
 
 
 def _repeated(digests: bytes) -> dict[int, int]:
-    """The places of digests that stand before them already, and the first place of each."""
+    """Index of each digest that occurs earlier -> index of its first occurrence."""
     numbers = np.frombuffer(digests, np.uint64).reshape(-1, _DIGEST_BYTES // 8)
-    order = np.lexsort(numbers.T)  # stable: of equal ones, the first comes first
+    order = np.lexsort(numbers.T)  # stable: equal digests keep their order
     ordered = numbers[order]
     is_repeated = np.zeros(len(order), bool)
     is_repeated[1:] = (ordered[1:] == ordered[:-1]).all(1) & ordered[1:].any(1)

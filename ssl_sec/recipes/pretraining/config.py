@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from ssl_sec.augment.config import AugmentConfig
 from ssl_sec.data.config import DataConfig
 from ssl_sec.evaluation.config import ProbeConfig
+from ssl_sec.losses import ORDERED_LOSSES
 from ssl_sec.losses.config import PairLossConfig, TeacherLossConfig
 from ssl_sec.losses.geometry import GradScaleBy
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
@@ -18,7 +19,7 @@ from ssl_sec.settings import (
 )
 from ssl_sec.training.config import OptimiserConfig
 
-# What the monitor measures, as far as the images have labels.
+# The metrics of the monitor; the first two need labelled images.
 MONITORED = ("val/knn_top1", "val/probe_top1", "val/rankme", "val/alpha_req", "val/alignment", "val/uniformity")
 
 
@@ -56,8 +57,8 @@ class PretrainConfig(TrainingConfig):
         epochs: passes over the training images; 0 keeps the encoder as it was initialised.
         check_images: how many images of your files are read before the training, to count duplicates and unreadable
             ones; of a set that is read by blocks, at most a window; 0 for none.
-        positives: what makes rows positives of each other: "views" of one image, or "classes", which are supervision by
-            labels (Khosla et al. 2020).
+        positives: the rows that are positives of each other: "views" of one image, or images of one class ("classes"),
+            which is supervision by labels (Khosla et al. 2020).
         grad_scale: p ≥ 0: in the backward pass the gradient of each embedding f is multiplied by ‖f‖^p (GradScale,
             Draganov et al. 2025); 0 changes nothing. The gradient of a constraint is not multiplied.
         grad_scale_by: the norm of each row, "rows", or the mean norm of the global batch, "batch".
@@ -80,13 +81,18 @@ class PretrainConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.positives == "classes":
+            allowed = f"views with loss={self.loss.name}, which pairs rows by their order"
+            check(self.loss.name not in ORDERED_LOSSES, "positives", "classes", allowed)
+            share, allowed = self.probe.test_share, "null with positives=classes, which learns from all labels"
+            check(share is None, "probe.test_share", share, allowed)
         if self.cut_init != 1:
             found = getattr(self.encoder, "weights", None)
             check(not found, "cut_init", self.cut_init, f"1 with encoder.weights={found}, which are not initial")
 
     @property
     def name_parts(self) -> tuple[str, ...]:
-        """What a generated name of the run says between its encoder and its seed."""
+        """The parts of a generated run name between the encoder and the seed."""
         by = "" if self.grad_scale_by == "rows" else "batch"
         power = [f"gradscale{by}{self.grad_scale:g}"] if self.grad_scale else []
         cut = [f"cut{self.cut_init:g}"] if self.cut_init != 1 else []
@@ -99,12 +105,12 @@ class PretrainConfig(TrainingConfig):
 
     @property
     def gradient_by(self) -> GradScaleBy:
-        """Whose norms GradScale takes."""
+        """Whether GradScale uses the norm of each row or the mean norm of the batch."""
         return self.grad_scale_by
 
     @property
     def initial_cut(self) -> float:
-        """By which initial weights are divided."""
+        """The factor that the initial weights are divided by."""
         return self.cut_init
 
     @property

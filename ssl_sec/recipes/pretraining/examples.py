@@ -31,9 +31,9 @@ def first_views(
     Args:
         image_set: the training images.
         sampler: draws the images of step 0.
-        views: augment them; one function for each size of the views.
-        device: where the views are made.
-        num_images: how many; at most a global batch.
+        views: functions that augment the images, one for each size of view.
+        device: device on which the views are made.
+        num_images: how many images; at most a global batch.
 
     Returns:
         `images`, uint8 [images, channels, height, width], and `views`, a list of the same for each view: before the
@@ -62,8 +62,8 @@ def neighbours(
 
     Args:
         image_set: the images.
-        images: the positions in it that have features, two or more.
-        features: of these images.
+        images: positions in the set of the images that have features, two or more.
+        features: features of these images.
 
     Returns:
         `queries`, uint8 [queries, channels, height, width]; `neighbours`, uint8 [queries, k, channels, height, width],

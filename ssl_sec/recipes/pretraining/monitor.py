@@ -15,7 +15,7 @@ from ssl_sec.data.loading import batches
 from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.errors import ConfigError
 from ssl_sec.evaluation.knn import knn_top1
-from ssl_sec.evaluation.linear_probe import linear_probe
+from ssl_sec.evaluation.linear_probe import HELD_OUT_SHARE, linear_probe
 from ssl_sec.evaluation.online_probe import OnlineProbe
 from ssl_sec.evaluation.rank import alpha_req, rankme
 from ssl_sec.evaluation.splits import stratified_sample, stratified_split
@@ -38,9 +38,9 @@ class MonitoredImages:
 
     Attributes:
         image_set: the set.
-        indices: of the images in the set, ascending.
-        bank: rows of `indices`.
-        queries: the other rows.
+        indices: positions of the images in the set, ascending.
+        bank: rows of `indices` that kNN and probes are trained on.
+        queries: the other rows, on which they are measured.
     """
 
     image_set: ImageSet
@@ -62,19 +62,19 @@ def monitored_images(image_set: ImageSet, num_images: int) -> MonitoredImages:
 class Monitor:
     """Figures of the encoder and its head on images of the training set, and on labelled ones of another set.
 
-    The same images at every call, and the same views of them.
+    It uses the same images, and the same views of them, at every call.
 
     Args:
-        config: of the run.
-        recipe: what is trained.
-        runtime: this worker's.
+        config: the run's configuration.
+        recipe: the network, its objective and its data.
+        runtime: this worker's runtime.
 
     Attributes:
-        online_probe: observes the features of the training, if the configuration wants it; on every worker.
+        online_probe: a probe of the features of each training step, on every worker, if the configuration asks for it.
 
     Raises:
         ConfigError: the images of the other set have another size, or other channels.
-        DataError: they have no labels.
+        DataError: the images of the other set have no labels.
     """
 
     online_probe: OnlineProbe | None = None
@@ -82,7 +82,8 @@ class Monitor:
     def __init__(self, config: PretrainConfig, recipe: Recipe, runtime: Runtime) -> None:
         monitor, device = config.monitor, runtime.device
         self._own = monitored_images(recipe.image_set, monitor.max_images)
-        self._labelled = self._own if recipe.image_set.class_names else None
+        # Where classes are learned from, no image of the training set is held out from the encoder.
+        self._labelled = self._own if recipe.image_set.class_names and config.positives == "views" else None
         if monitor.data is not None:
             other = _open_labelled(monitor.data, recipe.image_set.image_shape, device)
             self._labelled = monitored_images(other, monitor.max_images)
@@ -113,7 +114,7 @@ class Monitor:
 
     @property
     def measured(self) -> tuple[ImageSet, Int64[Tensor, " images"]]:
-        """The set that it reads, and the positions in it of the images that it measures."""
+        """The set that it reads, and the positions in that set of the images that it measures."""
         return self._own.image_set, self._own.indices
 
     def __call__(self, steps_taken: int) -> Mapping[str, float]:
@@ -135,7 +136,7 @@ class Monitor:
         return self._extract(self._own.image_set, self._own.indices)
 
     def _accuracies(self, features: Tensor, labels: Tensor, steps_taken: int) -> dict[str, float]:
-        """Of kNN and a linear probe, in percent; none without labels, or if each image has a class of its own."""
+        """Accuracies of kNN and a linear probe, in percent; none without labels, or if each image has its own class."""
         labelled = self._labelled
         if labelled is None:
             return {}
@@ -147,14 +148,15 @@ class Monitor:
             return {}
         found = {"val/knn_top1": 100 * knn_top1(*bank, *queries, num_classes=num_classes, k=self._neighbours)}
         if labelled is not self._own:
-            found["val/probe_top1"] = 100 * linear_probe(bank, queries, self._probe).top1
+            if len(stratified_split(bank[1], HELD_OUT_SHARE, seed=0)[1]) > 0:  # a probe holds out some of the bank
+                found["val/probe_top1"] = 100 * linear_probe(bank, queries, self._probe).top1
         elif self.online_probe is not None and steps_taken > 0:
             found["val/probe_top1"] = 100 * self.online_probe.top1(*queries, others=bank[0])
         return found
 
     @torch.no_grad()
     def _embedded_views(self) -> tuple[Tensor, Tensor]:
-        """Embeddings of two views of some images, on every worker; each takes chunks of them in turn."""
+        """Embeddings of two views of some images, on every worker; the workers take chunks of them in turn."""
         runtime, was_training = self._runtime, self._network.training
         chunks = list(self._viewed.split(_CHUNK))
         turns = -(-len(chunks) // runtime.world_size)
@@ -166,7 +168,7 @@ class Monitor:
             views = self._views(batch.images, number, slice(0, len(batch.images)), len(batch.images))
             embedded.append(self._network(views.to(self._dtype)))
         self._network.train(was_training)
-        # Of each worker: its turns, two views, the images of a chunk.
+        # Dimensions: worker, turn, both views of the images of a chunk.
         gathered = gather_rows(torch.stack(embedded)).unflatten(0, (runtime.world_size, turns))
         in_order = gathered.transpose(0, 1).flatten(0, 1)[: len(chunks)]
         first, second = in_order.unflatten(1, (2, -1)).unbind(1)

@@ -6,21 +6,21 @@ from ssl_sec.data.config import DataConfig, FolderConfig, ParquetConfig, Records
 from ssl_sec.data.image_set import EncodedImages, Split
 from ssl_sec.data.shards.streamed import StreamedImages
 
-# Images of which blocks are kept in memory where a run would not read by blocks.
+# Number of images in the window of a set that a run would not read by blocks.
 _WINDOW = 4096
 
 
 def open_encoded(data: DataConfig, split: Split = "train") -> EncodedImages | StreamedImages | None:
     """The set with images that are decoded when they are read; None for a published set.
 
-    Nothing is decoded but the first image, and nothing is laid out on the disk.
+    Only the first image is decoded, and no pixels are written to disk.
 
     Args:
         data: the set.
-        split: which part.
+        split: the part of the set.
 
     Raises:
-        DataError: as the data set's opener says.
+        DataError: the data set cannot be opened; see its opener.
     """
     if isinstance(data, ParquetConfig | WebDatasetConfig):
         encoded = replace(data, resident_limit_mib=0, shuffle_window=data.shuffle_window or _WINDOW).open(split)

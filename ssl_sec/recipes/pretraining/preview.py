@@ -17,11 +17,11 @@ from ssl_sec.recipes.pretraining.opening import open_encoded
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """What a pretraining would be shown.
+    """The images that a pretraining starts with.
 
     Attributes:
         image_set: the training set, of which only the shown images were decoded.
-        pictures: as of `first_views`.
+        pictures: the result of `first_views`.
     """
 
     image_set: ImageSet
@@ -34,16 +34,16 @@ def preview(config: PretrainConfig, num_images: int) -> Preview:
     They are those that the run shows, unless it drops unreadable images when it loads the set into memory.
 
     Args:
-        config: of the run; its network, runtime and length have no effect.
-        num_images: how many; at most a global batch.
+        config: the run's configuration; its network, runtime and length have no effect.
+        num_images: how many images; at most a global batch.
 
     Raises:
         ConfigError: the set has fewer images than a global batch.
-        DataError: as the data set's opener says, or one of the shown images cannot be read.
+        DataError: the data set cannot be opened, or one of the shown images cannot be read.
     """
     image_set = open_encoded(config.data) or config.data.open("train")
     num_channels, height, width = image_set.image_shape
-    # Where one launch makes the views, they are the same up to rounding; here the CPU makes them.
+    # If one kernel launch would make the views, they differ by rounding only; here the CPU makes them.
     augment, size_px = replace(config.augment, fused=None), min(height, width)
     views = augment.build(size_px, num_channels, config.seed), *augment.build_small(size_px, num_channels, config.seed)
     pictures = first_views(image_set, _sampler(config, image_set), views, torch.device("cpu"), num_images)
@@ -51,7 +51,7 @@ def preview(config: PretrainConfig, num_images: int) -> Preview:
 
 
 def _sampler(config: PretrainConfig, image_set: ImageSet) -> Sampler:
-    """The sampler of the run, which reads by blocks only what does not fit into memory, and only if it is told to."""
+    """The sampler of the run, which reads by blocks only what does not fit into memory, and only if configured so."""
     data = config.data
     if isinstance(data, ParquetConfig | WebDatasetConfig) and isinstance(image_set, StreamedImages):
         num_stored = int(image_set.reader.blocks.sizes.sum())

@@ -24,13 +24,13 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
 
     Args:
         config: the run, the same on every worker.
-        runtime: this worker's.
-        store: the run's, shared by all workers.
+        runtime: this worker's runtime.
+        store: the run's store, shared by all workers.
     """
     log_once(runtime, "loading %s", config.data.name)
     image_set = on_device(config.data.open("train"), runtime.device)
     if config.probe.enabled:
-        _require_probed(config, image_set)
+        _require_probed(config, image_set, runtime.world_size)
     recipe = build_recipe(config, image_set, runtime)
     monitor = Monitor(config, recipe, runtime)
     recipe = replace(recipe, observer=monitor.online_probe)
@@ -51,8 +51,9 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
         torch.save(neighbours(*monitor.measured, features), store.examples_path)
 
 
-def _require_probed(config: PretrainConfig, image_set: ImageSet) -> None:
-    """Raises a DataError now if the probe after the training could not start."""
+def _require_probed(config: PretrainConfig, image_set: ImageSet, num_workers: int) -> None:
+    """Raises a ConfigError or a DataError now if the probe after the training could not start."""
+    config.probe.require_shares(num_workers)
     require_labels(image_set, "probe.enabled=true")
     if config.probe.test_share is None:
         open_encoded(config.data, "test")
@@ -63,7 +64,7 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
 
     Raises:
         ConfigError: if the encoder cannot take views of their size.
-        DataError: if positives are of one class, and the images have no labels.
+        DataError: if positives are images of one class, and the images have no labels.
     """
     if config.positives == "classes":
         require_labels(image_set, "positives=classes")

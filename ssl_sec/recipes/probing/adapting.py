@@ -5,20 +5,20 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Of red, green and blue in grey (ITU-R BT.601), as in Pillow.
+# Weights of red, green and blue in grey (ITU-R BT.601), as in Pillow.
 _LUMA = (0.299, 0.587, 0.114)
 
 
 class Adapted(nn.Module):
-    """An encoder behind the conversion of its images.
+    """An encoder that first converts its images.
 
     As in SimCLR (appendix B.8), the shorter side is resized by a bicubic filter, and the centre is cut out. Grey images
     are repeated for each of three channels, and coloured ones become grey for one.
 
     Args:
         encoder: images in [0, 1] -> features.
-        image_size_px: side of the images that it gets; None leaves their size as it is.
-        num_channels: of these, 1 or 3.
+        image_size_px: side of the images that the encoder gets; None leaves their size as it is.
+        num_channels: number of channels of those images, 1 or 3.
     """
 
     def __init__(self, encoder: nn.Module, image_size_px: int | None, num_channels: int) -> None:

@@ -21,12 +21,12 @@ from ssl_sec.training.config import RuntimeConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ProbedRun:
-    """What a probe needs to know of the run whose encoder it measures.
+    """The configuration of the run whose encoder a probe measures, as far as the probe needs it.
 
     Attributes:
-        data: that it was trained on.
-        encoder: that it trained.
-        probe: how its encoder is probed; None if it does not say.
+        data: the data set that the encoder was trained on.
+        encoder: the encoder that was trained.
+        probe: how its encoder is probed; None if its configuration does not say.
     """
 
     data: DataConfig
@@ -41,12 +41,11 @@ class ProbeJobConfig(RunConfig):
     Attributes:
         run: the MLflow run id, its name, the beginning of either, or its folder; or a registered model,
             models:/<name>@<alias> or models:/<name>/<version>.
-        checkpoint: which of the run's encoders: `last`, `best` (by its held-out score), or the steps of one
-            that was kept.
-        data: None takes the data set of that run. Files of another set are read at the size and with the channels that
-            the encoder was trained on.
+        checkpoint: the encoder of the run: `last`, `best` (by its held-out score), or the steps of one that was kept.
+        data: the data set of the probe; None takes that of the run. Files of another set are read at the size and with
+            the channels that the encoder was trained on.
         output_dir: folder in which the run's folder is created.
-        run_name: None for one made from the time.
+        run_name: name of the run and its folder; None for one made from the time.
     """
 
     run: str
@@ -72,10 +71,9 @@ class TransferConfig(Settings):
         run: the pretraining's MLflow run id, its name, the beginning of either, or its folder; or a registered model,
             models:/<name>@<alias> or models:/<name>/<version>.
         sets: the data sets, each a name or a group of the keys of data=<name>: [digits,{name: folder, root: photos}].
-        checkpoint: which of the run's encoders: `last`, `best` (by its held-out score), or the steps of one
-            that was kept.
+        checkpoint: the encoder of the run: `last`, `best` (by its held-out score), or the steps of one that was kept.
         probe: how each set is measured; its images are converted to the size and channels that the encoder was
-            trained on, unless probe.image_size_px and probe.num_channels say others.
+            trained on, unless probe.image_size_px and probe.num_channels are given.
         mean_per_class: titles of the sets that are measured by the mean of the classes' accuracies.
         test_share: share of each class that is held out for the test, of sets without test images.
         output_dir: folder in which the folders of the sets' runs are created.

@@ -14,7 +14,7 @@ def draw(run: RunRecord) -> dict[str, Figure]:
     """Draws the confusion matrix, the calibration, and the accuracy on corrupted images if it was measured."""
     record = json.loads(run.confusion_path.read_text())
     drawn = {"confusion": confusion_figure(torch.tensor(record["confusion"]), tuple(record["class_names"]))}
-    if calibration := record.get("calibration"):  # runs before it was measured have none
+    if calibration := record.get("calibration"):  # old runs have none
         drawn["reliability"] = reliability_figure(**calibration)
     if corrupted := record.get("corrupted_top1"):
         drawn["corruptions"] = corruption_figure(record["clean_top1"], corrupted)

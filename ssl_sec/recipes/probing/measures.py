@@ -1,4 +1,4 @@
-"""What a probe measures beside its linear classifier, where its options ask for it."""
+"""Further measures of a probe beside its linear classifier, if its options ask for them."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from ssl_sec.training.step import Request, Runtime, log_once
 
 Rows = tuple[Tensor, Tensor]
 
-# Between two messages about a search that takes long.
+# Time between two messages about a long search.
 _SPACE_S = 20.0
 
 
@@ -28,13 +28,13 @@ def transfer_metrics(
     """The figures of logistic regression and of few labels, in percent; all workers call it.
 
     Args:
-        config: of the probe.
+        config: the probe's configuration.
         rows: features and labels of the training images, of the held-out ones, and of the test images.
-        num_classes: labels are below it.
-        runtime: this worker's.
+        num_classes: number of classes, above all labels.
+        runtime: this worker's runtime.
 
     Raises:
-        Stopped: on request, between two fits.
+        Stopped: a stop was requested between two fits.
     """
     train, held_out, test = rows
     found: dict[str, float] = {}
@@ -54,7 +54,7 @@ def transfer_metrics(
         options = {"num_draws": config.few_shot_draws, "per_class": config.mean_per_class}
         try:
             shot = few_shot(everything, test, count, config.seed, **options)
-        except DataError as error:  # the other figures stand
+        except DataError as error:  # the other figures remain valid
             log_once(runtime, "left out: %s", error)
             continue
         found[f"probe/few_shot_{count}"] = 100 * shot.top1
@@ -75,11 +75,11 @@ def corrupted_top1(
         probe: the chosen classifier.
         features_of: image set, `corrupt` -> features and labels.
         test_set: the clean images.
-        seed: of the noise.
-        runtime: this worker's.
+        seed: seed of the noise.
+        runtime: this worker's runtime.
 
     Raises:
-        Stopped: on request, between two corruptions.
+        Stopped: a stop was requested between two corruptions.
     """
     log_once(runtime, "measuring the probe on corrupted test images")
     found: dict[str, list[float]] = {kind: [] for kind in STRENGTHS}
@@ -101,20 +101,20 @@ def corruption_metrics(accuracies: dict[str, list[float]]) -> dict[str, float]:
 
 
 def stop_if_requested(runtime: Runtime) -> None:
-    """Ends a probe that is asked to stop; all workers call it.
+    """Ends a probe if a stop was requested; all workers call it.
 
     Raises:
-        Stopped: on request.
+        Stopped: a stop was requested.
     """
     if highest_of_workers(runtime.request(), runtime.device) == Request.STOP:
         raise Stopped("stopped; a probe saves nothing before its end")
 
 
 class _Spaced:
-    """Says from time to time how many penalties were tried, and stops on request.
+    """Logs from time to time how many penalties were tried, and stops on request.
 
     Args:
-        runtime: this worker's.
+        runtime: this worker's runtime.
     """
 
     def __init__(self, runtime: Runtime) -> None:

@@ -52,10 +52,10 @@ class ProbeFindings:
     """The results of a probe.
 
     Attributes:
-        probe: of the linear classifier.
-        knn_top1: of a kNN with the same training images, on the test set, in [0, 1].
-        class_names: of the data set.
-        corrupted_top1: of the linear classifier on corrupted test images, in [0, 1], by kind and strength.
+        probe: results of the linear classifier.
+        knn_top1: accuracy of a kNN with the same training images, on the test set, in [0, 1].
+        class_names: names of the data set's classes.
+        corrupted_top1: accuracy of the linear classifier on corrupted test images, in [0, 1], by kind and strength.
         transfer: metrics of logistic regression and of few labels, by name.
     """
 
@@ -106,9 +106,10 @@ def run(config: ProbeJobConfig, runtime: Runtime, store: ProbeStore) -> None:
 
     Args:
         config: the probe, the same on every worker.
-        runtime: this worker's.
-        store: the probe's, shared by all workers.
+        runtime: this worker's runtime.
+        store: the probe's store, shared by all workers.
     """
+    config.probe.require_shares(runtime.world_size)
     trained = store.probed()
     data = config.data or trained.data
     log_once(runtime, "loading %s and the encoder", data.name)
@@ -159,7 +160,7 @@ def linear_evaluation(
         test_set: the test images.
         config: how the probe is trained.
         computation: how the network computes.
-        runtime: this worker's.
+        runtime: this worker's runtime.
     """
     encoder.eval()
     lay_out(encoder, runtime.device, computation.channels_last)

@@ -61,7 +61,7 @@ def test_a_mirrored_face_is_not_mirrored_back():
     assert np.linalg.det(transform[:, :2]) > 0
 
 
-def test_points_that_are_no_faces():
+def test_points_that_are_not_a_face():
     for points in (np.full((5, 2), 7.0), REFERENCE_POINTS * 0):
         assert "not those of a face" in line(lambda points=points: similarity_transform(points, REFERENCE_POINTS))
 
@@ -85,7 +85,7 @@ def test_a_shifted_and_turned_face_comes_back_exactly(radians):
     turned = image.rotate(-np.degrees(radians))
     points = moved(REFERENCE_POINTS + (7, 11) - centre, 1, radians, centre)
     again = np.asarray(alignment(points)(turned)).astype(int)
-    # A turn is not exact in floating point, which tells where a pixel is half on each of two.
+    # A turn is not exact in floating point, which shows where a pixel lies halfway between two.
     assert np.abs(again - upright).max() <= 1
 
 
@@ -148,8 +148,8 @@ def test_wrong_landmarks(tmp_path, content, message):
     path = tmp_path / "landmarks.csv"
     assert line(lambda: read_landmarks(path), MissingDataError) == f"{path}: not there"
     path.write_text(content)
-    told = line(lambda: read_landmarks(path))
-    assert told.startswith(f"{path}: ") and message in told
+    output = line(lambda: read_landmarks(path))
+    assert output.startswith(f"{path}: ") and message in output
 
 
 @pytest.mark.parametrize(("suffix", "largest"), [(".png", 0), (".jpg", 40)])
@@ -164,13 +164,13 @@ def test_a_file_is_aligned(tmp_path, suffix, largest):
     assert os.listdir(target.parent) == [target.name]
 
 
-def test_what_cannot_be_aligned_is_named(tmp_path):
+def test_images_that_cannot_be_aligned_are_named(tmp_path):
     source, target = tmp_path / "a.png", tmp_path / "b.png"
     source.write_bytes(b"text")
     assert line(lambda: align_file(source, target, REFERENCE_POINTS)).startswith(f"{source}: not an image")
     source.write_bytes(encode(noise()))
-    told = line(lambda: align_file(source, target, REFERENCE_POINTS * 0), DataError)
-    assert told == f"{source}: the points are not those of a face: no rotation brings them close to the template"
+    output = line(lambda: align_file(source, target, REFERENCE_POINTS * 0), DataError)
+    assert output == f"{source}: the points are not those of a face: no rotation brings them close to the template"
     beside = tmp_path / "a.png" / "b.png"
     assert line(lambda: align_file(source, beside, REFERENCE_POINTS), StorageError).startswith(f"{beside}: cannot be")
     assert sorted(os.listdir(tmp_path)) == ["a.png"]

@@ -57,7 +57,7 @@ def test_bins_with_arrays(tmp_path, protocol, shape):
 
 
 class Foreign:
-    """Pickles as a call of what it was made with."""
+    """Pickles as a call with the given arguments."""
 
     def __init__(self, function, *arguments):
         self.made = function, arguments
@@ -80,10 +80,10 @@ ATTACKS = {
 def test_a_foreign_object_is_named_and_never_made(tmp_path, name, protocol):
     path, marker = tmp_path / "a.bin", tmp_path / "marker"
     path.write_bytes(pickle.dumps(([ATTACKS[name](marker), *IMAGES[1:]], SAME), protocol))
-    told = line(lambda: read_bin(path))
+    message = line(lambda: read_bin(path))
     if protocol > 2:
-        assert told == f"{path}: holds an object of {name}; allowed: encoded images and booleans"
-    assert "holds an object of " in told and not marker.exists()
+        assert message == f"{path}: holds an object of {name}; allowed: encoded images and booleans"
+    assert "holds an object of " in message and not marker.exists()
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_images_are_those_of_the_list_in_its_order(root, limit):
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "message"),
     [
         ("ann/a_9.jpg", "ann/a_9.jpg is not there"),
         ("none/a_1.jpg", "none/a_1.jpg is not there"),
@@ -42,12 +42,12 @@ def test_images_are_those_of_the_list_in_its_order(root, limit):
         ("ann/\n", "ann/\\n is not there"),
     ],
 )
-def test_a_wrong_path_is_named_with_its_line(root, path, told):
+def test_a_wrong_path_is_named_with_its_line(root, path, message):
     write_folder(root.parent, {"outside.png": plain(1)})
     (root / "ann" / "link.png").symlink_to(root.parent / "outside.png")
     (root / "away").symlink_to(root.parent)
     found = line(lambda: opened(root, "ann/a_1.jpg", path))
-    assert found == f"l.txt line 2: {told}".replace("ROOT", str(root))
+    assert found == f"l.txt line 2: {message}".replace("ROOT", str(root))
 
 
 def test_a_file_that_is_no_image(root):
@@ -55,13 +55,13 @@ def test_a_file_that_is_no_image(root):
     assert line(lambda: opened(root, "ann/note.txt")).startswith(f"{root}/ann/note.txt: ")
 
 
-def test_names_without_their_folder_and_of_another_ending(root):
+def test_names_without_their_folder_and_with_another_extension(root):
     assert paths_by_stem(["a_2.jpg", "a_1", "x/a_1.png"], root, "") == ["ann/a_2.png", "ann/a_1.jpg", "ann/a_1.jpg"]
-    told = line(lambda: paths_by_stem(["a_1.jpg", "a_3.jpg"], root, "l.mat image"))
-    assert told == f"l.mat image 2: no image 'a_3.jpg' in {root}"
+    message = line(lambda: paths_by_stem(["a_1.jpg", "a_3.jpg"], root, "l.mat image"))
+    assert message == f"l.mat image 2: no image 'a_3.jpg' in {root}"
     write_folder(root, {"bo/a_1.png": plain(1)})
-    told = line(lambda: paths_by_stem(["a_1.jpg"], root, "l.mat image"))
-    assert told == f"l.mat image 1: several images 'a_1.jpg' in {root}"
+    message = line(lambda: paths_by_stem(["a_1.jpg"], root, "l.mat image"))
+    assert message == f"l.mat image 1: several images 'a_1.jpg' in {root}"
     line(lambda: paths_by_stem(["a"], root / "none", ""), MissingDataError)
 
 

@@ -70,8 +70,8 @@ def test_bin(tmp_path):
 def test_wrong_bins(tmp_path, content, message):
     path = tmp_path / "a.bin"
     path.write_bytes(pickle.dumps(content, 4))
-    told = line(lambda: open_bin(path))
-    assert told.startswith(str(path)) and message in told
+    output = line(lambda: open_bin(path))
+    assert output.startswith(str(path)) and message in output
 
 
 def test_a_missing_or_damaged_bin(tmp_path):
@@ -185,7 +185,7 @@ def test_a_folder_without_people(tmp_path):
 
 
 def write_faces(path, class_names=None):
-    """Parquet files as those of the folder."""
+    """Parquet files with the images of the folder."""
     labels = [0, 0, 2, 2, 1, 1]
     write_parquet(path, list(FACES.values()), labels, class_names)
     table = pq.read_table(path)
@@ -229,8 +229,8 @@ def test_wrong_tables(tmp_path, old, new, message):
     assert old in TABLE
     table, root = write_table(tmp_path, TABLE.replace(old, new, 1))
     for images in (root, [write_faces(tmp_path / "a.parquet")]):
-        told = line(lambda images=images: open_pair_table(table, images))
-        assert told.startswith(str(table)) and message in told
+        output = line(lambda images=images: open_pair_table(table, images))
+        assert output.startswith(str(table)) and message in output
 
 
 def test_a_name_of_two_images(tmp_path):

@@ -81,7 +81,7 @@ PLAIN = {key: entry(float(key % 2), plain(key)) for key in range(4)}
     )
 )
 @example([MAGIC_BYTES, MAGIC_BYTES * 2, b"abc" + MAGIC_BYTES, b"abcd" + MAGIC_BYTES + b"e", b""])
-def test_a_record_is_what_was_written(payloads):
+def test_a_record_round_trips(payloads):
     content, offset = b"".join(map(record, payloads)), 0
     for number, payload in enumerate(payloads):
         found, offset = read_record(content, offset, f"record {number}")
@@ -91,7 +91,7 @@ def test_a_record_is_what_was_written(payloads):
 
 @settings(max_examples=20)
 @given(st.data())
-def test_a_truncated_record_is_told_from_a_whole_one(data):
+def test_a_truncated_record_is_detected(data):
     payload = data.draw(st.lists(st.one_of(st.just(MAGIC_BYTES), st.binary(max_size=5)), max_size=6).map(b"".join))
     written = record(payload)
     unpadded = len(written) - (len(written) - 8 - len(payload)) % 4 if MAGIC_BYTES not in payload else len(written) - 3
@@ -225,7 +225,7 @@ def test_a_first_record_whose_ids_are_no_numbers(tmp_path, number):
 
 
 @pytest.mark.parametrize("file", ["train.rec", "train.idx", "property"])
-def test_a_folder_in_the_place_of_a_file(tmp_path, file):
+def test_a_folder_instead_of_a_file(tmp_path, file):
     root = write_records(tmp_path, PLAIN)
     (root / file).unlink(missing_ok=True)
     (root / file).mkdir()

@@ -8,8 +8,10 @@ import torch
 
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.image_set import Columns, EncodedImages, ResidentImages
+from ssl_sec.data.parquet import cache
 from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names
-from ssl_sec.errors import MissingDataError
+from ssl_sec.data.stores import mapped_table
+from ssl_sec.errors import DataError, MissingDataError
 from tests.data.files import plain, write_parquet
 from tests.data.test_image_set import values
 from tests.data.test_sources import line
@@ -89,6 +91,38 @@ def test_the_classes_of_parquet_files_are_those_that_have_images(tmp_path):
     assert parquet_class_names(unnamed, Columns(label_column="y")) == ("7",)
     wrong = write_parquet(tmp_path / "3.parquet", [plain(1)] * 3, [0, 1, -2])
     assert f"{wrong} row 2: label -2" in line(lambda: parquet_class_names(wrong))
+
+
+def test_a_damaged_cache_is_made_again(tmp_path, caplog):
+    path = write_parquet(tmp_path / "a.parquet", [plain(i) for i in range(5)], [0, 1, 2, 0, 1])
+
+    def opened():
+        mapped_table.cache_clear()  # as in another process
+        decoding = Decoding(resident_limit_mib=0)
+        return open_parquet("train", path, None, decoding=decoding, cache_folder=tmp_path / "cache")
+
+    opened()
+    (cached,) = (tmp_path / "cache").glob("*.arrow")
+    whole = cached.read_bytes()
+    for damaged in (b"", whole[:-1], b"\0" * len(whole), b"\0" * 1000 + whole[1000:], whole[:-40] + whole[-30:]):
+        cached.unlink()  # it may still be mapped
+        cached.write_bytes(damaged)
+        caplog.clear()
+        images = opened()
+        assert values(images.read(torch.arange(5))) == [0, 1, 2, 3, 4] and cached.read_bytes() == whole
+        assert caplog.messages == [f"{cached} is damaged and is made again"]
+    caplog.clear()
+    opened()
+    assert caplog.messages == []
+
+
+def test_a_cache_that_is_damaged_again_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "_write_table", lambda files, file: file.write(b"damaged"))
+    path = write_parquet(tmp_path / "a.parquet", [plain(1)], [0])
+    with pytest.raises(DataError) as caught:
+        open_parquet("train", path, None, Decoding(resident_limit_mib=0), cache_folder=tmp_path / "cache")
+    (cached,) = (tmp_path / "cache").glob("*.arrow")
+    assert str(caught.value).startswith(f"{cached}: cannot be read: ") and "\n" not in str(caught.value)
 
 
 def test_parquet_without_files(tmp_path):

@@ -157,7 +157,7 @@ def test_class_names(tmp_path):
         assert inspect(tmp_path / "b.parquet").class_names is None
 
 
-def test_labels_without_a_name_are_refused_and_names_without_images_are_said(tmp_path, caplog):
+def test_labels_without_a_name_are_refused_and_names_without_images_logged(tmp_path, caplog):
     named = write_parquet(tmp_path / "a.parquet", [b"x", b"y"], [0, 2], class_names=["cat", "dog", "owl", "fox"])
     files = inspect(named)
     with caplog.at_level("INFO", logger=reading.logger.name):
@@ -170,7 +170,7 @@ def test_labels_without_a_name_are_refused_and_names_without_images_are_said(tmp
 
 
 @pytest.mark.parametrize("twice", ["image", "label"])
-def test_a_column_that_is_there_twice(tmp_path, twice):
+def test_a_duplicate_column(tmp_path, twice):
     table = pa.parquet.read_table(write_parquet(tmp_path / "a.parquet", [plain(1)] * 2, [0, 1]))
     path = tmp_path / "b.parquet"
     pa.parquet.write_table(pa.Table.from_arrays([*table.columns, table[twice]], [*table.column_names, twice]), path)
@@ -225,7 +225,7 @@ def test_the_cache_is_made_once_and_follows_the_files(tmp_path, file):
     assert table["name"][3].as_py() == f"{file} row 3"
 
 
-def test_a_cache_is_whole_or_absent(tmp_path, file):
+def test_a_cache_is_complete_or_absent(tmp_path, file):
     path = write_parquet(tmp_path / "b.parquet", [b"x"] * 3, [0, 1, -1])
     lines(lambda: cache.cached_table(inspect(file, path), tmp_path / "cache"))
     assert [entry.suffix for entry in (tmp_path / "cache").iterdir()] == [".lock"]
@@ -233,7 +233,7 @@ def test_a_cache_is_whole_or_absent(tmp_path, file):
     assert "occupied" in lines(lambda: cache.cached_table(inspect(file), tmp_path / "occupied"))
 
 
-def test_several_make_the_cache_at_once(tmp_path, file, monkeypatch):
+def test_processes_can_make_the_cache_concurrently(tmp_path, file, monkeypatch):
     written = []
     write = cache._write_table
     monkeypatch.setattr(cache, "_write_table", lambda *args: (written.append(threading.get_ident()), write(*args)))

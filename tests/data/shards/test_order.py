@@ -34,7 +34,7 @@ def test_an_epoch_has_every_image_once_but_those_of_a_partial_batch(sizes, share
 
 
 def slow(one, step):
-    """The images of a step by the module's words: the sequence of an epoch, cut into lanes, cut into windows."""
+    """The images of a step by definition: the sequence of an epoch, cut into lanes, cut into windows."""
     from ssl_sec.data.samplers import permute
     from ssl_sec.seeding import derived_seed
 
@@ -65,7 +65,7 @@ def slow(one, step):
 
 
 @pytest.mark.parametrize(("batch", "window"), [(8, 24), (6, 1), (40, 1000), (32, 50)])
-def test_lanes_and_windows_are_those_of_the_words(batch, window):
+def test_lanes_and_windows_are_those_of_the_slow_loop(batch, window):
     one = sampler([7, 11, 3, 20, 5, 9, 16, 4, 13, 12], batch, window, seed=5)
     for step in range(0, 3 * one.steps_per_epoch, 5):
         assert one.indices(step).tolist() == slow(one, step)

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 class Made:
-    """Blocks of images that have their numbers as their grey value; counts reads and fails when it is told to."""
+    """Blocks of images that have their numbers as their grey value; counts reads, and fails on request."""
 
     def __init__(self, sizes, errors=(), bad=()):
         self.sizes = torch.tensor(sizes)
@@ -90,7 +90,7 @@ def test_workers_divide_the_blocks(num_workers):
     assert reads <= 64 + 16  # a block on the border of two lanes is read by both
 
 
-def test_a_resume_reads_nothing_of_what_came_before():
+def test_a_resume_reads_no_earlier_blocks():
     source, images = made([4] * 64, window=32)
     sampler = shuffled_batches(images, 16, seed=0)
     rest = (sampler.indices(step) for step in range(14, 16))
@@ -109,7 +109,7 @@ def test_few_images_are_in_memory():
     assert len(source.reads) == 50  # they are still there
 
 
-def test_a_block_is_tried_again_and_a_missing_one_is_not(monkeypatch, caplog):
+def test_a_failed_block_is_retried_and_a_missing_one_is_not(monkeypatch, caplog):
     monkeypatch.setattr(blocks, "RETRY_AFTER_S", (0.0, 0.0))
     source = Made([2], errors=[DataError("a.tar: busy"), DataError("a.tar: busy")])
     with caplog.at_level(logging.WARNING, "ssl_sec.data"):
@@ -124,7 +124,7 @@ def test_a_block_is_tried_again_and_a_missing_one_is_not(monkeypatch, caplog):
     assert len(source.reads) == 1
 
 
-def test_a_bad_image_is_named_or_replaced_by_one_of_its_block(caplog):
+def test_a_bad_image_is_named_or_replaced_from_its_block(caplog):
     _, images = made([4, 4], bad={3, 5, 6})
     assert line(lambda: images.read(torch.arange(4))).startswith("block 0 row 3: not an image; allowed: ")
     _, images = made([4, 4], bad={3, 5, 6}, on_bad_image="skip")
@@ -134,7 +134,7 @@ def test_a_bad_image_is_named_or_replaced_by_one_of_its_block(caplog):
     assert "2 images in a row cannot be read" in line(lambda: images.read(torch.tensor([5])))
 
 
-def test_a_view_has_images_of_its_own(tmp_path):
+def test_a_view_has_its_own_images(tmp_path):
     _, images = made([5, 5, 5], bad={6}, on_bad_image="skip")
     view = subset(images, torch.tensor([1, 4, 6, 8, 13]))
     assert values(view.read(torch.arange(5))) == [1, 4, 8, 8, 13]
@@ -186,7 +186,7 @@ def test_row_groups_are_read_without_a_copy(tmp_path):
     assert images.labels.tolist() == [-1] * 10 and images.class_names == ()
 
 
-def test_an_error_comes_at_its_batch_and_ends_the_threads():
+def test_an_error_is_raised_at_its_batch_and_ends_the_threads():
     _, images = made([4] * 8, bad={13})
     flow = batches(images, [torch.arange(4 * i, 4 * i + 4) for i in range(8)], CPU, 2)
     assert [values(next(flow)) for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]

@@ -13,6 +13,7 @@ from ssl_sec.data.shards import tar
 from ssl_sec.data.shards.locations import find_files
 from ssl_sec.data.shards.opening import open_webdataset
 from ssl_sec.data.shards.streamed import StreamedImages
+from ssl_sec.data.stores import mapped_table
 from ssl_sec.errors import ConfigError, DataError, MissingDataError
 from ssl_sec.settings import from_values
 from tests.data.files import plain
@@ -77,7 +78,7 @@ def test_remote_shards_are_streamed(tmp_path):
     assert isinstance(opened(tmp_path, location), ResidentImages)
 
 
-def test_an_index_is_made_once_and_again_for_another_file(tmp_path, monkeypatch):
+def test_an_index_is_made_once_and_remade_for_a_changed_file(tmp_path, monkeypatch):
     scanned, scan = [], tar._scan
     monkeypatch.setattr(tar, "_scan", lambda file: scanned.append(file[1]) or scan(file))
     location = write_shards(tmp_path)
@@ -87,6 +88,43 @@ def test_an_index_is_made_once_and_again_for_another_file(tmp_path, monkeypatch)
     write_tar(tmp_path / "01.tar", {"a.png": plain(9), "a.cls": b"0"})
     assert tar.open_shards(find_files(location, "tar"), tmp_path / "cache").digest != first.digest
     assert len(scanned) == 4
+
+
+def test_a_damaged_index_is_made_again(tmp_path, caplog):
+    path = write_tar(tmp_path / "a.tar", {f"{i}.png": plain(i) for i in range(3)})
+    opened(tmp_path, path)
+    (index,) = (tmp_path / "cache").glob("*.arrow")
+    index.unlink()
+    index.write_bytes(b"")
+    mapped_table.cache_clear()  # as in another process
+    assert values(opened(tmp_path, path).read(torch.arange(3))) == [0, 1, 2]
+    assert caplog.messages == [f"{index} is damaged and is made again"]
+
+
+def test_images_whose_names_have_a_further_dot_are_counted_in_one_warning(tmp_path, caplog):
+    dotted = ["b.0.png", "part.1/b.v2.JPG", "b.1.png", "b.seg.png"]
+    write_tar(tmp_path / "0.tar", {"a.png": plain(0), "a.tar.gz": b"", "part.1/c.png": plain(1), ".b.0.png": b""})
+    write_tar(tmp_path / "1.tar", {"b.PNG": plain(2), **dict.fromkeys(dotted[:2], b""), "b.0.cls": b"1"})
+    write_tar(tmp_path / "2.tar", {**dict.fromkeys(dotted[2:], b""), "b.jpg": plain(3)})
+    location = str(tmp_path / "{0..2}.tar")
+    for _ in range(2):  # scanned, and from the cached index
+        mapped_table.cache_clear()
+        caplog.clear()
+        assert values(opened(tmp_path, location).read(torch.arange(4))) == [0, 1, 2, 3]
+        assert caplog.messages == [
+            "webdataset/train: 4 images are not read, as a key ends at the first dot of a file's name, first: "
+            f"{tmp_path}/1.tar member b.0.png"
+        ]
+    caplog.clear()
+    opened(tmp_path, str(tmp_path / "0.tar"))
+    assert caplog.messages == []
+
+
+def test_a_shard_of_nothing_but_such_images_says_where_a_key_ends(tmp_path):
+    path = write_tar(tmp_path / "a.tar", {"img.0.png": plain(0), "img.1.png": plain(1)})
+    told = line(lambda: opened(tmp_path, path))
+    assert told.startswith(f"{path}: no images; allowed: members named .bmp")
+    assert told.endswith("; a key ends at the first dot of a file's name, as in img.0.png")
 
 
 def test_ranges_of_shards(tmp_path):
@@ -131,7 +169,7 @@ def test_a_shard_is_refused_wherever_it_is_cut_off(tmp_path):
     assert len(opened(tmp_path, path)) == 3
 
 
-def test_splits_with_classes_of_their_own(tmp_path):
+def test_splits_with_different_classes(tmp_path):
     for name, labels in (("train", (4, 2)), ("test", (7, 9)), ("both", (2, 9))):
         members = {
             f"{label}.{kind}": content

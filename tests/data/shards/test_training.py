@@ -73,7 +73,7 @@ def test_two_workers_that_read_blocks_equal_one(sets, whole, tmp_path):
         torch.testing.assert_close(state, whole.last_state(), rtol=1e-7, atol=1e-9)
 
 
-def test_a_run_that_is_stopped_in_mid_epoch_ends_bit_equal(sets, whole, tmp_path):
+def test_a_run_stopped_in_mid_epoch_resumes_bit_equal(sets, whole, tmp_path):
     changes, first = {"data": by_blocks(sets["webdataset"]), **SMALL}, FakeRuntime(stop_at=8)
     with pytest.raises(Stopped):
         run(tmp_path, first, **changes)

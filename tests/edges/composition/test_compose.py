@@ -84,7 +84,7 @@ def given_for(name: str) -> list[str]:
 
 
 def spelt_out(values: dict[str, object]) -> dict[str, object]:
-    """What a config's YAML must say itself."""
+    """The keys that a config's YAML must set itself."""
     return {key: value for key, value in flattened(values).items() if not key.startswith(BY_NAME)}
 
 
@@ -189,7 +189,7 @@ def test_the_keys_of_a_probe_are_those_of_its_dataclass():
     assert to_values(from_values(ProbeJobConfig, values)) == values
 
 
-def test_a_missing_folder_is_told_before_what_is_made_from_it():
+def test_a_missing_folder_is_reported_before_derived_values():
     with pytest.raises(ConfigError, match="^data.root: missing; give it as data.root=<value>$"):
         compose("face", ["experiment=casia_arcface_sec"])
     with pytest.raises(
@@ -257,7 +257,7 @@ def test_overrides_win_over_the_experiment():
         (["epochs=[1"], "'epochs=[1': not understood"),
     ],
 )
-def test_a_mistake_is_one_line_that_names_the_nearest(overrides, message):
+def test_a_mistake_is_one_line_with_the_nearest_name(overrides, message):
     with pytest.raises(ConfigError) as caught:
         compose("pretrain", overrides)
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Options and jobs' own configs that can be read without torch repeat defaults of dataclasses: the same ones."""
+"""Configs that can be read without torch repeat the defaults of dataclasses: they must agree."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import to_values
 from ssl_sec.training.config import OptimiserConfig
 
-# What a job has otherwise than the dataclass, as its file says.
+# Defaults of a job that differ from the dataclass's, as its file states.
 OTHERWISE = {("probe", "tracking"), ("face", "checkpoint")}
 
 

@@ -1,4 +1,4 @@
-"""An experiment's values hold for the options that it chose; experiments and options of one's own."""
+"""An experiment's values hold only for its own options; experiments and options of users."""
 
 import logging
 from collections.abc import Iterator
@@ -95,7 +95,7 @@ def test_every_other_option_has_its_own_values():
         check_swap(*swap)
 
 
-def test_what_is_dropped_is_said_once(caplog):
+def test_dropped_values_are_logged_once(caplog):
     _say.cache_clear()
     overrides = ["experiment=digits", "encoder=timm", "encoder.model=resnet18", "optimiser=lars"]
     with caplog.at_level(logging.INFO, "ssl_sec"):
@@ -138,7 +138,7 @@ MY_DATA = "# My photos.\ndefaults: [folder]\nroot: /data/photos\nimage_size_px: 
 
 @pytest.fixture
 def own(tmp_path, monkeypatch) -> Path:
-    """A folder of configs of one's own, where one stands."""
+    """A folder of user configs in the working directory."""
     for name, text in {"experiment/mine": MINE, "data/photos": MY_DATA}.items():
         path = tmp_path / "configs" / f"{name}.yaml"
         path.parent.mkdir(parents=True)
@@ -147,7 +147,7 @@ def own(tmp_path, monkeypatch) -> Path:
     return tmp_path / "configs"
 
 
-def test_an_experiment_of_ones_own_is_made_from_another(own):
+def test_a_user_experiment_is_built_on_another(own):
     config = from_values(PretrainConfig, compose("pretrain", ["experiment=mine", "data=photos"]))
     assert (config.recipe, config.epochs, config.log_every_steps) == ("mine", 30, 5)
     assert (config.constraint.name, config.constraint.eta, config.encoder.width) == ("sec", 0.5, 0.25)
@@ -162,7 +162,7 @@ def test_a_row_of_a_table_can_be_built_on(own):
     assert (values["recipe"], values["epochs"], values["encoder"]["name"]) == ("row", 5, "resnet50")
 
 
-def test_ones_own_are_listed_and_among_the_nearest_names(own):
+def test_user_experiments_are_listed_and_suggested(own):
     assert experiments("pretrain")["mine"] == "yours, configs/experiment/mine.yaml: Digits, a little longer."
     assert "mine" not in experiments("face")
     assert options("data")["photos"] == "yours, configs/data/photos.yaml: My photos."
@@ -172,7 +172,7 @@ def test_ones_own_are_listed_and_among_the_nearest_names(own):
         compose("pretrain", ["data=photo"])
 
 
-def test_a_folder_that_is_given_counts_as_long_as_it_is(own, tmp_path, monkeypatch):
+def test_a_given_folder_counts_only_within_its_context(own, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path.parent)
     with pytest.raises(ConfigError, match="^experiment: found 'mine'"):
         compose("pretrain", ["experiment=mine"])
@@ -183,7 +183,7 @@ def test_a_folder_that_is_given_counts_as_long_as_it_is(own, tmp_path, monkeypat
         own_configs("nothing").__enter__()
 
 
-def test_the_packages_own_folder_doubles_nothing(monkeypatch):
+def test_the_packages_own_folder_adds_no_duplicates(monkeypatch):
     before = {group: options(group) for group in groups()}
     monkeypatch.chdir(CONFIG_FOLDER.parent)
     assert {group: options(group) for group in groups()} == before
@@ -196,14 +196,14 @@ def test_the_packages_files_are_read_as_omegaconf_reads_them():
         assert repr(read) == repr(ConfigFile(path=path, is_own=True).read()), path
 
 
-def test_a_copy_of_the_packages_files_doubles_nothing(own):
+def test_a_copy_of_the_packages_files_adds_no_duplicates(own):
     (own / "head").mkdir()
     (own / "head" / "mlp3.yaml").write_bytes((CONFIG_FOLDER / "head" / "mlp3.yaml").read_bytes())
     assert "yours" not in options("head")["mlp3"]
     assert compose("pretrain", ["head=mlp3"])["head"]["num_layers"] == 3
 
 
-def test_a_file_that_says_the_same_as_a_dataclass_doubles_nothing(own):
+def test_a_file_equal_to_a_dataclass_adds_no_duplicate(own):
     (own / "data" / "digits.yaml").write_text("name: digits\nmax_images: null  # all\nnum_train_classes: null\n")
     assert "yours" not in options("data")["digits"]
     assert compose("pretrain", ["data=digits"])["data"]["name"] == "digits"
@@ -269,7 +269,7 @@ def test_a_file_that_says_the_same_as_a_dataclass_doubles_nothing(own):
         ),
     ],
 )
-def test_a_file_of_ones_own_that_is_wrong_is_named(own, name, text, override, message):
+def test_a_wrong_user_file_is_named(own, name, text, override, message):
     (own / f"{name}.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
         compose("pretrain", [override])
@@ -277,7 +277,7 @@ def test_a_file_of_ones_own_that_is_wrong_is_named(own, name, text, override, me
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_nobody_asked_for_may_be_wrong(own):
+def test_an_unused_file_may_be_wrong(own):
     for name in ("experiment/bad", "data/bad"):
         (own / f"{name}.yaml").write_text("a: [1")
     assert compose("pretrain", ["experiment=mine", "data=photos"])["recipe"] == "mine"
@@ -285,7 +285,7 @@ def test_a_file_that_nobody_asked_for_may_be_wrong(own):
     assert "photos" in options_of("pretrain")["data"] and "bad" not in options_of("pretrain")["data"]
 
 
-def test_what_is_sent_to_a_cluster_are_ones_own_files(own):
+def test_only_user_files_are_sent_to_a_cluster(own):
     assert own_texts() == {"data/photos.yaml": MY_DATA, "experiment/mine.yaml": MINE}
     assert chooses_own("pretrain", ["experiment=mine"])
     assert chooses_own("pretrain", ["experiment=digits", "data=photos"])

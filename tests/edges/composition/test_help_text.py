@@ -33,7 +33,7 @@ BY_NAME = ("data", "encoder", "head", "constraint", "loss", "transform", "split"
 
 
 def every_configuration(job: str) -> list[dict[str, object]]:
-    """A job's configurations, each with another option of one group."""
+    """A job's configurations, each with a different option of one group."""
     first = composed(job, [])
     others = {group: names for group, names in options_of(job).items() if group != "experiment"}
     swapped = [{**first, group: values_of_option(group, name)} for group, found in others.items() for name in found]
@@ -96,7 +96,7 @@ def test_help_names_every_experiment_with_the_papers_figure(job, monkeypatch):
         assert "cifar10_sec_100 86.87" in text
 
 
-def test_help_of_an_export_says_a_line_of_each_format():
+def test_help_of_an_export_has_a_line_for_each_format():
     text = help_text("export", [])
     for name, form in FORMATS.items():
         assert re.search(rf"^    {name} +{re.escape(form.__doc__[:40])}", text, re.M)
@@ -108,7 +108,7 @@ def test_help_of_a_report_names_the_papers():
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_a_mistake_beside_help_is_the_error(flag, capsys):
+def test_a_mistake_with_help_is_an_error(flag, capsys):
     assert run_job("pretrain", str, ["encoder=resnet51", flag]) == 2
-    told = capsys.readouterr()
-    assert told.out == "" and "did you mean 'resnet50'" in told.err
+    output = capsys.readouterr()
+    assert output.out == "" and "did you mean 'resnet50'" in output.err

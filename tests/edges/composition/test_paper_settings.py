@@ -108,7 +108,7 @@ def test_retrieval_experiments_have_the_weights_of_table_7(row):
         assert (found["sec_ema"].eta, found["sec_ema"].rho) == (sec, 0.01)
 
 
-def test_a_row_like_another_differs_in_what_it_says():
+def test_similar_rows_differ_only_as_stated():
     like, own = retrieval_config("cars196_triplet_sec"), retrieval_config("cars196_triplet_sec_eta_1.5")
     assert (like.constraint.eta, own.constraint.eta) == (0.5, 1.5)
     assert replace(own, recipe=like.recipe, constraint=like.constraint) == like
@@ -240,10 +240,10 @@ def test_face_experiments_are_normfaces(name):
     }.get(described, (None, None))
 
 
-def test_the_test_sets_of_normfaces_tables_are_added_as_the_file_says():
+def test_the_test_sets_of_normfaces_tables_are_added_as_documented():
     lines = (CONFIG_FOLDER / "table" / "normface.yaml").read_text().splitlines()
-    told = " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
-    (override,) = re.findall(r"'(test_sets=.*?)'", told)
+    comment = " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
+    (override,) = re.findall(r"'(test_sets=.*?)'", comment)
     values = composed("face", "experiment=casia_normface_wen", *given_for("casia_normface_wen"), override)
     test_sets = from_values(FaceConfig, values).test_sets
     assert test_sets[0] == face_config("casia_normface_wen").test_sets[0]

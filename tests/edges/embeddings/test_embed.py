@@ -75,7 +75,7 @@ def test_the_columns_are_described_as_the_datasets_library_does(embedded: Path):
     assert features["embedding"]["length"] == schema.field("embedding").type.list_size
 
 
-def test_the_files_are_read_as_the_documentation_says(embedded: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_files_are_read_as_documented(embedded: Path, monkeypatch: pytest.MonkeyPatch):
     (embedded.parent / "embeddings").symlink_to(embedded)
     monkeypatch.chdir(embedded.parent)
     names: dict[str, Any] = {}
@@ -121,7 +121,7 @@ def test_the_job_is_a_child_of_the_run_in_mlflow_with_its_figures_and_origin(run
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_stopped_job_is_killed_in_mlflow_with_what_it_wrote(sent, run: Path, tmp_path: Path, monkeypatch):
+def test_mlflow_shows_a_stopped_job_as_killed_with_its_files(sent, run: Path, tmp_path: Path, monkeypatch):
     client, start = MlflowClient(f"sqlite:///{run.parents[1]}/mlflow.db"), EmbeddingWork.start
 
     def interrupted(self, *arguments):
@@ -146,13 +146,13 @@ def test_a_stopped_job_is_killed_in_mlflow_with_what_it_wrote(sent, run: Path, t
     assert "embed/images_left_out" not in record.data.metrics
 
 
-def test_it_embeds_while_mlflow_is_away(run: Path, tmp_path: Path, caplog):
+def test_images_are_embedded_while_mlflow_is_unreachable(run: Path, tmp_path: Path, caplog):
     done = embed(run, tmp_path, "tracking.uri=http://127.0.0.1:9")
     assert (done.num_parts, done.run_id) == (4, None)
     assert [each for each in caplog.messages if each.endswith("; the job is not recorded in MLflow")]
 
 
-def test_a_stopped_job_continues_with_what_is_missing(run: Path, embedded: Path, tmp_path: Path):
+def test_a_stopped_job_continues_with_the_missing_files(run: Path, embedded: Path, tmp_path: Path):
     first = embed(run, tmp_path)
     assert (first.num_parts, first.num_kept) == (4, 0)
     missing = tmp_path / "test-00002-of-00004.parquet"
@@ -178,7 +178,7 @@ def test_object_storage_gets_the_files_of_a_folder_and_a_stopped_job_continues_t
     assert store.cat_file(f"{output}/{names[2]}") == (embedded / names[2]).read_bytes()
 
 
-def test_another_split_may_stand_beside_it_and_other_embeddings_may_not(run: Path, tmp_path: Path):
+def test_a_folder_takes_another_split_but_no_other_embeddings(run: Path, tmp_path: Path):
     embed(run, tmp_path)
     embed(run, tmp_path, "split=train", "rows_per_part=1000")
     names = {path.name.partition("-")[0] for path in tmp_path.iterdir()}
@@ -187,7 +187,7 @@ def test_another_split_may_stand_beside_it_and_other_embeddings_may_not(run: Pat
         embed(run, tmp_path, "rows_per_part=50")
 
 
-def test_files_that_are_not_whole_are_computed_again(run: Path, embedded: Path, tmp_path: Path, caplog):
+def test_incomplete_files_are_computed_again(run: Path, embedded: Path, tmp_path: Path, caplog):
     for path in embedded.iterdir():
         shutil.copy(path, tmp_path)
     cut = tmp_path / "test-00001-of-00004.parquet"

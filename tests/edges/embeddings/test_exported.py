@@ -88,7 +88,7 @@ def test_an_export_embeds_as_its_run(runs, network, form, tmp_path: Path):
 
 @pytest.mark.parametrize("network", ["scaled", "classifier"])
 def test_images_of_other_sizes_get_the_size_of_the_training_images(runs, network, tmp_path: Path, caplog):
-    """Digits have one size without a key for it; fine-tuning's crop, of 224 pixels, is of no use to them."""
+    """Digits have one size without a key for it; fine-tuning's crop, of 224 pixels, does not suit them."""
     caplog.set_level("INFO", "ssl_sec")
     data = photos(tmp_path / "photos")
     finished = runs[network]
@@ -149,7 +149,7 @@ def test_images_of_other_channels_are_refused(runs, form, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "told"),
+    ("name", "code", "message"),
     [
         ("empty/", 2, "run: {root}/empty holds neither a run nor an export; allowed: the folder of either, a run's id"),
         ("none/here", 2, "run: {root}/none/here holds neither a run nor an export"),
@@ -158,7 +158,7 @@ def test_images_of_other_channels_are_refused(runs, form, tmp_path: Path):
         ("script/", 4, "run: {root}/script/encoder.pt cannot be read: "),
     ],
 )
-def test_a_folder_that_holds_no_network_is_one_line(name, code, told, tmp_path: Path, capsys):
+def test_a_folder_without_a_network_is_one_line(name, code, message, tmp_path: Path, capsys):
     (tmp_path / "empty").mkdir()
     for folder, file in (("onnx", "encoder.onnx"), ("broken", "encoder.safetensors"), ("script", "encoder.pt")):
         (tmp_path / folder).mkdir()
@@ -167,10 +167,10 @@ def test_a_folder_that_holds_no_network_is_one_line(name, code, told, tmp_path: 
     given = [f"run={tmp_path}/{name}", f"output={tmp_path / 'output'}", f"output_dir={tmp_path}", "runtime=local"]
     assert run_job("embed", embed, given) == code
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith(f"error: {told.format(root=tmp_path)}"), error
+    assert error.startswith(f"error: {message.format(root=tmp_path)}"), error
 
 
-def test_exports_that_differ_in_the_scale_of_images_alone_are_told_apart(runs, tmp_path: Path):
+def test_exports_that_differ_only_in_the_scale_of_images_are_distinguished(runs, tmp_path: Path):
     """Their weights are equal: hub's format has the scale in its config.json."""
     folder = export(runs["scaled"], "hub", tmp_path / "export")
     embeddings(folder, tmp_path / "output")

@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -118,7 +119,7 @@ def test_the_page_shows_the_images_themselves(found: tuple[Findings, Path]):
     np.testing.assert_array_equal(np.stack(shown), expected)
 
 
-def test_a_stopped_search_continues_and_ends_as_if_it_had_not_stopped(
+def test_a_stopped_search_continues_with_the_same_result(
     embedded: Path, found: tuple[Findings, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     options = ("k=5", "duplicates_above=0.999")
@@ -168,7 +169,7 @@ def test_queries_are_searched_among_others(embedded: Path, tmp_path: Path):
     assert page.count("no picture") > 0
 
 
-def test_pictures_come_from_files_where_the_data_set_is_gone(tmp_path: Path):
+def test_pictures_come_from_files_if_the_data_set_is_missing(tmp_path: Path):
     shades = [0, 80, 160, 240]
     for shade in shades:
         Image.new("L", (200, 100), shade).save(tmp_path / f"{shade}.png")
@@ -218,6 +219,30 @@ def test_bad_input_is_refused_before_anything_is_written(embedded: Path, tmp_pat
     (output / "neighbours-00000-of-00003.parquet").write_bytes(b"torn")
     with pytest.raises(StorageError, match=r"neighbours-00000-of-00003.parquet cannot be read"):
         find(embedded, output)
+
+
+@pytest.mark.parametrize("given", ["folder", "file", "link", "url"])
+def test_a_folder_of_embeddings_is_no_output(embedded: Path, tmp_path: Path, given: str):
+    mine = tmp_path / "mine"
+    shutil.copytree(embedded, mine)
+    (tmp_path / "link").symlink_to(mine)
+    names = {path.name for path in mine.iterdir()}
+    output = {"link": tmp_path / "link", "url": f"file://{mine}/"}.get(given, mine)
+    embeddings = mine / "test-00000-of-00002.parquet" if given == "file" else mine
+    with pytest.raises(ConfigError) as caught:
+        find(embeddings, output)
+    assert str(caught.value) == f"output: found {mine}, the folder of the embeddings; must be another"
+    with pytest.raises(ConfigError, match=r"^output: found .*/mine, the folder of the queries; must be another$"):
+        find(embedded, output, f"queries={embeddings}")
+    assert {path.name for path in mine.iterdir()} == names
+
+
+def test_a_folder_of_embeddings_in_object_storage_is_no_output(embedded: Path, s3: str):
+    url = f"{s3}/kept"
+    fsspec.filesystem("s3").put(str(embedded), url, recursive=True)
+    with pytest.raises(ConfigError) as caught:
+        find(url, f"{url}/")
+    assert str(caught.value) == f"output: found {url}, the folder of the embeddings; must be another"
 
 
 @pytest.mark.slow

@@ -90,18 +90,18 @@ assert "ssl_sec" not in sys.modules
             np.testing.assert_allclose(found, features[:count], rtol=0, atol=1e-4 * np.abs(features).max())
 
 
-def test_the_card_tells_what_mlflow_knows(finished, exported):
+def test_the_card_has_what_mlflow_knows(finished, exported):
     client = MlflowClient(finished.uri)
     run = client.get_run(finished.run_id)
     for name, one in exported.items():
         card = (one.folder / "README.md").read_text()
         _, metadata, body = card.split("---\n", 2)
-        told = yaml.safe_load(metadata)
-        assert told["library_name"] == ("onnx" if name == "onnx" else "pytorch")
-        assert told["datasets"] == ["digits"]
-        assert told["metrics"] == ["accuracy"]
-        assert name in told["tags"]
-        assert "license" not in told
+        fields = yaml.safe_load(metadata)
+        assert fields["library_name"] == ("onnx" if name == "onnx" else "pytorch")
+        assert fields["datasets"] == ["digits"]
+        assert fields["metrics"] == ["accuracy"]
+        assert name in fields["tags"]
+        assert "license" not in fields
         assert f"```python\n{one.form.loading(one.exportable)}\n{one.form.use(one.exportable)}\n```" in body
         assert f"(`val/knn_top1`) | {run.data.metrics['val/knn_top1']:.4g} |" in body
         assert f"(`probe/top1`) | {finished.metrics['probe/top1']:.4g} |" in body
@@ -114,7 +114,7 @@ def test_the_card_tells_what_mlflow_knows(finished, exported):
         assert str(finished.folder.path.parent) not in card
 
 
-def test_the_scaling_is_told_where_the_file_has_it_not(exported):
+def test_the_card_has_the_scaling_if_the_file_lacks_it(exported):
     alone = (exported["safetensors"].folder / "README.md").read_text()
     assert "scale the pixels first, (images - mean) / std with mean [0.3] and std [0.2]" in alone
     assert (
@@ -122,7 +122,7 @@ def test_the_scaling_is_told_where_the_file_has_it_not(exported):
     )
 
 
-def test_a_folder_is_exported_while_its_store_is_away(finished, exported, tmp_path: Path, caplog):
+def test_a_folder_is_exported_while_its_store_is_unreachable(finished, exported, tmp_path: Path, caplog):
     overrides = [f"run={finished.folder.path}", "format=safetensors"]
     config = from_values(ExportConfig, compose("export", [*overrides, f"output_dir={tmp_path}"]))
     with found_network(config.run, config.checkpoint, config.tracking, config.output_dir, trainings()) as source:
@@ -135,9 +135,9 @@ def test_a_folder_is_exported_while_its_store_is_away(finished, exported, tmp_pa
     alone = run_export(from_values(ExportConfig, compose("export", [*overrides, *away])))
     weights, same = (load_file(one.folder / "encoder.safetensors") for one in (alone, here))
     assert weights.keys() == same.keys() and all(torch.equal(weights[name], same[name]) for name in same)
-    (told,) = (record.getMessage() for record in caplog.records if record.name == "ssl_sec")
-    assert "MLflow at http://127.0.0.1:9 cannot be used: " in told
-    assert told.endswith(f"; the model card has only what is in {finished.folder.path}")
+    (message,) = (record.getMessage() for record in caplog.records if record.name == "ssl_sec")
+    assert "MLflow at http://127.0.0.1:9 cannot be used: " in message
+    assert message.endswith(f"; the model card has only what is in {finished.folder.path}")
     # What the folder does not know: its probes, and the version that trained it.
     expected, found = (set((one.folder / "README.md").read_text().splitlines()) for one in (here, alone))
     assert found - expected == {"MLflow could not be asked for linear probes.", "| trained with ssl_sec | unknown |"}
@@ -145,11 +145,11 @@ def test_a_folder_is_exported_while_its_store_is_away(finished, exported, tmp_pa
     assert missing == []
 
 
-def test_the_job_tells_the_check_and_how_to_read(exported):
-    told = str(exported["onnx"])
-    assert f"{exported['onnx'].check.largest_difference:.3g}" in told
-    assert 'encoder = onnxruntime.InferenceSession("encoder.onnx")' in told
-    assert f"folder: {exported['onnx'].folder}" in told
+def test_the_job_prints_its_check_and_how_to_load(exported):
+    output = str(exported["onnx"])
+    assert f"{exported['onnx'].check.largest_difference:.3g}" in output
+    assert 'encoder = onnxruntime.InferenceSession("encoder.onnx")' in output
+    assert f"folder: {exported['onnx'].folder}" in output
 
 
 def test_faces_are_exported_with_their_head_under_the_figures_of_their_test_sets(finished, digit_pairs, tmp_path: Path):
@@ -186,7 +186,7 @@ def test_an_existing_output_stays_unless_it_may_be_replaced(finished, exported, 
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
-def test_an_export_that_fails_its_check_leaves_nothing_and_what_was_there(finished, monkeypatch, tmp_path: Path):
+def test_an_export_that_fails_its_check_keeps_the_old_output(finished, monkeypatch, tmp_path: Path):
     save = formats.save_weights
 
     def other(backbone, path, metadata=None):
@@ -216,7 +216,7 @@ def test_an_unwritable_output_is_a_storage_error(finished, tmp_path: Path):
         run_export(export_config(finished, "torchscript", f"output={tmp_path / 'file' / 'new'}"))
 
 
-def test_a_run_without_figures_is_told_as_not_evaluated(finished, exported):
+def test_the_card_of_a_run_without_metrics_says_not_evaluated(finished, exported):
     client = MlflowClient(finished.uri)
     bare = client.get_run(client.create_run("0", run_name="a | b", tags={"job": "pretrain"}).info.run_id)
     one = exported["safetensors"]
@@ -252,8 +252,8 @@ def test_a_mistake_is_one_line_and_its_exit_code(overrides, code, message, finis
     output_dir = finished.folder.path.parent.parent
     given = [override.format(run=finished.run_id) for override in overrides]
     assert run_job("export", export, [*given, f"output_dir={output_dir}", f"output={tmp_path / 'new'}"]) == code
-    told = capsys.readouterr().err.strip()
-    assert told.startswith("error: ")
-    assert "\n" not in told
-    assert re.search(message, told), told
+    output = capsys.readouterr().err.strip()
+    assert output.startswith("error: ")
+    assert "\n" not in output
+    assert re.search(message, output), output
     assert list(tmp_path.iterdir()) == []

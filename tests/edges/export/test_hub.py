@@ -61,7 +61,7 @@ def metadata(card: str) -> dict:
     ("name", "files"),
     [("resnet", {"model.safetensors", "config.json"}), ("faces", {"model.safetensors", "config.json", "encoder.pt"})],
 )
-def test_the_folder_is_whole_and_embeds_as_its_run(runs, name, files, tmp_path: Path):
+def test_the_folder_is_complete_and_embeds_as_its_run(runs, name, files, tmp_path: Path):
     finished = runs[name]
     exported = export(finished, tmp_path / "hub")
     assert {path.name for path in (tmp_path / "hub").iterdir()} == {*files, "README.md"}
@@ -83,15 +83,15 @@ def test_the_card_has_the_scores_of_the_run_and_a_license_only_if_it_is_given(ru
     export(finished, tmp_path / "other", "license=cc-by-nc-4.0")
     cards = [(tmp_path / name / "README.md").read_text() for name in ("one", "other")]
     assert "license" not in metadata(cards[0])
-    told = metadata(cards[1])
-    assert (told["license"], told["library_name"]) == ("cc-by-nc-4.0", "pytorch")
-    assert (told["datasets"], told["metrics"]) == (["digits"], ["accuracy"])
-    assert "hub" in told["tags"]
+    card = metadata(cards[1])
+    assert (card["license"], card["library_name"]) == ("cc-by-nc-4.0", "pytorch")
+    assert (card["datasets"], card["metrics"]) == (["digits"], ["accuracy"])
+    assert "hub" in card["tags"]
     assert f"(`probe/top1`) | {finished.metrics['probe/top1']:.4g} |" in cards[0]
     assert "hf download" not in cards[0]
 
 
-def test_it_is_pushed_in_one_commit_and_replaced_only_if_it_may_be(runs, hub):
+def test_a_push_is_one_commit_and_replaces_only_on_request(runs, hub):
     faces, resnet = runs["faces"], runs["resnet"]
     exported = export(faces, "hf://me/networks", "license=mit")
     assert exported.folder is None and f"repository: {hub.address}/me/networks" in str(exported)
@@ -113,7 +113,7 @@ def test_it_is_pushed_in_one_commit_and_replaced_only_if_it_may_be(runs, hub):
     assert json.loads(now["config.json"])["output"] == "features"
 
 
-def test_what_is_pushed_is_what_a_folder_holds(runs, hub, tmp_path: Path):
+def test_a_push_has_the_files_of_a_folder(runs, hub, tmp_path: Path):
     export(runs["resnet"], "hf://public", "private=false")
     export(runs["resnet"], tmp_path / "folder")
     assert hub.private == {"me/public": False}
@@ -124,7 +124,7 @@ def test_what_is_pushed_is_what_a_folder_holds(runs, hub, tmp_path: Path):
     assert one.keys() == other.keys() and all(bool((one[name] == other[name]).all()) for name in one)
 
 
-def test_without_a_token_the_files_go_to_a_folder_and_a_line_says_how_to_push_them(
+def test_without_a_token_a_folder_is_written_and_the_push_command_shown(
     runs, hub, monkeypatch, caplog, capsys, tmp_path: Path
 ):
     monkeypatch.delenv("HF_TOKEN")
@@ -139,22 +139,22 @@ def test_without_a_token_the_files_go_to_a_folder_and_a_line_says_how_to_push_th
 
 
 @pytest.mark.parametrize(
-    ("output", "token", "told"),
+    ("output", "token", "message"),
     [
         ("hf://other/networks", TOKEN, "You don't have the rights to create a model under this namespace"),
         ("hf://networks", "hf_wrong", "output: hf://networks cannot be written: "),
     ],
 )
-def test_what_the_hub_refuses_is_one_line(runs, hub, monkeypatch, output, token, told):
+def test_a_refusal_of_the_hub_is_one_line(runs, hub, monkeypatch, output, token, message):
     monkeypatch.setenv("HF_TOKEN", token)
     with pytest.raises(StorageError) as raised:
         export(runs["resnet"], output)
-    assert told in str(raised.value) and "\n" not in str(raised.value)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
     assert hub.commits == []
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         (["format=onnx", "output=hf://me/networks"], "format: found 'onnx', must be 'hub' with output=hf://"),
         (["format=hub", "output=hf://a/b/c"], "output: found 'hf://a/b/c', must be hf://<owner>/<name>"),
@@ -163,7 +163,7 @@ def test_what_the_hub_refuses_is_one_line(runs, hub, monkeypatch, output, token,
         (["format=hub", "license='MIT license'"], "license: found 'MIT license', must be the Hub's name of a license"),
     ],
 )
-def test_a_place_or_a_license_that_cannot_be_is_refused(given, told):
+def test_an_invalid_repository_or_license_is_refused(given, message):
     with pytest.raises(ConfigError) as raised:
         from_values(ExportConfig, compose("export", ["run=any", *given]))
-    assert told in str(raised.value)
+    assert message in str(raised.value)

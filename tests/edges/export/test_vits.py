@@ -22,12 +22,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory):
     return run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", [*quick, *vit, *more])))
 
 
-def test_its_probe_has_features_to_tell_digits_apart(finished):
+def test_a_probe_of_its_features_recognises_digits(finished):
     assert finished.metrics["probe/knn_top1"] > 30  # of ten classes; the linear probe has ten steps
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_it_is_read_back_elsewhere_in_every_format(finished, name):
+def test_every_format_is_read_without_this_package(finished, name):
     output_dir = finished.folder.path.parent.parent
     overrides = [f"run={finished.run_id}", f"format={name}", f"output_dir={output_dir}"]
     exported = run_export(from_values(ExportConfig, compose("export", overrides)))

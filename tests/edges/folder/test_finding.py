@@ -44,7 +44,7 @@ def test_a_run_is_found_by_its_id_its_name_the_beginning_of_one_or_its_folder(wo
     assert found.path == output_dir / place
 
 
-def test_of_several_the_one_of_the_job_is_meant(output_dir):
+def test_of_several_matches_the_run_of_the_job_is_found(output_dir):
     with pytest.raises(
         ConfigError, match=r"resume: found 'fir', which matches 2 runs: first \(01234567\), first-probe"
     ):

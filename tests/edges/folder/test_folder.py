@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def test_a_folder_that_holds_a_run_is_refused(folder: RunFolder):
+def test_a_folder_with_a_run_is_refused(folder: RunFolder):
     with pytest.raises(ConfigError, match="already holds a run; allowed: another run_name, or resume=.*/run"):
         folder.start(VALUES)
 
@@ -58,13 +58,13 @@ def test_a_run_with_a_checkpoint_is_never_discarded(folder: RunFolder):
     assert folder.restored_state(CPU) == {"step": 5}
 
 
-def test_a_run_that_told_something_is_never_discarded(folder: RunFolder):
+def test_a_run_with_a_record_is_never_discarded(folder: RunFolder):
     folder.log_message("ERROR", "worker 1: its process died")
     folder.discard_unstarted()
     assert folder.config_path.exists()
 
 
-def test_a_failure_keeps_its_traceback_and_a_line_that_was_cut_off_is_none(folder: RunFolder):
+def test_a_failure_keeps_its_traceback_and_a_truncated_line_is_ignored(folder: RunFolder):
     assert folder.failures() == []
     try:
         raise RuntimeError("lost\nthe others")
@@ -77,7 +77,7 @@ def test_a_failure_keeps_its_traceback_and_a_line_that_was_cut_off_is_none(folde
     assert 'raise RuntimeError("lost' in failure["traceback"]
 
 
-def test_a_folder_where_the_driver_left_no_word_is_not_the_runs(folder: RunFolder, tmp_path: Path, monkeypatch):
+def test_a_folder_without_the_drivers_mark_is_not_the_runs(folder: RunFolder, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("ssl_sec.edges.folder.folder._VISIBLE_WITHIN_S", 0.0)
     word = folder.write_launch_token()
     folder.require_launch_token(word)
@@ -95,14 +95,14 @@ def test_the_newest_step_is_that_of_the_newest_checkpoint_whole_or_not(folder: R
     assert folder.newest_step() == 10
 
 
-def test_no_whole_checkpoint_among_some_is_an_error_and_no_new_start(folder: RunFolder):
+def test_damage_to_all_checkpoints_is_an_error_and_no_new_start(folder: RunFolder):
     assert folder.restored_state(CPU) is None
     (folder.checkpoints_path / "step-000000005").mkdir(parents=True)
     with pytest.raises(StorageError, match="no whole checkpoint .* step-000000005: no manifest"):
         folder.restored_state(CPU)
 
 
-def test_records_are_kept_to_the_step_that_is_resumed(folder: RunFolder):
+def test_records_are_kept_up_to_the_resumed_step(folder: RunFolder):
     for step in range(4):
         folder.append_record({"step": step, "metrics": {"a": float(step)}})
     folder.log_message("INFO", "hello")
@@ -114,7 +114,7 @@ def test_records_are_kept_to_the_step_that_is_resumed(folder: RunFolder):
     assert [record["step"] for record in folder.records()] == [0, 1]
 
 
-def test_a_run_that_only_said_what_it_was_doing_leaves_its_name_free(folder: RunFolder):
+def test_a_run_with_only_status_messages_leaves_its_name_free(folder: RunFolder):
     folder.log_message("INFO", "worker 0: loading digits")
     assert [message for _, message in folder.messages()] == ["INFO: worker 0: loading digits"]
     folder.discard_unstarted()
@@ -124,8 +124,8 @@ def test_a_run_that_only_said_what_it_was_doing_leaves_its_name_free(folder: Run
 def test_an_error_keeps_its_message_and_exit_code(folder: RunFolder):
     assert folder.error() is None
     folder.write_error(DataError("x.png: not an image"))
-    told = folder.error()
-    assert (str(told), told.exit_code) == ("x.png: not an image", 3)
+    error = folder.error()
+    assert (str(error), error.exit_code) == ("x.png: not an image", 3)
     assert json.loads((folder.path / "error.json").read_text())["exit_code"] == 3
 
 
@@ -138,7 +138,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("left", LEFT)
-def test_what_a_crash_left_of_the_figures_is_dropped_and_the_rest_kept(folder: RunFolder, left):
+def test_damaged_records_are_dropped_and_the_rest_kept(folder: RunFolder, left):
     folder.append_record({"step": 0, "metrics": {"a": 1.0}})
     with folder.metrics_path.open("ab") as file:
         file.write(LEFT[left])
@@ -151,13 +151,13 @@ def test_what_a_crash_left_of_the_figures_is_dropped_and_the_rest_kept(folder: R
         json.loads(line)
 
 
-def test_figures_that_are_missing_are_none(folder: RunFolder):
+def test_a_missing_metrics_file_has_no_records(folder: RunFolder):
     folder.forget_records_from(3)
     assert folder.records() == []
 
 
 @pytest.mark.parametrize("left", LEFT)
-def test_a_resume_does_not_mind_what_is_left_of_an_outcome_or_an_error(folder: RunFolder, left):
+def test_a_resume_ignores_damaged_outcome_and_error_files(folder: RunFolder, left):
     for name in ("outcome", "error.json"):
         (folder.path / name).write_bytes(LEFT[left])
     assert folder.outcome() is None
@@ -175,7 +175,7 @@ def test_a_folder_that_was_removed_is_named(folder: RunFolder):
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="only Linux has a device that is always full")
-def test_a_full_disk_is_one_line_and_what_is_only_logged_is_dropped(folder: RunFolder):
+def test_a_full_disk_is_one_line_and_log_records_are_dropped(folder: RunFolder):
     for path in (folder.metrics_path, folder.workers_path, folder.failures_path):
         path.symlink_to(FULL)
     folder.log_worker(0, 1, "node")
@@ -185,7 +185,7 @@ def test_a_full_disk_is_one_line_and_what_is_only_logged_is_dropped(folder: RunF
         folder.append_record({"step": 0, "metrics": {}})
 
 
-def test_how_a_run_ended_is_written_or_one_line(folder: RunFolder):
+def test_an_outcome_that_cannot_be_written_is_one_line(folder: RunFolder):
     for name in ("outcome", "error.json"):
         (folder.path / name).mkdir()
     with pytest.raises(StorageError, match="output_dir: .*/recipe/run cannot be written: "):
@@ -195,7 +195,7 @@ def test_how_a_run_ended_is_written_or_one_line(folder: RunFolder):
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE"])
-def test_the_signal_of_a_crash_is_read_from_what_python_says_of_it(folder: RunFolder, name):
+def test_the_signal_of_a_crash_is_read_from_faulthandlers_output(folder: RunFolder, name):
     number = signal.Signals[name]
     report = f"import faulthandler, os; faulthandler.enable(open({str(folder.crash_path(1))!r}, 'w'))"
     code = f"{report}; os.kill(os.getpid(), {int(number)})"

@@ -29,11 +29,11 @@ def config(*overrides):
         (["loss=triplet"], "digits-resnet18-triplet-none-s0"),
     ],
 )
-def test_a_name_says_data_encoder_constraint_and_seed(overrides, name):
+def test_a_name_has_data_encoder_constraint_and_seed(overrides, name):
     assert run_name_of(config(*overrides)) == name
 
 
-def test_the_tags_say_what_a_run_is():
+def test_tags_describe_a_run():
     tags = training_tags(config("experiment=digits", "seed=3"))
     assert tags == {"data": "digits", "encoder": "resnet18x0.25", "loss": "ntxent", "constraint": "sec", "seed": "3"}
     learning = from_values(MetricLearningConfig, compose("metric_learning", ["experiment=digits_retrieval"]))

@@ -1,4 +1,4 @@
-"""Small stores of hand-written runs."""
+"""Small stores with hand-written runs."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What a report counts as a changed setting: not where a machine has its files, but what is in them."""
+"""What a report counts as a changed setting: the content of files, not their paths."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def cell(store, recipe, metric, **table):
     return found["ours"], found["seeds"], found["changed"]
 
 
-def test_faces_of_several_machines_are_pooled_and_a_shorter_run_is_kept_apart(store):
+def test_face_runs_of_several_machines_are_pooled_without_a_shorter_run(store):
     ask = {"recipe": "casia_softmax_wen", "metric": "face/lfw_accuracy", "paper": "normface", "table": 2}
     add(store, "face", "casia_softmax_wen", 0, {"face/lfw_accuracy": 90.0}, "data.root=/a/casia", "epochs=1")
     assert cell(store, **ask)[:2] == (90.0, "0")
@@ -37,7 +37,7 @@ def test_faces_of_several_machines_are_pooled_and_a_shorter_run_is_kept_apart(st
     assert cell(store, **ask) == (97.5, "0 1", "")
 
 
-def test_a_run_of_a_version_without_a_key_did_what_is_now_the_default(store):
+def test_a_run_without_a_newer_key_has_its_default(store):
     recipe, metric = "cars196_triplet_sec", "retrieval/recall_at_1"
     ask = {"recipe": recipe, "metric": metric, "paper": "sec", "table": 3}
     composed = compose("metric_learning", [f"experiment={recipe}"])
@@ -66,7 +66,7 @@ def test_each_row_of_a_table_may_measure_something_else(store):
     ]
 
 
-def test_faces_that_start_from_ones_own_run_are_pooled_by_its_weights(store):
+def test_face_runs_from_a_users_run_are_pooled_by_its_weights(store):
     recipe, metrics = "casia_normface_wen", {"face/lfw_accuracy": 99.0}
     given = ("data.root=x", "encoder.weights=/a/e.safetensors", "head.weights=/a/h.safetensors")
     ask = {"recipe": recipe, "metric": "face/lfw_accuracy", "paper": "normface", "table": 2}

@@ -76,7 +76,7 @@ def test_a_figure_shows_the_newest_experiment_or_the_given_recipes(store):
         store.report(figure=4, recipes=("digits", "digits_retrieval"))
 
 
-def test_arms_of_one_recipe_say_their_learning_rates(store):
+def test_arms_of_one_recipe_show_their_learning_rates(store):
     for rate in ("1e-05", "2e-05"):
         for constraint in ("none", "sec"):
             given = {"constraint__name": constraint, "constraint__eta": constraint, "optimiser__learning_rate": rate}
@@ -89,7 +89,7 @@ def test_arms_of_one_recipe_say_their_learning_rates(store):
     }
 
 
-def test_two_constraints_at_two_learning_rates_say_so(store):
+def test_two_constraints_show_their_learning_rates(store):
     store.trained("metric_learning", "cars", 0, {"test/recall_at_1": [1.0, 2.0]}, optimiser__learning_rate="1e-05")
     given = {"constraint__name": "sec", "optimiser__learning_rate": "2e-05"}
     store.trained("metric_learning", "cars", 0, {"test/recall_at_1": [1.0, 2.0]}, **given)

@@ -92,7 +92,7 @@ def test_runs_with_generators_that_have_no_weight_are_left_out(archive):
     assert {value for value in shown(report).values()} == {70, 74, 77, 78, 80, 82, 81, 60}
 
 
-def test_what_a_transform_has_beside_its_weight_parts_arms(archive):
+def test_other_settings_of_a_transform_separate_arms(archive):
     for weight in ("0.2", "0.5"):
         archive.add(SFT, 50.0, **{**rotated(weight), "transform.centres": "random"})
     arms = {arm for arm, _ in shown(make_sweep_report(archive, "5", None))}
@@ -124,7 +124,7 @@ def test_nothing_to_compare_is_one_line(number, needed):
         make_sweep_report(archive, number, ("mine",))
 
 
-def test_the_report_knows_them():
+def test_the_papers_sweep_figures_are_known():
     paper = load("sft")
     assert [paper.figure(number).shows for number in ("5", "6b")] == [(SWEEP,)] * 2
     with pytest.raises(ConfigError, match="figure: found 7; of 'Spherical.*, allowed: 4a, 4b, 5, 6b"):

@@ -110,7 +110,7 @@ def test_runs_of_other_recipes_do_not_count(store):
         },  # the pretraining's settings of a probe; those of the probe itself count
     ],
 )
-def test_settings_of_where_and_how_a_run_ran_are_not_changes(store, changes):
+def test_runtime_settings_are_not_changes(store, changes):
     store.result("cifar10_sec_100", 0, 86.0, **changes)
     text = store.text(table=5)
     assert "86.00 (1)" in text

@@ -1,4 +1,4 @@
-"""What the tests of faults share: a short run, and a way to make something happen in it."""
+"""Shared by the tests of faults: a short run, and a way to make something happen during it."""
 
 import threading
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from ssl_sec.settings import from_values
 from ssl_sec.training.config import LocalConfig
 from tests.edges.conftest import QUICK
 
-# Eight steps, two an epoch; SEC-EMA, whose μ a resume must restore.
+# Eight steps, two per epoch; SEC-EMA, whose μ a resume must restore.
 RUN = (
     *QUICK,
     "constraint=sec_ema",
@@ -42,7 +42,7 @@ def folder_of(folder: Path) -> RunFolder:
 
 
 def figures(run: RunFolder) -> list:
-    """All figures but the speed, step by step; none may be there twice."""
+    """All metrics but the speed, by step; none may occur twice."""
     taken = [
         (record["step"], name, value)
         for record in run.records()
@@ -58,7 +58,7 @@ def steps_so_far(run: RunFolder) -> int:
 
 
 def messages(run: RunFolder) -> str:
-    """What the run told."""
+    """The messages of the run."""
     return "\n".join(line for line in run.metrics_path.read_text().splitlines() if '"message"' in line)
 
 

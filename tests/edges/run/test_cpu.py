@@ -50,7 +50,7 @@ def test_freed_memory_serves_the_next_tensor():
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
-def test_freed_memory_serves_a_thread_as_those_of_ray():
+def test_freed_memory_serves_the_next_tensor_in_a_thread():
     assert page_faults("kept", "in a thread", environment=ENVIRONMENT) < PAGES_OF_A_TENSOR
 
 

@@ -31,7 +31,7 @@ METRICS = {
 }
 
 
-def test_the_summary_tells_figures_of_test_sets_in_words(tmp_path):
+def test_the_summary_describes_the_metrics_of_test_sets(tmp_path):
     finished = Finished(metrics=METRICS, folder=RunFolder(tmp_path), run_id=None, uri="http://a", experiment_id=None)
     assert summary(finished).split("\nfolder: ")[0].splitlines() == [
         "last loss: 1.5",
@@ -47,7 +47,7 @@ def test_the_summary_tells_figures_of_test_sets_in_words(tmp_path):
     ]
 
 
-def test_pictures_of_what_test_sets_kept(tmp_path):
+def test_pictures_of_the_kept_results_of_test_sets(tmp_path):
     folder = RunFolder(tmp_path)
     record = {"step": 0, "metrics": {"train/loss": 1.0, "face/lfw_accuracy": 50.0}}
     folder.metrics_path.write_text(json.dumps(record) + "\n")
@@ -70,7 +70,7 @@ def test_pictures_of_what_test_sets_kept(tmp_path):
         assert written.getvalue().startswith(b"\x89PNG")
 
 
-def test_what_version_0_1_kept_of_its_test_sets_is_found(tmp_path):
+def test_results_of_test_sets_of_version_0_1_are_found(tmp_path):
     folder, kept = RunFolder(tmp_path), tmp_path / "benchmarks" / "lfw.pt"
     kept.parent.mkdir()
     kept.touch()

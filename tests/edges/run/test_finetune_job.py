@@ -88,7 +88,7 @@ def test_files_are_read_at_the_size_that_the_run_was_trained_on_unless_one_is_gi
     assert data_of(None) == (8, 1)  # that all images had
 
 
-def test_a_run_says_in_mlflow_what_it_starts_from_and_what_it_measures(pretrained, finished):
+def test_mlflow_has_a_runs_starting_point_and_metrics(pretrained, finished):
     client = MlflowClient(finished.uri)
     run = client.get_run(finished.run_id)
     tags = run.data.tags
@@ -122,14 +122,14 @@ def test_a_fine_tuned_encoder_is_exported_loaded_and_probed(finished, output_dir
     assert_identical(load_file(further.folder.encoder_path), load_file(finished.folder.encoder_path))
 
 
-def test_an_interrupted_run_is_resumed_when_the_run_that_it_started_from_is_gone(pretrained, output_dir, tmp_path):
+def test_an_interrupted_run_is_resumed_without_the_run_it_started_from(pretrained, output_dir, tmp_path):
     for name in ("before", "mlflow.db"):
         source = pretrained.folder.path if name == "before" else output_dir / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / name)
     whole = run_finetuning(config_of(f"run={tmp_path / 'before'}", f"output_dir={tmp_path}", "run_name=whole"))
     folder, expected = whole.folder, load_file(whole.folder.encoder_path)
     shutil.rmtree(tmp_path / "before")
-    # As a machine leaves it that dies in the last epoch.
+    # As left by a machine that dies in the last epoch.
     shutil.rmtree(folder.checkpoints_path / folder.checkpoint_names()[-1])
     for left in (folder.path / "outcome", folder.encoder_path, folder.head_path, folder.confusion_path):
         left.unlink()
@@ -173,8 +173,8 @@ def test_the_same_network_is_trained_from_random_weights(pretrained, tmp_path):
 def test_a_mistake_is_one_line_and_leaves_nothing(pretrained, output_dir, given, message, capsys):
     before = set(output_dir.glob("*/*/config.yaml"))
     assert run_job("finetune", finetune, [*SETTINGS, f"output_dir={output_dir}", "run_name=wrong", *given]) in (2, 4)
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(told) == 1 and told[0].removeprefix("error: ").startswith(message), told
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and errors[0].removeprefix("error: ").startswith(message), errors
     assert (
         set(output_dir.glob("*/*/config.yaml")) == before and not (output_dir / "digits_finetuned" / "wrong").exists()
     )

@@ -1,4 +1,4 @@
-"""What a job runs with, where that depends on a run; with a real run of digits in MLflow on sqlite."""
+"""The values of jobs that depend on a run; with a real run of digits in MLflow on sqlite."""
 
 import dataclasses
 import json
@@ -44,7 +44,7 @@ def no_cluster(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
 
 
-def test_a_probe_takes_its_runs_settings_and_what_is_typed(finished, output_dir):
+def test_a_probe_takes_its_runs_settings_and_overrides(finished, output_dir):
     for word in ("whole", finished.run_id, finished.run_id[:6], str(finished.folder.path)):
         settings = values_of("probe", [f"run={word}", f"output_dir={output_dir}"])["probe"]
         assert settings["learning_rates"] == [0.01, 0.1]
@@ -53,7 +53,7 @@ def test_a_probe_takes_its_runs_settings_and_what_is_typed(finished, output_dir)
     assert typed["probe"] == {**settings, "epochs": 6, "momentum": 0.5}
 
 
-def test_a_probe_group_that_is_typed_is_taken_whole(output_dir):
+def test_a_given_probe_group_is_taken_whole(output_dir):
     values = values_of("probe", ["run=whole", f"output_dir={output_dir}", "probe=few_labels"])
     assert values["probe"] == compose("probe", ["run=x", "probe=few_labels"])["probe"]
 
@@ -78,8 +78,8 @@ def test_a_probe_finds_its_run_by_name_and_is_its_child(finished, output_dir, ca
 def test_the_old_key_of_the_decays_names_the_new_one(output_dir, capsys):
     given = ["run=whole", f"output_dir={output_dir}", "probe.decay_epochs=[3]"]
     assert run_job("probe", probe, given) == 2
-    told = capsys.readouterr().err
-    assert "error: probe.decay_epochs: unknown key; give probe.decay_at, shares of probe.epochs" in told
+    output = capsys.readouterr().err
+    assert "error: probe.decay_epochs: unknown key; give probe.decay_at, shares of probe.epochs" in output
 
 
 def test_a_configuration_of_version_0_1_is_read_with_its_decays_as_shares(tmp_path: Path):
@@ -91,7 +91,7 @@ def test_a_configuration_of_version_0_1_is_read_with_its_decays_as_shares(tmp_pa
     assert config.probe.decay_at == (0.6, 0.75)  # the third was never reached
 
 
-def test_what_names_a_run_is_taken_to_the_letter():
+def test_run_names_are_taken_literally():
     given = ["run=12345678", "resume=/a b/é (1)/it's", "folder='x'", "resume=auto", "epochs=3"]
     assert quoted(given) == [
         "run='12345678'",
@@ -125,7 +125,7 @@ def test_a_probe_takes_one_process_where_there_is_no_cluster(typed, num_gpus, ru
     assert (f"runtime={runtime}: " in caplog.text) == chosen
 
 
-def test_a_cluster_of_this_machine_is_chosen(output_dir, tmp_path):
+def test_the_cluster_of_this_machine_is_chosen(output_dir, tmp_path):
     noted = tmp_path / "ray" / "ray_current_cluster"
     noted.parent.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -133,7 +133,7 @@ def test_a_cluster_of_this_machine_is_chosen(output_dir, tmp_path):
         assert values_of("probe", ["run=whole", f"output_dir={output_dir}"])["runtime"]["name"] == "ray"
 
 
-def test_a_resumed_run_has_its_own_configuration_but_for_what_is_typed(finished, output_dir):
+def test_a_resumed_run_has_its_own_configuration_and_overrides(finished, output_dir):
     stored = stored_values(finished.folder.config_path)
     beside = {"resume": True, "output_dir": str(output_dir)}
     for word in ("whole", finished.run_id[:7], str(finished.folder.path)):
@@ -163,15 +163,15 @@ def test_a_resumed_run_has_its_own_configuration_but_for_what_is_typed(finished,
         (["~seed"], 2, "'~seed': found several values or none"),
     ],
 )
-def test_what_a_resumed_run_cannot_be_given_is_one_line(typed, code, message, finished, capsys):
+def test_impossible_overrides_of_a_resumed_run_are_one_line(typed, code, message, finished, capsys):
     before = finished.folder.config_path.read_text()
     assert run_job("pretrain", pretrain, [f"resume={finished.folder.path}", *typed]) == code
-    told = capsys.readouterr().err.strip()
-    assert told.startswith(f"error: {message}") and "\n" not in told
+    output = capsys.readouterr().err.strip()
+    assert output.startswith(f"error: {message}") and "\n" not in output
     assert finished.folder.config_path.read_text() == before
 
 
-def test_a_finished_run_is_left_as_it_is(finished, output_dir, capsys, caplog):
+def test_a_finished_run_is_unchanged(finished, output_dir, capsys, caplog):
     client = MlflowClient(finished.uri)
 
     def state() -> tuple:

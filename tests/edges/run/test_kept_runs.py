@@ -27,7 +27,7 @@ WHOLE = "470dae62c5714c4a81c21222bc3c002e"
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch) -> Path:
-    """The folder that version 0.1 worked in, as if it had been this one."""
+    """The folder that version 0.1 worked in, moved to this one."""
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(tmp_path, filter="data")
     for path in tmp_path.glob("runs/*/*/mlflow.json"):
@@ -54,7 +54,7 @@ def kept(tmp_path: Path, monkeypatch) -> Path:
         pytest.param("face", "digits_faces", marks=pytest.mark.slow),
     ],
 )
-def test_a_stopped_run_ends_as_it_did_there(kept, job, experiment):
+def test_a_stopped_run_of_an_older_version_ends_as_it_did(kept, job, experiment):
     folder = kept / "runs" / experiment / "half"
     assert run_command([job, f"resume={folder}"]) == 0
     ended = {}

@@ -73,7 +73,7 @@ def test_the_run_its_figures_and_its_pictures_are_in_mlflow(finished, client):
     }
 
 
-def test_reports_are_drawn_from_what_mlflow_has(finished, client):
+def test_reports_are_drawn_from_mlflow_alone(finished, client):
     archive = RunArchive(client)
     runs = archive.finished_trainings("digits_retrieval")
     paper = load("sec")
@@ -105,13 +105,13 @@ def test_the_registered_model_has_the_figures_of_the_trained_network(finished, c
     assert found == {key: value for key, value in finished.metrics.items() if key.startswith("retrieval/")}
 
 
-def test_the_summary_tells_the_papers_figures_in_words(finished):
+def test_the_summary_describes_the_papers_metrics(finished):
     text = summary(finished)
     for words in ("Recall@1 on the test classes (%)", "NMI on the test classes (%)", "pairwise F1", "held-out"):
         assert words in text
 
 
-def test_a_replay_adds_nothing_to_a_whole_run(finished, client):
+def test_a_replay_adds_nothing_to_a_complete_run(finished, client):
     before = client.get_run(finished.run_id).data.metrics
     assert run_replay(ReplayConfig(folder=str(finished.folder.path))).run_id == finished.run_id
     assert client.get_run(finished.run_id).data.metrics == before

@@ -66,7 +66,7 @@ def test_a_resume_needs_the_same_recipe_and_may_change_the_runtime():
         ("face", [*QUICK_FACE, "constraint=none"], {"epochs": 3.0}),
     ],
 )
-def test_a_finished_run_whose_schedules_do_not_know_its_length_can_be_made_longer(job, given, length, tmp_path):
+def test_a_finished_run_with_schedules_independent_of_its_length_can_be_extended(job, given, length, tmp_path):
     config = config_of(job, *given)
     folder = folder_with(tmp_path, config)
     assert not resume_run(RECIPES[job], folder, config)
@@ -86,7 +86,7 @@ def test_a_finished_run_whose_schedules_do_not_know_its_length_can_be_made_longe
         ("face", [*QUICK_FACE, "constraint=none"], {"epochs": 1.0}, "1.0, but the run to resume has 2.0$"),
     ],
 )
-def test_a_run_that_cannot_be_as_long_as_asked_is_refused_with_the_reason(job, given, length, message, tmp_path):
+def test_a_length_that_is_impossible_is_refused_with_the_reason(job, given, length, message, tmp_path):
     config = config_of(job, *given)
     folder = folder_with(tmp_path, config)
     with pytest.raises(ConfigError, match=f"^{next(iter(length))}: found .*{message}"):
@@ -94,7 +94,7 @@ def test_a_run_that_cannot_be_as_long_as_asked_is_refused_with_the_reason(job, g
     assert folder.is_complete
 
 
-def test_what_version_0_1_did_not_have_does_not_hinder_a_resume(tmp_path):
+def test_runs_of_version_0_1_can_be_resumed(tmp_path):
     config = config_of("pretrain", *QUICK)
     folder = RunFolder(tmp_path / "digits" / "it")
     values = to_values(config)
@@ -107,7 +107,7 @@ def test_what_version_0_1_did_not_have_does_not_hinder_a_resume(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_made_longer_ends_as_if_it_had_been_so_from_the_start(tmp_path):
+def test_an_extended_run_ends_as_one_of_that_length(tmp_path):
     def run(name: str, steps: int):
         given = [*RETRIEVAL, f"steps={steps}", f"run_name={name}", f"output_dir={tmp_path}"]
         return run_training(METRIC_LEARNING, from_values(MetricLearningConfig, compose("metric_learning", given)))
@@ -127,7 +127,7 @@ def test_a_run_that_was_made_longer_ends_as_if_it_had_been_so_from_the_start(tmp
 
 @pytest.mark.slow
 def test_the_command_that_a_stopped_run_prints_resumes_it(tmp_path):
-    """In a folder whose path a shell would take apart."""
+    """In a folder whose path needs quotes in a shell."""
     here = tmp_path / "my runs (é)"
     here.mkdir()
     run = folder_of(here / "runs")

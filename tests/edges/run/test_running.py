@@ -1,4 +1,4 @@
-"""Locks that end with their processes, and runs that are closed in MLflow for processes that are gone."""
+"""Locks that end with their processes, and runs closed in MLflow after their processes ended."""
 
 import json
 import os
@@ -40,13 +40,13 @@ def started(output_dir: Path, name: str) -> RunFolder:
 
 @contextmanager
 def holder(folder: RunFolder, with_loader: bool = False) -> Iterator[int]:
-    """A process that runs something, until it is killed; one that it has forked may live on."""
+    """A process that runs something until it is killed; a process that it forked may outlive it."""
     here, there = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             with running(folder):
-                # A loader says itself that it lives: it has let go of the lock only once fork has returned in it.
+                # The loader itself reports that it lives: it releases the lock only once fork has returned in it.
                 if with_loader and os.fork() == 0:
                     signal.alarm(60)
                     os.write(there, f"{os.getpid()}\n".encode())
@@ -75,7 +75,7 @@ def killed(folder: RunFolder) -> Iterator[None]:
     yield
 
 
-def test_a_run_has_one_process_and_another_is_told_which(folder: RunFolder):
+def test_a_second_process_of_a_run_is_refused_with_the_first_named(folder: RunFolder):
     with holder(folder) as pid:
         where = f"process {pid} on {socket.gethostname()}"
         with pytest.raises(
@@ -87,7 +87,7 @@ def test_a_run_has_one_process_and_another_is_told_which(folder: RunFolder):
             pass
 
 
-def test_a_lock_ends_with_its_process_however_it_dies_and_is_not_passed_on_to_loaders(folder: RunFolder):
+def test_a_lock_ends_with_its_process_and_is_not_inherited_by_loaders(folder: RunFolder):
     with holder(folder, with_loader=True) as pid:
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -148,7 +148,7 @@ def lock_of(folder: RunFolder) -> Path:
     return module._lock_path(folder)
 
 
-def test_the_next_job_closes_a_run_whose_process_was_killed_and_no_other(store: Store):
+def test_the_next_job_closes_only_runs_whose_process_was_killed(store: Store):
     dead, lives, elsewhere, other_store, ended = (
         store.run(name, uri)
         for name, uri in zip("abcde", [None, None, None, "http://elsewhere:5000", None], strict=True)
@@ -163,8 +163,8 @@ def test_the_next_job_closes_a_run_whose_process_was_killed_and_no_other(store: 
         store.client.set_terminated(ended.run_id_path.read_text(), "FINISHED")
         store.close_abandoned(mine)
         assert store.of(dead).info.status == "FAILED"
-        told = store.of(dead).data.tags["ended"]
-        assert f"its process ({dead_pid} on {socket.gethostname()}) ended unexpectedly" in told
+        reason = store.of(dead).data.tags["ended"]
+        assert f"its process ({dead_pid} on {socket.gethostname()}) ended unexpectedly" in reason
         assert not lock_of(dead).exists()
         for each in (lives, elsewhere, other_store, mine):
             assert store.of(each).info.status == "RUNNING"
@@ -182,14 +182,14 @@ def test_a_run_is_closed_after_its_name_was_refused_to_another(store: Store):
     assert store.of(folder).info.status == "FAILED"
 
 
-def test_a_run_that_its_folder_was_taken_up_for_is_not_closed(store: Store):
+def test_a_run_whose_folder_was_resumed_is_not_closed(store: Store):
     folder = store.run("resumed")
     with killed(folder), running(folder):
         store.close_abandoned(store.run("next"))
         assert store.of(folder).info.status == "RUNNING"
 
 
-def test_a_store_that_is_away_fails_nothing_and_the_run_is_closed_later(store: Store, monkeypatch):
+def test_during_an_outage_nothing_fails_and_the_run_is_closed_later(store: Store, monkeypatch):
     folder = store.run("later")
     beside = store.run("one more")
     with killed(folder):
@@ -226,15 +226,15 @@ def killed_sweep(store: Store, name: str) -> tuple[int, str]:
     return pid, run_id
 
 
-def test_the_next_job_closes_a_sweep_whose_process_was_killed_and_none_that_goes_on(store: Store):
+def test_the_next_job_closes_only_sweeps_whose_process_was_killed(store: Store):
     alive, its_run = sweep_of(store, "goes on")
     try:
         dead, run_id = killed_sweep(store, "killed")
         store.close_abandoned(store.run("after a sweep"))
         run = store.client.get_run(run_id)
-        told = f"its process ({dead} on {socket.gethostname()}) ended unexpectedly"
-        assert (run.info.status, run.data.tags["ended"]) == ("FAILED", f"failed: {told}")
-        assert told in run.data.tags["mlflow.note.content"]
+        reason = f"its process ({dead} on {socket.gethostname()}) ended unexpectedly"
+        assert (run.info.status, run.data.tags["ended"]) == ("FAILED", f"failed: {reason}")
+        assert reason in run.data.tags["mlflow.note.content"]
         assert store.client.get_run(its_run).info.status == "RUNNING"
     finally:
         os.kill(alive, signal.SIGKILL)
@@ -244,7 +244,7 @@ def test_the_next_job_closes_a_sweep_whose_process_was_killed_and_none_that_goes
     assert store.client.get_run(its_run).data.tags["ended"] == "failed: killed by SIGKILL"
 
 
-def test_a_sweep_whose_end_did_not_reach_mlflow_is_closed_as_it_ended(store: Store, monkeypatch):
+def test_a_sweep_whose_end_mlflow_missed_is_closed_with_that_end(store: Store, monkeypatch):
     ended = store.sweep("s")
     with monkeypatch.context() as patch:
         patch.setattr(TrackedRun, "end", lambda *args: 1 / 0)
@@ -266,7 +266,7 @@ def test_a_supervisor_closes_the_run_with_its_reason(store: Store):
     )
 
 
-def test_a_run_that_is_taken_up_has_no_end_any_more(store: Store):
+def test_a_resumed_run_has_no_end(store: Store):
     folder = store.run("taken up")
     with killed(folder):
         close_in_its_store(lock_of(folder), "killed by SIGKILL")

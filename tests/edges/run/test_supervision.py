@@ -1,4 +1,4 @@
-"""Jobs that die, in processes of their own; they import nothing heavy, so that each takes a moment."""
+"""Jobs that die, in their own processes, without slow imports."""
 
 import fcntl
 import os
@@ -22,14 +22,14 @@ print(f"supervisor {{os.getpid()}}", flush=True)
 sys.exit(supervised(job))
 """
 
-# Says that it is ready, and names the signals that it gets until a SIGTERM.
+# Prints that it is ready, and the signals that it gets, until a SIGTERM.
 NAMING = """
-    def told(number, frame):
+    def record(number, frame):
         got.append(number)
         os.write(1, signal.Signals(number).name.encode() + b"\\n")
     got = []
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, told)
+        signal.signal(number, record)
     print(f"ready {os.getpid()}", flush=True)
     while signal.SIGTERM not in got:
         time.sleep(0.01)
@@ -40,7 +40,7 @@ NAMING = """
 def started(job: str, **options) -> subprocess.Popen:
     code = SUPERVISED.format(job=job.strip())
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    # Also where the tests themselves run under nohup.
+    # Even if the tests themselves run under nohup.
     signals = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)}
     return subprocess.Popen([sys.executable, "-c", code], **{**pipes, **signals, **options})
 
@@ -64,12 +64,12 @@ def test_a_job_that_dies_by_a_signal_is_one_line_that_names_it(number, cause):
     process = started(f"os.kill(os.getpid(), {int(number)})")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    (told,) = err.splitlines()
-    assert told.startswith("error: the job (process ")
-    assert told.endswith(f"was killed by {number.name}, {cause}")
+    (message,) = err.splitlines()
+    assert message.startswith("error: the job (process ")
+    assert message.endswith(f"was killed by {number.name}, {cause}")
 
 
-def test_signals_are_handed_on_and_the_job_decides_how_it_ends():
+def test_signals_are_forwarded_and_the_job_decides_how_it_ends():
     process = started(NAMING)
     line(process, "supervisor")
     line(process, "ready")
@@ -108,7 +108,7 @@ def test_a_job_ends_with_its_supervisor():
     assert not Path(f"/proc/{job}/exe").exists()
 
 
-def test_what_nohup_ignores_stays_ignored():
+def test_signals_ignored_by_nohup_stay_ignored():
     process = started(
         "print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, flush=True); return 0",
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),

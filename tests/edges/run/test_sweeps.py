@@ -1,4 +1,4 @@
-"""What a sweep leaves in MLflow."""
+"""The run of a sweep in MLflow."""
 
 import csv
 import io
@@ -77,7 +77,7 @@ def test_the_csv_of_a_sweep_keeps_arms_with_quotes_and_commas():
         (KeyboardInterrupt(), "KILLED", "stopped"),
     ],
 )
-def test_a_sweep_ends_as_its_runs_do_with_what_there_is(store: Path, error, status, ended):
+def test_a_sweep_that_ends_early_has_the_status_of_its_error(store: Path, error, status, ended):
     sweep, client = start(store)
     with pytest.raises(type(error)), sweep.ended_after({"none": []}, lambda: ""):
         raise error
@@ -114,7 +114,7 @@ def test_each_run_is_a_point_and_each_arm_a_row():
     assert as_markdown(RESULTS).splitlines()[0].startswith("| arm | runs | probe top-1 %")
 
 
-def test_runs_of_a_store_that_goes_away_are_no_error(store: Path, monkeypatch, caplog):
+def test_a_store_lost_during_a_sweep_is_no_error(store: Path, monkeypatch, caplog):
     sweep, _ = start(store)
 
     def away(self, records):

@@ -50,7 +50,7 @@ def test_one_of_many_writers_creates_a_file(bucket: Bucket):
     assert bucket.read("claim") == str(created.index(True)).encode()
 
 
-def test_a_file_that_was_removed_leaves_nothing_here(bucket: Bucket, tmp_path: Path):
+def test_downloading_a_missing_file_leaves_nothing(bucket: Bucket, tmp_path: Path):
     with pytest.raises(FileNotFoundError):
         bucket.download("missing", tmp_path / "missing")
     assert list(tmp_path.glob("*missing*")) == []
@@ -66,7 +66,7 @@ def test_a_request_is_retried_and_reported_once_when_it_fails_again(bucket: Buck
     assert caplog.messages == [f"output_dir: {bucket.url}/name cannot be read: 503 Slow Down; it is retried"]
 
 
-def test_retries_end(bucket: Bucket, monkeypatch):
+def test_retries_are_limited(bucket: Bucket, monkeypatch):
     monkeypatch.setattr(module, "ANSWER_S", 0.1)
     monkeypatch.setattr(bucket._fs, "cat_file", failing(10**6, ConnectionError("connection refused")))
     with pytest.raises(StorageError, match=r"output_dir: s3://.*/name cannot be read: connection refused$") as caught:
@@ -84,7 +84,7 @@ def test_retries_end(bucket: Bucket, monkeypatch):
         ClientError({"ResponseMetadata": {"HTTPStatusCode": 507}}, "PutObject"),
     ],
 )
-def test_what_no_retry_can_mend_is_refused_at_once(bucket: Bucket, monkeypatch, error):
+def test_permanent_errors_are_not_retried(bucket: Bucket, monkeypatch, error):
     calls = []
 
     def refuse(*arguments, **options):
@@ -124,7 +124,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
         Bucket("s3://a/b")
 
 
-def test_uploads_that_broke_off_are_removed_from_this_folder_alone(bucket: Bucket):
+def test_partial_uploads_are_removed_from_this_folder_only(bucket: Bucket):
     container, _, prefix = bucket._path.partition("/")
     for key in (f"{prefix}/run/state.pt", "of/others"):
         bucket._fs.call_s3("create_multipart_upload", Bucket=container, Key=key)

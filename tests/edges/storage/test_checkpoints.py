@@ -26,7 +26,7 @@ def restored(bucket: Bucket, name: str, folder: Path) -> dict:
     return load_checkpoint(folder / name, CPU, None)
 
 
-def test_a_checkpoint_comes_back_as_it_was(bucket: Bucket, tmp_path: Path):
+def test_a_checkpoint_round_trips(bucket: Bucket, tmp_path: Path):
     upload = CheckpointUpload(bucket, ALONE, keep_last=2)
     upload.offer(saved(tmp_path / "here", 4))
     upload.close()
@@ -35,7 +35,7 @@ def test_a_checkpoint_comes_back_as_it_was(bucket: Bucket, tmp_path: Path):
     assert not any((tmp_path / "here" / module.WAITING).iterdir())
 
 
-def test_the_figures_come_before_the_manifest_which_comes_last(bucket: Bucket, tmp_path: Path, monkeypatch):
+def test_the_metrics_are_uploaded_before_the_manifest(bucket: Bucket, tmp_path: Path, monkeypatch):
     written, upload, write = [], Bucket.upload, Bucket.write
     monkeypatch.setattr(Bucket, "upload", lambda self, path, name: (written.append(name), upload(self, path, name)))
     monkeypatch.setattr(Bucket, "write", lambda self, name, content: (written.append(name), write(self, name, content)))
@@ -45,7 +45,7 @@ def test_the_figures_come_before_the_manifest_which_comes_last(bucket: Bucket, t
     assert written == ["step-000000004/state.pt", "the figures", "step-000000004/manifest.json"]
 
 
-def test_the_newest_and_the_best_are_kept_and_what_broke_off_is_removed(bucket: Bucket, tmp_path: Path):
+def test_the_newest_and_the_best_are_kept_and_partial_uploads_removed(bucket: Bucket, tmp_path: Path):
     bucket.write("step-000000003/state.pt", b"of an upload that broke off")
     bucket.write("step-000000009/rows-000000000000.safetensors", b"of another worker that is faster")
     uploads = CheckpointUpload(bucket, ALONE, keep_last=2)
@@ -75,7 +75,7 @@ def test_checkpoints_in_between_are_skipped_but_for_the_best(bucket: Bucket, tmp
     assert uploaded == [f"step-{step:09d}/state.pt" for step in (1, 3, 6)]
 
 
-def test_what_is_offered_is_kept_until_it_is_uploaded(bucket: Bucket, tmp_path: Path, monkeypatch):
+def test_a_checkpoint_is_kept_locally_until_it_is_uploaded(bucket: Bucket, tmp_path: Path, monkeypatch):
     may_upload, upload = threading.Event(), Bucket.upload
     monkeypatch.setattr(Bucket, "upload", lambda self, path, name: may_upload.wait(30) and upload(self, path, name))
     uploads = CheckpointUpload(bucket, ALONE, keep_last=1)
@@ -88,7 +88,7 @@ def test_what_is_offered_is_kept_until_it_is_uploaded(bucket: Bucket, tmp_path: 
     assert torch.equal(restored(bucket, path.name, tmp_path / "there")["weights"], torch.ones(5))
 
 
-def test_storage_that_was_away_gets_the_checkpoint_later(bucket: Bucket, tmp_path: Path, monkeypatch):
+def test_storage_gets_the_checkpoint_after_an_outage(bucket: Bucket, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(module, "_PAUSE_S", 0.0)
     failures, upload = [StorageError("away")] * 3, Bucket.upload
 
@@ -107,7 +107,7 @@ def test_storage_that_was_away_gets_the_checkpoint_later(bucket: Bucket, tmp_pat
 @pytest.mark.parametrize(
     ("error", "patience_s"), [(RefusedError("it is full"), 1e9), (StorageError("it is full"), 0.0)]
 )
-def test_an_upload_that_is_refused_or_storage_that_stays_away_ends_the_run(
+def test_a_refused_upload_or_a_lasting_outage_ends_the_run(
     bucket: Bucket, tmp_path: Path, monkeypatch, error, patience_s
 ):
     def refuse(self, path, name):
@@ -175,7 +175,7 @@ def test_the_parts_of_all_workers_make_one_checkpoint(bucket: Bucket, tmp_path: 
     assert not list((tmp_path / "1").rglob("*.safetensors"))
 
 
-def test_a_part_that_never_comes_is_named(bucket: Bucket, tmp_path: Path, monkeypatch):
+def test_a_missing_part_is_named(bucket: Bucket, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(module, "_PARTS_WITHIN_S", 0.0)
     uploads = CheckpointUpload(bucket, Workers(rank=0, world_size=2, start="now"), keep_last=1)
     save_part(tmp_path / "here", 1, {'["templates"]': HeldRows(torch.zeros(3, 2), 0)})
@@ -202,7 +202,7 @@ def test_a_damaged_checkpoint_is_refused_with_the_reason(bucket: Bucket, tmp_pat
     assert (download_checkpoint(bucket, "step-000000001", tmp_path / "there") or "").startswith(reason)
 
 
-def test_a_checkpoint_that_is_here_is_not_downloaded_again(bucket: Bucket, tmp_path: Path, monkeypatch):
+def test_a_local_checkpoint_is_not_downloaded_again(bucket: Bucket, tmp_path: Path, monkeypatch):
     uploads = CheckpointUpload(bucket, ALONE, keep_last=1)
     uploads.offer(saved(tmp_path / "here", 1))
     uploads.close()

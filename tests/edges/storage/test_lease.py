@@ -31,15 +31,15 @@ def test_a_run_has_one_lease_at_a_time(bucket: Bucket):
 
 
 @pytest.mark.parametrize("changed", [{"expires": 0.0}, {"machine": module.this_machine(), "pid": 2**22 + 1}])
-def test_a_lease_that_expired_or_whose_process_died_here_is_taken_over(bucket: Bucket, changed):
+def test_a_lease_that_expired_or_of_a_dead_local_process_is_taken_over(bucket: Bucket, changed):
     held_by(bucket, **changed)
     lease = Lease(bucket, lambda: None)
     assert json.loads(bucket.read(".lease") or b"")["pid"] == os.getpid()
     lease.release()
 
 
-def test_the_numbers_of_processes_in_another_container_say_nothing(bucket: Bucket):
-    """Its host may have the same name."""
+def test_process_ids_of_another_container_are_ignored(bucket: Bucket):
+    """The other host may have the same name."""
     held_by(bucket, host=module.socket.gethostname(), machine="boot 4026531836", pid=2**22 + 1)
     with pytest.raises(ConfigError, match="is in use"):
         Lease(bucket, lambda: None)
@@ -87,7 +87,7 @@ def test_a_file_that_is_no_lease_is_taken_over(bucket: Bucket):
     Lease(bucket, lambda: None).release()
 
 
-def test_of_two_that_take_over_one_gives_way(bucket: Bucket, monkeypatch):
+def test_only_one_of_two_takes_over_a_lease(bucket: Bucket, monkeypatch):
     held_by(bucket, expires=0.0)
     monkeypatch.setattr(module.time, "sleep", lambda seconds: held_by(bucket))  # the other one writes last
     with pytest.raises(ConfigError, match="was started by another process at the same time"):

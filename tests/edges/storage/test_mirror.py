@@ -15,7 +15,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_what_changes_is_uploaded_and_what_vanishes_is_removed(bucket: Bucket, folder: Path):
+def test_changed_files_are_uploaded_and_deleted_ones_removed(bucket: Bucket, folder: Path):
     mirror = Mirror(folder, bucket, NEVER_S)
     (folder / "metrics.jsonl").write_text("1\n")
     (folder / "plots" / "norms.png").write_bytes(b"png")
@@ -27,7 +27,7 @@ def test_what_changes_is_uploaded_and_what_vanishes_is_removed(bucket: Bucket, f
     assert bucket.files() == {"metrics.jsonl": 4}
 
 
-def test_only_what_changed_is_uploaded(bucket: Bucket, folder: Path, monkeypatch):
+def test_only_changed_files_are_uploaded(bucket: Bucket, folder: Path, monkeypatch):
     (folder / "a").touch()
     mirror, uploaded = Mirror(folder, bucket, NEVER_S), []
     (folder / "b").touch()
@@ -37,7 +37,7 @@ def test_only_what_changed_is_uploaded(bucket: Bucket, folder: Path, monkeypatch
     assert uploaded == ["b"]  # `a` was there before, as after a download
 
 
-def test_what_says_that_a_run_is_complete_changes_last(bucket: Bucket, folder: Path, monkeypatch):
+def test_the_mark_of_a_complete_run_is_uploaded_last(bucket: Bucket, folder: Path, monkeypatch):
     (folder / "unclosed").touch()
     mirror, done = Mirror(folder, bucket, NEVER_S), []
     monkeypatch.setattr(Bucket, "upload", lambda self, path, name: done.append(name))
@@ -49,7 +49,7 @@ def test_what_says_that_a_run_is_complete_changes_last(bucket: Bucket, folder: P
     assert done == ["encoder.safetensors", "zebra", "outcome", "unclosed"]
 
 
-def test_what_belongs_to_the_machine_stays_there(folder: Path):
+def test_files_of_the_machine_are_not_uploaded(folder: Path):
     for name in ("checkpoints/step-1/state.pt", "ray/x", "stop", "save", "launch", "crash-0.txt", ".temporary", "kept"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
@@ -82,7 +82,7 @@ def test_an_upload_that_fails_is_tried_again(bucket: Bucket, folder: Path, monke
     assert bucket.files() == {"a": 1}
 
 
-def test_a_mirror_uploads_by_itself(bucket: Bucket, folder: Path, monkeypatch):
+def test_a_mirror_uploads_in_the_background(bucket: Bucket, folder: Path, monkeypatch):
     import threading
 
     uploaded, upload = threading.Event(), Bucket.upload
@@ -98,7 +98,7 @@ def test_a_mirror_uploads_by_itself(bucket: Bucket, folder: Path, monkeypatch):
     mirror.abandon()
     (folder / "b").touch()
     mirror.close()
-    assert bucket.files() == {"a": 1}  # after it was abandoned, nothing
+    assert bucket.files() == {"a": 1}  # nothing after it was abandoned
 
 
 def test_a_download_makes_the_folder_like_that_in_storage(bucket: Bucket, folder: Path):

@@ -6,7 +6,7 @@ from ssl_sec.edges.storage.places import is_remote, local_folder, split_url, url
 from ssl_sec.errors import StorageError
 
 
-def test_a_path_is_itself(tmp_path: Path, monkeypatch):
+def test_a_path_is_its_own_location(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for given in ("runs", str(tmp_path / "runs"), f"file://{tmp_path}/runs"):
         assert not is_remote(given)
@@ -36,7 +36,7 @@ def test_the_url_of_a_run_has_three_parts():
         split_url("s3://name")
 
 
-def test_a_process_that_reads_the_url_never_finds_half_of_it(tmp_path: Path, monkeypatch):
+def test_an_existing_url_file_is_not_rewritten(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("SSL_SEC_STAGING", str(tmp_path))
     file = local_folder("s3://bucket/runs") / ".url"
     written = file.stat()

@@ -42,8 +42,8 @@ def test_arms_and_seeds_make_one_table(quick, tmp_path: Path):
     (parent,) = client.search_runs([experiment.experiment_id], "tags.job = 'ablate'")
     assert parent.info.status == "FINISHED"
     means = [statistics.fmean(run["probe/top1"] for run in results[arm]) for arm in ("random", "sec")]
-    told = [parent.data.metrics[f"sweep/probe_top1_mean {arm}"] for arm in ("random", "sec")]
-    assert told == pytest.approx(means, rel=1e-5)
+    found = [parent.data.metrics[f"sweep/probe_top1_mean {arm}"] for arm in ("random", "sec")]
+    assert found == pytest.approx(means, rel=1e-5)
     children = client.search_runs([experiment.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
     names = sorted(run.info.run_name for run in children)
     assert names == [f"digits-resnet18-{arm}-s{seed}" for arm in ("random", "sec") for seed in (0, 1)]
@@ -116,7 +116,7 @@ def test_only_an_ablation_that_was_interrupted_continues(place, quick, trained, 
 
 @pytest.fixture
 def trained(monkeypatch, tmp_path: Path) -> list[PretrainConfig]:
-    """The configurations of the runs, which are not run."""
+    """The configurations of the runs, without running them."""
     configs: list[PretrainConfig] = []
 
     def run(recipe: RecipeRow, config: PretrainConfig) -> Finished:

@@ -1,3 +1,4 @@
+import errno
 from dataclasses import replace
 
 import pytest
@@ -26,7 +27,7 @@ def kept(arm="sec", point="", seed=0, digest="abc", **figures):
 @given(
     arms=st.lists(NAMES.filter(str.strip), min_size=1, max_size=3, unique=True), point=NAMES, value=st.floats(-1e6, 1e6)
 )
-def test_a_file_has_what_was_added(tmp_path_factory, arms, point, value):
+def test_added_cells_are_in_the_file(tmp_path_factory, arms, point, value):
     path = tmp_path_factory.mktemp("cells") / "new" / "cells.csv"
     added = [kept(arm, point, seed, **{"probe/top1": value}) for arm in arms for seed in (1, 0)]
     cells = KeptCells(path)
@@ -56,7 +57,7 @@ def test_a_cell_is_found_by_arm_point_and_seed_and_refused_with_another_configur
 @pytest.mark.parametrize(
     "text", ["arm,seed\nsec,0\n", "nonsense\n1\n", "arm,point,seed,config,minutes,run_id\na,,x,,1,\n"]
 )
-def test_a_file_of_something_else_is_refused(tmp_path, text):
+def test_a_file_without_cells_is_refused(tmp_path, text):
     path = tmp_path / "cells.csv"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"cells: .*cells.csv is not a file of cells .*columns arm, point, seed"):
@@ -65,7 +66,7 @@ def test_a_file_of_something_else_is_refused(tmp_path, text):
 
 
 def test_studies_that_run_at_once_add_to_one_file(tmp_path):
-    """As parts of a study do, by seeds=[0] and seeds=[1]."""
+    """As two parts of a study with seeds=[0] and seeds=[1]."""
     path = tmp_path / "cells.csv"
     one, other = KeptCells(path), KeptCells(path)
     for number, cells in enumerate([one, other, one]):
@@ -73,10 +74,27 @@ def test_studies_that_run_at_once_add_to_one_file(tmp_path):
     assert [cell.seed for cell in KeptCells(path)] == [0, 1, 2]
 
 
-def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises((StorageError, ConfigError), match="cells: "):
-        KeptCells(tmp_path / "file" / "cells.csv").add(kept())
+def test_a_file_that_cannot_be_written_is_a_storage_error(tmp_path):
+    cells = KeptCells(tmp_path / "folder" / "cells.csv")
+    (tmp_path / "folder").write_text("a file instead")
+    with pytest.raises(StorageError, match=r"^cells: .*/folder/cells.csv cannot be written: File exists$"):
+        cells.add(kept())
+    with pytest.raises(ConfigError, match=r"^cells: .*/folder/cells.csv is not a file of cells "):
+        KeptCells(cells.path)
+
+
+def test_a_full_disk_is_a_storage_error_and_keeps_the_file(tmp_path, monkeypatch):
+    def fail(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "cells.csv"
+    cells = KeptCells(path)
+    cells.add(kept())
+    before = path.read_text()
+    monkeypatch.setattr("ssl_sec.edges.study.cells.write_whole", fail)
+    with pytest.raises(StorageError, match=r"^cells: .*/cells.csv cannot be written: No space left on device$"):
+        cells.add(kept(seed=1))
+    assert path.read_text() == before
 
 
 def test_the_figures_of_a_run_are_its_last_its_means_and_those_of_its_probe():

@@ -52,7 +52,7 @@ def test_an_adjusted_p_is_at_most_one():
     assert [one.p for one in found] == [1.0, 1.0, 1.0]
 
 
-def test_it_is_shown_with_its_interval():
+def test_a_difference_is_shown_with_its_interval():
     assert str(Difference(mean=-0.254, half_width=1.0, p=0.5, num_pairs=4)) == "-0.25 [-1.25, +0.75]"
 
 

@@ -26,12 +26,12 @@ from tests.jobs import study
 DRAWS_PICTURES = True
 
 
-class PretendedRuns:
+class FakeRuns:
     """Leaves the folders of finished runs; a run that is listed in `failing` ends with code 2.
 
     Attributes:
         started: the names of the runs.
-        stop_after: of so many runs a signal stops the others.
+        stop_after: after this many runs a signal stops the others.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,7 +41,7 @@ class PretendedRuns:
         self.stop_after: int | None = None
         self.was_stopped = False
 
-    def __call__(self, concurrent: int) -> "PretendedRuns":
+    def __call__(self, concurrent: int) -> "FakeRuns":
         return self
 
     def run(self, tasks, end) -> None:
@@ -68,10 +68,10 @@ class PretendedRuns:
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """Runs a study whose runs are pretended: overrides -> what is printed."""
+    """Runs a study with fake runs: overrides -> what is printed."""
     file = tmp_path / "mine.yaml"
     file.write_text(FILE)
-    runs = PretendedRuns(tmp_path / "runs" / "mine")
+    runs = FakeRuns(tmp_path / "runs" / "mine")
     monkeypatch.setattr(job, "Processes", runs)
 
     def run(*overrides):
@@ -89,7 +89,7 @@ def parents(tmp_path) -> list[Run]:
     ]
 
 
-def test_what_has_run_is_kept_and_compared(made, tmp_path):
+def test_finished_runs_are_kept_and_compared(made, tmp_path):
     run, runs, folder = made
     text = run()
     assert runs.started == ["none-s0", "sec-s0", "none-s1", "sec-s1"]
@@ -131,7 +131,7 @@ def test_the_time_of_a_run_that_had_begun_is_not_known(made, caplog):
     assert first.startswith("none-s0 (1 of 4)") and first.endswith("in 1.5 min") and "left" in second
 
 
-def test_it_continues_where_it_stopped_also_from_its_file_alone(made, tmp_path):
+def test_a_study_continues_also_from_its_file_alone(made, tmp_path):
     run, runs, folder = made
     runs.stop_after = 1
     with pytest.raises(Stopped, match="the same command continues the study"):
@@ -157,7 +157,7 @@ def test_it_continues_where_it_stopped_also_from_its_file_alone(made, tmp_path):
     assert [(point.step, point.value) for point in history] == [(1, 50.0), (2, 50.0), (3, 51.5), (4, 51.5)]
 
 
-def test_another_store_gets_a_run_of_its_own(made, tmp_path):
+def test_another_store_gets_its_own_run(made, tmp_path):
     run, _, _ = made
     run()
     other = f"sqlite:///{tmp_path}/other.db"
@@ -168,7 +168,7 @@ def test_another_store_gets_a_run_of_its_own(made, tmp_path):
     assert found.info.status == "FINISHED"
 
 
-def test_without_its_file_the_figures_are_compared_as_mlflow_has_them(made):
+def test_without_its_file_a_study_compares_the_metrics_of_mlflow(made):
     run, runs, folder = made
     whole = run().splitlines()
     kept = (folder / "cells.csv").read_text()
@@ -179,7 +179,7 @@ def test_without_its_file_the_figures_are_compared_as_mlflow_has_them(made):
     assert runs.started == []
 
 
-def test_nothing_has_run_yet(made):
+def test_comparing_before_any_run_is_one_line(made):
     run, runs, _ = made
     assert run("run=false") == "no run has ended yet"
     assert runs.started == []
@@ -198,7 +198,7 @@ def test_a_run_that_fails_is_named_after_the_others_have_run(made, tmp_path):
     assert runs.started == ["sec-s0"]
 
 
-def test_what_arms_are_compared_by_is_kept_or_named_after_the_first_run(made, tmp_path):
+def test_the_compared_metric_is_kept_or_named_after_the_first_run(made, tmp_path):
     run, runs, folder = made
     (tmp_path / "mine.yaml").write_text(FILE + "metric: probe/top_1\n")
     with pytest.raises(ConfigError, match="metric: found 'probe/top_1', which is not measured; .*'probe/top1'"):
@@ -224,7 +224,7 @@ def test_object_storage_needs_a_file_for_the_cells(made):
         run("output_dir=s3://bucket/runs")
 
 
-def test_a_search_is_kept_and_its_best_is_what_the_arm_runs_with(made, tmp_path, monkeypatch):
+def test_a_search_is_kept_and_its_arm_runs_with_the_best_trial(made, tmp_path, monkeypatch):
     run, runs, folder = made
     (tmp_path / "mine.yaml").write_text(SEARCHED)
     searched = []

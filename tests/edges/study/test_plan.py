@@ -78,7 +78,7 @@ def test_some_points_are_run_under_the_names_of_all(file):
         read(file, "points=[loss=dcl]")
 
 
-def test_the_digest_is_of_what_decides_the_result(file, tmp_path):
+def test_the_digest_covers_the_settings_that_decide_the_result(file, tmp_path):
     def digests(*overrides):
         return [cell.digest for cell in read(file, *overrides).cells({})]
 
@@ -89,7 +89,7 @@ def test_the_digest_is_of_what_decides_the_result(file, tmp_path):
     assert not set(digests("global_batch_size=128")) & set(first)
 
 
-def test_files_of_images_may_lie_in_any_folder(file):
+def test_the_folder_of_image_files_is_not_in_the_digest(file):
     def digest(*names):
         return read(file, "data=parquet", f"data.train=[{','.join(names)}]").cells({})[0].digest
 
@@ -158,7 +158,7 @@ def test_a_wrong_file_is_one_line_that_names_it(file, text, message):
         read(file)
 
 
-def test_a_study_that_is_not_there_is_named_with_those_that_are(tmp_path):
+def test_a_missing_study_is_named_with_the_available_ones(tmp_path):
     with pytest.raises(ConfigError, match="study: found 'digts'; did you mean 'digits'.* or the path of a YAML file"):
         read_study(["study=digts"])
     with pytest.raises(ConfigError, match="study: found '.*none.yaml'"):

@@ -43,7 +43,7 @@ def test_tasks_run_side_by_side(scripts, tmp_path):
     assert sorted(ended) == [("reads", 0), ("writes", 0)]
 
 
-def test_it_gives_up_if_only_failures_come(scripts):
+def test_it_stops_after_failures_only(scripts):
     ended, _ = run(1, [task(str(number), "raise SystemExit(2)") for number in range(6)])
     assert ended == [("0", 2), ("1", 2), ("2", 2)]
     ended, _ = run(1, [task("good"), *(task(str(number), "raise SystemExit(2)") for number in range(5))])
@@ -51,7 +51,7 @@ def test_it_gives_up_if_only_failures_come(scripts):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_what_runs_and_starts_nothing_more(scripts, monkeypatch, number):
+def test_a_signal_stops_running_tasks_and_starts_no_more(scripts, monkeypatch, number):
     begun = threading.Event()
     real = processes._started
 

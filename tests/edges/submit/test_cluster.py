@@ -123,7 +123,7 @@ def test_pretrain_then_probe_followed_to_the_end(head):
 
 @pytest.fixture(scope="module")
 def sweep(head) -> str:
-    """The job of a sweep whose client has left."""
+    """The job of a sweep whose client has exited."""
     sent = submit(
         head, "pretrain", *TWO_WORKERS, f"output_dir={head.runs}", "constraint.eta=0.1,0.25,0.5", "--name", "sweep"
     )
@@ -133,7 +133,7 @@ def sweep(head) -> str:
     return job_id
 
 
-def test_a_sweep_goes_on_without_its_client_and_is_one_run_with_children(head, sweep):
+def test_a_sweep_outlives_its_client_and_is_one_run_with_children(head, sweep):
     found = runs(head)
     parent = found["sweep"]
     assert (parent.info.status, parent.data.params["swept"]) == ("FINISHED", "constraint.eta")
@@ -164,20 +164,20 @@ def test_the_reports_are_built_from_the_runs(head, sweep, tmp_path):
 def figures(head, name: str) -> list[dict]:
     path = head.runs / "digits" / name / "metrics.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [record for record in records if "metrics" in record]  # and none that only says what is being done
+    return [record for record in records if "metrics" in record]  # not status messages
 
 
 @contextmanager
 def endless(head, name: str, first: str, *more: str) -> Iterator[str]:
-    """A job that goes on until it is stopped, once its run `first` has told three figures; it does not outlive a test.
+    """A job that runs until it is stopped, once its run `first` has reported three times; it does not outlive a test.
 
-    The cluster has room for one: a job that is left would hold up all that follow.
+    The cluster has room for one: a remaining job would block all that follow.
     """
     ends_never = ("epochs=3000", "log_every_steps=1", "monitor.every_epochs=3000", "checkpoint.every_epochs=3000")
     sent = submit(head, "pretrain", *TWO_WORKERS, *ends_never, *more, f"output_dir={head.runs}", "--name", name)
     job_id = sent.stdout.split()[1]
     try:
-        deadline = time.monotonic() + 600  # a machine that does other things as well takes minutes to start two workers
+        deadline = time.monotonic() + 600  # a busy machine takes minutes to start two workers
         while len(figures(head, first)) < 3:
             assert states(head, job_id)[job_id] in ("PENDING", "RUNNING"), submit(head, "logs", job_id).stdout
             assert time.monotonic() < deadline, submit(head, "logs", job_id).stdout
@@ -207,7 +207,7 @@ def test_a_stopped_sweep_stops_its_jobs_and_starts_no_others(head):
     assert (runs(head)["two"].info.status, runs(head)["two-seed0"].info.status) == ("KILLED", "KILLED")
 
 
-def test_a_failing_job_tells_why_in_one_line_and_keeps_its_exit_code(head, tmp_path):
+def test_a_failed_job_prints_one_line_and_keeps_its_exit_code(head, tmp_path):
     missing = ("data=folder", f"data.root={tmp_path / 'none'}")
     done = submit(head, "pretrain", *TWO_WORKERS, *missing, f"output_dir={head.runs}", "--name", "bad", "--follow")
     assert done.returncode == 3
@@ -216,7 +216,7 @@ def test_a_failing_job_tells_why_in_one_line_and_keeps_its_exit_code(head, tmp_p
     assert runs(head)["bad"].info.status == "FAILED"
 
 
-def test_without_the_token_nothing_is_told(head, tmp_path):
+def test_without_the_token_access_is_refused(head, tmp_path):
     (tmp_path / "token").write_text(secrets.token_hex(32))
     for environment in ({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}, {"RAY_AUTH_MODE": "disabled"}):
         stranger = SimpleNamespace(address=head.address, environment={**head.environment, **environment})

@@ -1,4 +1,4 @@
-"""The chains of a sweep, as they run in the cluster; the cluster's jobs are pretended."""
+"""The chains of a sweep as they run in the cluster, with fake jobs."""
 
 import json
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from ssl_sec.settings import from_values
 from tests.edges.submit.test_submission import SentJobs
 
 
-class PretendedJobs(Cluster):
+class FakeJobs(Cluster):
     """A cluster whose jobs have a run in MLflow, and nothing else.
 
     Attributes:
@@ -55,7 +55,7 @@ def pipeline(tmp_path, monkeypatch):
         given = ("epochs=1", f"output_dir={tmp_path}", *overrides)
         submit_order(Order(job="pretrain", overrides=given, then="probe", name="n"), sent)
         plan = from_values(Plan, json.loads(sent.sent[0][-1]["plan.json"]))
-        jobs = PretendedJobs(f"sqlite:///{tmp_path}/mlflow.db", refused)
+        jobs = FakeJobs(f"sqlite:///{tmp_path}/mlflow.db", refused)
         return _Pipeline(plan, jobs, "job"), jobs
 
     return make
@@ -68,7 +68,7 @@ def test_each_run_of_a_sweep_over_data_sets_is_probed(pipeline, capsys):
     assert capsys.readouterr().out.count("succeeded") >= 2
 
 
-def test_a_point_that_the_cluster_refuses_leaves_the_others_their_table(pipeline, capsys):
+def test_a_refused_point_leaves_a_table_of_the_others(pipeline, capsys):
     chains, jobs = pipeline("experiment=digits", "seed=0,1,2", refused="seed1")
     assert chains.run() == 1
     shown = capsys.readouterr().out
@@ -80,7 +80,7 @@ def test_a_point_that_the_cluster_refuses_leaves_the_others_their_table(pipeline
     assert sweep.info.status == "FAILED" and "refused" in sweep.data.tags["ended"]
 
 
-def test_an_error_that_nobody_expected_ends_the_sweep_with_its_table(pipeline, capsys, monkeypatch):
+def test_an_unexpected_error_ends_the_sweep_with_its_table(pipeline, capsys, monkeypatch):
     chains, jobs = pipeline("experiment=digits", "seed=0,1")
     follow = jobs.follow
 

@@ -76,13 +76,13 @@ def test_a_port_that_never_answers_is_not_waited_for(monkeypatch):
         submit(["list", "--address", f"http://127.0.0.1:{silent.getsockname()[1]}"])
 
 
-def test_the_address_of_the_command_line_comes_before_that_of_the_environment(dashboard, monkeypatch, capsys):
+def test_the_command_lines_address_overrides_the_environments(dashboard, monkeypatch, capsys):
     monkeypatch.setenv("RAY_ADDRESS", f"http://127.0.0.1:{free_port()}")
     assert submit(["list", "--address", address_of(dashboard)]) == 0
     assert capsys.readouterr().out == "no jobs\n"
 
 
-def test_a_cluster_that_goes_away_is_one_line(dashboard, monkeypatch):
+def test_a_cluster_lost_while_following_is_one_line(dashboard, monkeypatch):
     monkeypatch.setattr(ray_jobs, "_LOST_FOR_S", 0.0)
     monkeypatch.setattr(ray_jobs, "_POLL_S", 0.0)
     cluster = Cluster(address_of(dashboard))
@@ -95,7 +95,7 @@ def test_a_cluster_that_goes_away_is_one_line(dashboard, monkeypatch):
         cluster.follow("mine", print)
 
 
-def test_a_server_that_cannot_answer_for_a_while_does_not_make_a_job_unknown(dashboard, monkeypatch):
+def test_only_a_404_makes_a_job_unknown(dashboard, monkeypatch):
     monkeypatch.setattr(ray_jobs, "_POLL_S", 0.0)
     answers = iter([500, 503, 404])
 

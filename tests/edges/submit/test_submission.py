@@ -1,4 +1,4 @@
-"""What is checked before a job is sent, and what of the checkout travels; no cluster is needed."""
+"""Checks before a job is sent, and which files are sent; no cluster is needed."""
 
 import json
 import shlex
@@ -54,7 +54,7 @@ def details(status: JobStatus, code: int | None = None) -> JobDetails:
         ("STOPPED", 0, 130),
     ],
 )
-def test_every_end_has_its_exit_code_and_a_stop_is_no_success(status, driver, expected):
+def test_every_outcome_has_its_exit_code_and_a_stop_is_no_success(status, driver, expected):
     assert exit_code(details(JobStatus(status), driver)) == expected
 
 
@@ -105,7 +105,7 @@ def test_a_job_is_checked_before_it_is_sent_and_keeps_its_name():
         (("runtime.num_workers=3",), "3 workers cannot share"),
     ],
 )
-def test_what_cannot_work_is_refused_before_a_cluster_is_asked(overrides, message):
+def test_invalid_requests_are_refused_before_a_cluster_is_asked(overrides, message):
     with pytest.raises(ConfigError, match=message):
         check_command("pretrain", (*DIGITS, *overrides), None, is_local=False)
 
@@ -125,7 +125,7 @@ def test_a_job_names_its_python_before_anything_else(tmp_path):
 
 
 class SentJobs(Cluster):
-    """A cluster that keeps what it is sent."""
+    """A cluster that keeps what was sent to it."""
 
     address = "http://127.0.0.1:8265"
 
@@ -234,7 +234,7 @@ def test_the_probe_after_a_pretraining_is_the_one_that_its_configuration_describ
         following_stages("probe probe.epoch=7", command)
 
 
-def test_a_plan_survives_the_way_to_the_cluster():
+def test_a_plan_round_trips_to_the_cluster():
     command = check_command("pretrain", DIGITS, "mine", is_local=False)
     stages = [{"job": "pretrain", "overrides": list(command.overrides)}, {"job": "probe", "overrides": []}]
     values = {
@@ -289,7 +289,7 @@ def names(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_code_and_configs_travel_and_nothing_else(small_checkout):
+def test_only_code_and_configs_are_sent(small_checkout):
     expected = ["configs/c.yaml", "jobs/b.py", "pyproject.toml", "ssl_sec/a.py"]
     with packaged(small_checkout) as folder:
         assert names(folder) == sorted([*expected, "configs/ignored.bin"])  # without git nothing is known to be ignored
@@ -316,14 +316,14 @@ def test_a_checkout_that_is_too_large_is_refused_with_its_biggest_folders(small_
         pass
 
 
-def test_without_a_checkout_only_the_files_of_the_job_travel():
+def test_without_a_checkout_only_the_files_of_the_job_are_sent():
     with packaged(None, {"plan.json": "{}"}) as folder:
         assert names(folder) == ["plan.json"]
     with packaged(None) as folder:
         assert folder is None
 
 
-def test_this_checkout_is_lean():
+def test_this_checkout_is_small_enough_to_send():
     with packaged(checkout(), limit_mib=4.0) as folder:
         assert (folder / "jobs/pipeline.py").is_file()
         assert (folder / "configs/pretrain.yaml").is_file()
@@ -357,7 +357,7 @@ def own(tmp_path) -> Path:
     return tmp_path / "own"
 
 
-def test_experiments_of_ones_own_travel_with_the_job(own, tmp_path, monkeypatch, capsys):
+def test_user_experiments_are_sent_with_the_job(own, tmp_path, monkeypatch, capsys):
     cluster = ClusterOfNobody()
     with own_configs(str(own)):
         submit_order(Order(job="pretrain", overrides=("experiment=mine", "output_dir=/shared/runs"), name="n"), cluster)
@@ -367,7 +367,7 @@ def test_experiments_of_ones_own_travel_with_the_job(own, tmp_path, monkeypatch,
     assert capsys.readouterr().out == "30\n"
 
 
-def test_every_stage_of_a_pipeline_finds_experiments_of_ones_own(own, tmp_path, monkeypatch, capsys):
+def test_every_stage_of_a_pipeline_finds_user_experiments(own, tmp_path, monkeypatch, capsys):
     cluster = ClusterOfNobody()
     overrides = ("experiment=mine", "output_dir=/shared/runs", "seed=0,1")
     with own_configs(str(own)):
@@ -377,11 +377,11 @@ def test_every_stage_of_a_pipeline_finds_experiments_of_ones_own(own, tmp_path, 
     for stage in (stage for point in plan.points for stage in point.stages):
         show = composed_yaml if stage.job == "pretrain" else lambda job, overrides: "probed"
         assert run_job(stage.job, partial(show, stage.job), [*stage.overrides]) == 0
-    told = capsys.readouterr().out
-    assert (told.count("epochs: 30\n"), told.count("probed\n")) == (2, 2)
+    output = capsys.readouterr().out
+    assert (output.count("epochs: 30\n"), output.count("probed\n")) == (2, 2)
 
 
-def test_nothing_of_ones_own_travels_where_nothing_of_it_is_chosen(own):
+def test_unused_user_configs_are_not_sent(own):
     cluster = ClusterOfNobody()
     with own_configs(str(own)):
         submit_order(
@@ -391,7 +391,7 @@ def test_nothing_of_ones_own_travels_where_nothing_of_it_is_chosen(own):
     assert not any("config-dir" in word for word in cluster.words)
 
 
-def test_the_command_that_sends_takes_a_folder_of_ones_own(own, monkeypatch):
+def test_submit_takes_a_folder_of_user_configs(own, monkeypatch):
     with pytest.raises(ConfigError, match="^experiment: found 'mine'"):
         submit(["pretrain", "experiment=mine"])
     with pytest.raises(ConfigError, match="no Ray cluster"):

@@ -1,4 +1,4 @@
-"""The alias `best` of a registered model, and what its versions say."""
+"""The alias `best` of a registered model, and the tags of its versions."""
 
 import json
 import math
@@ -69,13 +69,13 @@ def test_without_labels_the_effective_rank_chooses(client):
     for rankme, expected in ((90.0, "1"), (300.0, "2"), (120.0, "2"), (math.inf, "2")):
         add_version(client, "photos", classes=0, rankme=rankme, digest="photos")
         assert best(client, "photos") == expected
-    add_version(client, "photos", 50.0, digest="labelled photos", rankme=400.0)  # with labels it counts no more
+    add_version(client, "photos", 50.0, digest="labelled photos", rankme=400.0)  # with labels the rank no longer counts
     assert best(client, "photos") == "5"
     add_version(client, "photos", classes=0, rankme=100.0, digest="photos")
     assert best(client, "photos") == "2"
 
 
-def test_probes_choose_as_soon_as_two_versions_have_the_same(client):
+def test_the_probe_chooses_once_two_versions_have_one(client):
     first, second = add_version(client, "probed", 60.0), add_version(client, "probed", 70.0)
     add_probe(client, "probed", first, 90.0)
     assert best(client, "probed") == "2"
@@ -101,7 +101,7 @@ def test_a_recipe_without_encoders_has_no_best(client):
 
 
 def test_encoders_of_other_data_are_not_compared(client):
-    """All sets of one's own had one model's name; the newest one's data decides."""
+    """All user sets shared one model name; the data of the newest version decides."""
     add_version(client, "flowers", 99.0, digest="d1")
     add_version(client, "flowers", 60.0, digest="d2")
     assert best(client, "flowers") == "2"
@@ -111,7 +111,7 @@ def test_encoders_of_other_data_are_not_compared(client):
     assert best(client, "flowers") == "1"
 
 
-def test_a_run_that_says_nothing_of_its_data_is_not_compared(client):
+def test_a_run_without_a_data_digest_is_not_compared(client):
     add_version(client, "untold", 60.0)
     add_version(client, "untold", 99.0, digest=None)
     assert best(client, "untold") == "1"
@@ -168,23 +168,23 @@ def test_labels_of_another_set_compare_encoders_of_images_without_labels(client)
     assert best(client, "lent") == "2"
 
 
-def test_a_version_says_its_data_its_score_and_its_run(client):
-    run_id = add_version(client, "told", 60.0)
-    client.set_tag(run_id, "mlflow.runName", "told-sec-s0")
-    describe_versions(client, "told", run_id)
-    version = client.get_model_version("told-encoder", "1")
+def test_a_version_has_its_data_score_and_run(client):
+    run_id = add_version(client, "described", 60.0)
+    client.set_tag(run_id, "mlflow.runName", "described-sec-s0")
+    describe_versions(client, "described", run_id)
+    version = client.get_model_version("described-encoder", "1")
     assert version.tags.items() >= {"score": "60", "score.name": "val/knn_top1", "data.digest": "d1"}.items()
     assert version.tags.items() >= {"constraint": "sec", "run_id": run_id}.items()
     assert "kNN" not in version.description and "val/knn_top1 60" in version.description
-    add_probe(client, "told", run_id, 81.5)
-    describe_versions(client, "told", run_id)
-    version = client.get_model_version("told-encoder", "1")
+    add_probe(client, "described", run_id, 81.5)
+    describe_versions(client, "described", run_id)
+    version = client.get_model_version("described-encoder", "1")
     assert version.tags.items() >= {"score": "81.5", "score.name": "probe/top1", "score.protocol": PAPER}.items()
     assert all(part in version.description for part in ("probe/top1 81.5", PAPER, "digest d1", "scikit-learn", run_id))
 
 
-def test_a_better_version_that_comes_while_the_alias_is_set_is_seen(client, monkeypatch):
-    """Another run registers its encoder and sets the alias before we overwrite it with what we had found."""
+def test_a_better_version_registered_meanwhile_gets_the_alias(client, monkeypatch):
+    """Another run registers its encoder and sets the alias before we overwrite it with an older result."""
     set_alias, calls = MlflowClient.set_registered_model_alias, []
 
     def slow(self, name, alias, version):

@@ -48,7 +48,7 @@ def line(step: int, **metrics: float) -> str:
     return json.dumps({"step": step, "metrics": metrics}) + "\n"
 
 
-def test_all_whole_lines_arrive_once_and_in_order(tmp_path: Path):
+def test_all_complete_lines_arrive_once_in_order(tmp_path: Path):
     path, sink = tmp_path / "metrics.jsonl", Collected(wanted=2)
     with Follower(path, sink, interval_s=0.01):
         path.write_text(line(0, a=1) + line(1, a=2) + '{"step": 2, "met')
@@ -59,7 +59,7 @@ def test_all_whole_lines_arrive_once_and_in_order(tmp_path: Path):
     assert sink.closed
 
 
-def test_a_file_that_a_resume_cut_back_is_read_again(tmp_path: Path):
+def test_a_file_truncated_by_a_resume_is_read_again(tmp_path: Path):
     path, sink = tmp_path / "metrics.jsonl", Collected(wanted=3)
     with Follower(path, sink, interval_s=0.01):
         path.write_text(line(0, a=1) + line(1, a=2) + line(2, a=3))
@@ -68,8 +68,8 @@ def test_a_file_that_a_resume_cut_back_is_read_again(tmp_path: Path):
     assert [record["step"] for record in sink.records] == [0, 1, 2, 0]
 
 
-def test_a_file_that_was_written_anew_and_has_grown_is_read_from_its_start(tmp_path: Path):
-    """A resume replaces the file; at the next look it may be longer than the old one was."""
+def test_a_rewritten_file_is_read_from_its_start(tmp_path: Path):
+    """A resume replaces the file, which may be longer than the old one at the next read."""
     path, sink = tmp_path / "metrics.jsonl", Collected(wanted=2)
     with Follower(path, sink, interval_s=0.01):
         path.write_text(line(0, a=1) + line(1, a=2))
@@ -82,8 +82,8 @@ def test_a_file_that_was_written_anew_and_has_grown_is_read_from_its_start(tmp_p
     assert [record["metrics"]["a"] for record in sink.records] == [1, 2, 1.25, 2.25, 3.25]
 
 
-def test_a_place_in_the_middle_of_a_line_is_noticed(tmp_path: Path):
-    """Written anew under the same number, as a file system may do it."""
+def test_a_position_inside_a_line_is_detected(tmp_path: Path):
+    """Rewritten with the same inode, as some file systems do."""
     path, sink = tmp_path / "metrics.jsonl", Collected(wanted=1)
     with Follower(path, sink, interval_s=0.01):
         path.write_text(line(0, a=1))
@@ -96,7 +96,7 @@ def test_a_place_in_the_middle_of_a_line_is_noticed(tmp_path: Path):
 
 
 def test_a_damaged_line_is_skipped(tmp_path: Path):
-    """As two machines leave it that append to one file at once."""
+    """As left by two machines that append to one file."""
     path, sink = tmp_path / "metrics.jsonl", Collected(wanted=2)
     with Follower(path, sink, interval_s=0.01):
         path.write_text(line(0, a=1) + '{"step": 1, "me{"step": 1, "metrics": {}}\n' + line(2, a=3))
@@ -109,40 +109,40 @@ def test_a_damaged_line_is_skipped(tmp_path: Path):
     assert [record["step"] for record in sink.records] == [0, 2, 3]
 
 
-def test_a_sink_that_is_away_gets_all_when_it_is_back(tmp_path: Path):
-    path, sink, told, lost = tmp_path / "metrics.jsonl", Away(outages=3, wanted=2), [], []
-    follower = Follower(path, sink, interval_s=0.01, retry_s=0.02, on_error=told.append, on_loss=lost.append)
+def test_a_sink_gets_all_records_after_an_outage(tmp_path: Path):
+    path, sink, errors, lost = tmp_path / "metrics.jsonl", Away(outages=3, wanted=2), [], []
+    follower = Follower(path, sink, interval_s=0.01, retry_s=0.02, on_error=errors.append, on_loss=lost.append)
     with follower:
         path.write_text(line(0, a=1))
         with path.open("a") as file:
             file.write(line(1, a=2))
         assert sink.reached.wait(10)
     assert [record["step"] for record in sink.records] == [0, 1]
-    assert [str(error) for error in told] == ["down 1"]  # once an outage
+    assert [str(error) for error in errors] == ["down 1"]  # once an outage
     assert lost == []
     assert sink.closed
 
 
-def test_a_sink_that_stays_away_is_asked_once_more_at_the_end_and_the_loss_is_told(tmp_path: Path):
-    path, sink, told, lost = tmp_path / "metrics.jsonl", Away(outages=10**9, wanted=1), [], []
+def test_a_lasting_outage_is_retried_at_the_end_and_the_loss_reported(tmp_path: Path):
+    path, sink, errors, lost = tmp_path / "metrics.jsonl", Away(outages=10**9, wanted=1), [], []
     path.write_text(line(0, a=1) + line(1, a=2))
-    follower = Follower(path, sink, interval_s=0.01, retry_s=60.0, on_error=told.append, on_loss=lost.append)
+    follower = Follower(path, sink, interval_s=0.01, retry_s=60.0, on_error=errors.append, on_loss=lost.append)
     with follower:
-        while not told:
+        while not errors:
             time.sleep(0.01)
     assert sink.calls == 2
-    assert len(told) == 1
+    assert len(errors) == 1
     assert lost == [2]
 
 
-def test_a_sink_that_is_to_connect_is_asked_before_there_are_records(tmp_path: Path):
+def test_a_sink_is_connected_before_there_are_records(tmp_path: Path):
     sink = Away(outages=1, wanted=0)
     with Follower(tmp_path / "metrics.jsonl", sink, interval_s=0.01, retry_s=0.01, connects_first=True):
         assert sink.reached.wait(10)
     assert (sink.calls, sink.records) == (2, [])
 
 
-def test_a_sink_that_does_not_answer_is_left_behind_at_the_end(tmp_path: Path):
+def test_an_unresponsive_sink_is_abandoned_at_the_end(tmp_path: Path):
     path, entered, over = tmp_path / "metrics.jsonl", threading.Event(), threading.Event()
 
     class Silent(Collected):
@@ -165,9 +165,9 @@ def figures(step: int, epoch: float) -> dict:
 def test_progress_writes_a_line_for_each_report_without_a_terminal():
     stream = io.StringIO()
     progress = Progress(total=4, name="run", stream=stream)
-    told = [figures(0, 0.5), figures(1, 1.0), {"time": 1.5, "message": "WARNING: worker 0: one image is bad"}]
-    progress(told)
-    progress(told)  # a resume writes the file anew
+    records = [figures(0, 0.5), figures(1, 1.0), {"time": 1.5, "message": "WARNING: worker 0: one image is bad"}]
+    progress(records)
+    progress(records)  # a resume rewrites the file
     lines = stream.getvalue().splitlines()
     assert lines[0] == "run: epoch 0.50/4  step 0  loss 5.2500  images/s 1234"
     assert lines[1].startswith("run: epoch 1.00/4  step 1  loss 5.2500")
@@ -214,7 +214,7 @@ def test_progress_draws_one_bar_on_a_terminal():
 
 
 def everything_on(screen: int) -> str:
-    """What was written to a terminal that is closed now; Linux says by an error that there is no more."""
+    """The output on a closed terminal; Linux signals its end by an error."""
     drawn = b""
     with contextlib.suppress(OSError):
         while part := os.read(screen, 65536):
@@ -243,8 +243,8 @@ LONGEST = {
         ("epoch", {"val/verification_accuracy": 100.0}, ["epoch 999.9/1000", "acc 100.0%"]),
     ],
 )
-def test_the_bar_never_wraps_and_80_columns_show_what_a_run_is_watched_by(columns, unit, score, expected):
-    """On a terminal of its own, with a long name and the longest figures."""
+def test_the_bar_never_wraps_and_shows_the_main_metrics_in_80_columns(columns, unit, score, expected):
+    """On its own terminal, with a long name and the longest values."""
     screen, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (24, columns))
     with os.fdopen(terminal, "w") as stream:
@@ -289,7 +289,7 @@ def test_messages_of_an_earlier_process_are_not_shown_again():
     assert stream.getvalue() == "INFO: loading digits\n"
 
 
-def test_steps_taken_again_are_not_shown_again():
+def test_repeated_steps_are_not_shown_again():
     stream = io.StringIO()
     progress = Progress(total=4, name="run", stream=stream)
     progress([figures(5, 2.0), figures(3, 1.0), figures(5, 2.0)])

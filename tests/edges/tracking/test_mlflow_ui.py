@@ -52,7 +52,7 @@ def ui(run, tmp_path_factory):
         ("/artifacts", ["plots", "config.yaml", "encoder.safetensors"]),
     ],
 )
-def test_the_pages_of_a_run_show_what_it_is(ui, run, tmp_path, page, shown):
+def test_the_pages_of_a_run_show_its_settings_and_results(ui, run, tmp_path, page, shown):
     assert_shown(f"{ui}/#/experiments/{run.experiment_id}/runs/{run.run_id}{page}", shown, tmp_path)
 
 

@@ -11,7 +11,7 @@ TAGS = {
 }
 
 
-def test_a_description_says_what_made_the_run_and_how_it_ended():
+def test_a_description_has_the_runs_origin_and_end():
     note = with_end(description(TAGS), describe_end("FAILED", "the disk is full"))
     assert note.splitlines() == [
         "- ended: failed: the disk is full",
@@ -23,7 +23,7 @@ def test_a_description_says_what_made_the_run_and_how_it_ended():
     assert describe_end("KILLED", None) == "stopped"
 
 
-def test_what_users_write_stays_and_the_end_is_said_once():
+def test_user_notes_are_kept_and_the_end_is_stated_once():
     note = with_end(description(TAGS) + "\nmine", "stopped")
     assert with_end(note, "finished").splitlines()[0] == "- ended: finished"
     assert with_end(note, "finished").count("ended") == 1 and "\nmine" in with_end(note, "finished")
@@ -36,7 +36,7 @@ def test_a_resume_with_another_command_or_code_is_added():
     assert "ended" not in again and again.count("- resumed:") == 1 and "commit def" in again
 
 
-def test_a_cluster_follows_the_machine_and_the_resumes_and_is_said_once():
+def test_a_cluster_is_stated_once_after_the_machine_and_resumes():
     note = with_cluster(description(TAGS) + "\nmine", "2 nodes at http://me:secret@head")
     assert note.splitlines()[3:] == ["- ran on: node1", "- cluster: 2 nodes at http://***@head", "mine"]
     assert with_cluster(note, "2 nodes at http://me:secret@head") == note
@@ -51,7 +51,7 @@ def test_a_table_comes_first_and_replaces_an_earlier_one():
     assert note == f"\n| arm |\n| --- |\n| new |\n\n{description(TAGS)}\nmine"
 
 
-def test_a_training_says_how_to_continue_with_it_and_a_probe_does_not():
+def test_a_training_run_says_how_to_continue_and_a_probe_does_not():
     tags = {**TAGS, "job": "pretrain", "folder": "/shared/my runs/it"}
     assert description(tags).splitlines()[4:] == [
         "- resume: `python -m jobs.pretrain 'resume=/shared/my runs/it'`",

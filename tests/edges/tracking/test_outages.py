@@ -1,4 +1,4 @@
-"""Training neither waits for a tracking database that fails nor fails with it, and a replay sends what is missing."""
+"""Training neither waits for a failing tracking database nor fails with it, and a replay sends the rest."""
 
 import sqlite3
 import subprocess
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.slow
 
 ANSWER_S = 3.0
 
-# A run that stops waiting while MLflow makes its tables leaves half of them, and a busy machine takes its time.
+# A run that stops waiting while MLflow makes its tables leaves half of them, so there is time for a busy machine.
 TABLES_S = 30.0
 
 # MLflow itself tries for 150 s and more; a busy machine draws the pictures in less.
 WAITED_S = 100
 
-# Says at its end when it began, after the imports, and when it ended.
+# Prints when it began, after the imports, and when it ended.
 RUN = f"""
 import sys, time
 from tests.jobs import pretrain
@@ -54,7 +54,7 @@ def limit(connection, record):
 
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
-    """A store with its tables, which this process knows by another name and has let go of."""
+    """A store with its tables, which this process has opened by another name and closed."""
     uri = f"sqlite:///{tmp_path}/./mlflow.db"
     connect_to_store(uri)
     SqlAlchemyStore._engine_map[uri].dispose()
@@ -81,10 +81,10 @@ def wait_for_steps(process: subprocess.Popen, run: RunFolder) -> None:
 
 
 def assert_trained_to_its_end(process: subprocess.Popen, run: RunFolder) -> str:
-    """Returns the one warning that says how the rest is sent."""
-    told, errors = process.communicate(timeout=600)
+    """Returns the one warning that names the command for the rest."""
+    output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
-    began, ended = map(float, told.splitlines()[-1].split()[1:])
+    began, ended = map(float, output.splitlines()[-1].split()[1:])
     assert run.workers_path.stat().st_mtime - began < WAITED_S
     assert ended - (run.path / "outcome").stat().st_mtime < WAITED_S
     assert steps_so_far(run) == 200 and run.outcome() == "finished"
@@ -108,7 +108,7 @@ def assert_replayed(run: RunFolder, uri: str) -> None:
     assert "encoder.safetensors" in {file.path for file in client.list_artifacts(replayed.run_id)}
 
 
-def test_a_database_that_is_locked_from_the_start_holds_nothing_back(tmp_path, database):
+def test_a_database_locked_from_the_start_delays_nothing(tmp_path, database):
     run, other = folder_of(tmp_path), lock(database)
     last = assert_trained_to_its_end(started(tmp_path), run)
     assert f"MLflow did not answer for {ANSWER_S:g} s; upload what is missing with: " in last
@@ -116,7 +116,7 @@ def test_a_database_that_is_locked_from_the_start_holds_nothing_back(tmp_path, d
     assert_replayed(run, f"sqlite:///{database}")
 
 
-def test_a_database_that_is_locked_in_mid_run_holds_nothing_back(tmp_path, database):
+def test_a_database_locked_in_mid_run_delays_nothing(tmp_path, database):
     run, process = folder_of(tmp_path), started(tmp_path)
     wait_for_steps(process, run)
     other = lock(database)
@@ -126,14 +126,14 @@ def test_a_database_that_is_locked_in_mid_run_holds_nothing_back(tmp_path, datab
     assert_replayed(run, f"sqlite:///{database}")
 
 
-def test_a_database_that_is_full_in_mid_run_does_not_fail_it(tmp_path, database):
+def test_a_database_full_in_mid_run_does_not_fail_the_run(tmp_path, database):
     run = folder_of(tmp_path)
     last = assert_trained_to_its_end(started(tmp_path, FULL + RUN), run)
     assert "records of metrics are not in MLflow; upload them with: " in last
     assert_replayed(run, f"sqlite:///{database}")
 
 
-def test_a_database_that_is_deleted_in_mid_run_does_not_fail_it(tmp_path, database):
+def test_a_database_deleted_in_mid_run_does_not_fail_the_run(tmp_path, database):
     run, process = folder_of(tmp_path), started(tmp_path, RUN.replace(f"{ANSWER_S}", f"{TABLES_S}"))
     wait_for_steps(process, run)
     database.unlink()

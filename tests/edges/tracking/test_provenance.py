@@ -1,4 +1,4 @@
-"""What a run keeps of the code that made it."""
+"""What a run keeps of its code."""
 
 import json
 import subprocess
@@ -63,13 +63,13 @@ def test_a_very_long_patch_is_cut_off(checkout, monkeypatch):
     assert len(code_state().diff) < 200 and "cut off here" in code_state().diff
 
 
-def test_the_commit_of_a_repository_around_the_package_says_nothing(checkout, monkeypatch):
+def test_the_commit_of_an_enclosing_repository_is_ignored(checkout, monkeypatch):
     monkeypatch.setattr(provenance, "checkout", lambda: checkout / "ssl_sec")
     assert code_state() is None
     assert "mlflow.source.git.commit" not in process_tags(code_state())
 
 
-def test_what_a_cluster_runs_knows_the_code_that_was_sent(checkout, tmp_path, monkeypatch):
+def test_a_job_on_a_cluster_records_the_code_that_was_sent(checkout, tmp_path, monkeypatch):
     (checkout / "ssl_sec" / "a.py").write_text("margin = 2\n")
     sent = tmp_path / "sent"
     sent.mkdir()

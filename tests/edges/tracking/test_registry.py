@@ -70,7 +70,7 @@ def test_the_head_belongs_to_the_version(tmp_path: Path, digit_pairs):
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "message"),
     [
         ("models:/digits-encoder", "run: found 'models:/digits-encoder', must be models:/<name>@<alias>, "),
         ("models:/digits-encoder@", "must be models:/<name>@<alias>"),
@@ -82,7 +82,7 @@ def test_the_head_belongs_to_the_version(tmp_path: Path, digit_pairs):
         ("nosuch/folder", "nosuch/folder holds no run; allowed: a run's folder, its id"),
     ],
 )
-def test_what_is_no_network_is_one_line(finished, word, told, tmp_path: Path):
+def test_a_version_without_a_network_is_one_line(finished, word, message, tmp_path: Path):
     client = MlflowClient(finished.uri)
     for name, run_id in (("by-hand", None), ("pickled", finished.run_id)):
         if not client.search_registered_models(f"name = '{name}'"):
@@ -90,7 +90,7 @@ def test_what_is_no_network_is_one_line(finished, word, told, tmp_path: Path):
             client.create_model_version(name, tmp_path.as_uri(), run_id)
     with pytest.raises(ConfigError) as raised:
         weights(finished, word)
-    assert told in str(raised.value) and "\n" not in str(raised.value)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_a_version_names_its_weights_and_no_checkpoint_chooses_others(finished):

@@ -83,7 +83,7 @@ def test_it_is_loaded_by_mlflow(finished, images, features, flavour, monkeypatch
 
 
 @pytest.mark.parametrize("count", [1, 5])
-def test_images_posted_as_the_documentation_says_are_answered_by_their_features(server, images, features, count):
+def test_images_posted_as_documented_are_answered_by_their_features(server, images, features, count):
     (posting,) = (block for block in blocks("tracking.md") if ADDRESS in block)
     names = {"images": images[:count]}
     exec(posting.replace(ADDRESS, server), names)
@@ -91,7 +91,7 @@ def test_images_posted_as_the_documentation_says_are_answered_by_their_features(
 
 
 @pytest.mark.parametrize("key", ["inputs", "instances"])
-def test_both_forms_of_tensors_are_taken(server, images, features, key):
+def test_both_forms_of_tensors_are_accepted(server, images, features, key):
     assert np.asarray(post(server, {key: images.tolist()})["predictions"]).shape == features.shape
 
 

@@ -26,7 +26,7 @@ from tests.jobs import pretrain
         "databricks",
     ],
 )
-def test_an_address_where_a_store_may_be_is_taken(uri, tmp_path: Path):
+def test_a_possible_address_of_a_store_is_accepted(uri, tmp_path: Path):
     (tmp_path / "empty.db").touch()
     require_store(uri.format(folder=tmp_path), "tracking.uri")
 
@@ -34,7 +34,7 @@ def test_an_address_where_a_store_may_be_is_taken(uri, tmp_path: Path):
 @pytest.mark.parametrize(
     "uri", ["./mlruns", "mlruns", "file:///tmp/mlruns", "ftp://x", "/tmp/mlflow.db", "sqlite:x.db"]
 )
-def test_an_address_that_no_store_has_is_refused(uri):
+def test_an_impossible_address_of_a_store_is_refused(uri):
     with pytest.raises(ConfigError, match=f"^tracking.uri: found '{uri}', must be sqlite:///<file>"):
         require_store(uri, "tracking.uri")
 
@@ -48,9 +48,9 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path):
 def test_a_folder_is_refused_before_the_run_starts(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}")
     assert run_job("pretrain", pretrain, ["runtime=local", f"output_dir={tmp_path / 'runs'}"]) == 4
-    told = capsys.readouterr().err.strip()
-    assert told.startswith("error: MLFLOW_TRACKING_URI: found sqlite:") and "which is a folder" in told
-    assert "\n" not in told
+    output = capsys.readouterr().err.strip()
+    assert output.startswith("error: MLFLOW_TRACKING_URI: found sqlite:") and "which is a folder" in output
+    assert "\n" not in output
     assert not (tmp_path / "runs").exists()
 
 

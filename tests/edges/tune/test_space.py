@@ -1,4 +1,4 @@
-"""What a search varies, out of Hydra's sweeps."""
+"""The space of a search, from Hydra's sweeps."""
 
 import math
 
@@ -47,7 +47,7 @@ def test_sweeps_are_searched_and_other_overrides_are_shared():
     assert chosen_overrides(search.space, values) == [*chosen, "monitor.neighbours=5"]
 
 
-def test_what_is_typed_stays():
+def test_explicit_overrides_are_kept():
     search = read_search([*DIGITS, "monitor.every_epochs=5", "metric=val/rankme", "mode=min", "seed=choice(1,2)"])
     assert search.config.monitor.every_epochs == 5
     assert search.shared == (*DIGITS, "monitor.every_epochs=5", "runtime=local")
@@ -87,7 +87,7 @@ def test_a_mistake_is_one_line(overrides: list[str], message: str):
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("max", [3.0, 2.0, math.nan]), ("min", [2.0, 3.0, math.nan])])
-def test_a_trial_without_a_number_is_the_worst(mode: str, expected: list[float]):
+def test_a_trial_with_a_nan_score_is_the_worst(mode: str, expected: list[float]):
     search = read_search([*DIGITS, "seed=1,2", f"mode={mode}"])
     trials = [Trial(name="t-1", overrides=[], values={}, metric=metric, epoch=1) for metric in (math.nan, 2.0, 3.0)]
     found = [trial.metric for trial in best_first(search, trials)]

@@ -45,7 +45,7 @@ def plan(folder: Path, **changes: Any) -> Plan:
     return Plan(**{**shared, **changes})
 
 
-def test_each_step_is_a_measurement_and_the_last_waits_for_the_end(tmp_path: Path):
+def test_each_step_is_a_measurement_and_the_last_awaits_the_end(tmp_path: Path):
     trial = Trial()
     trial.setup({"optimiser.learning_rate": 0.3, "constraint": "sec"}, plan=plan(tmp_path), space=SPACE)
     results = [trial.step() for _ in range(3)]
@@ -59,7 +59,7 @@ def test_each_step_is_a_measurement_and_the_last_waits_for_the_end(tmp_path: Pat
     assert [result["val/knn_top1"] for result in results] == measured
     assert trial._run is not None
     assert trial._run.poll() == 0
-    trial.cleanup()  # which has nothing to stop
+    trial.cleanup()  # there is nothing to stop
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_a_trial_that_is_stopped_saves_and_continues(tmp_path: Path):
     again = Trial()
     again.setup(values, plan=longer, space=SPACE)
     try:
-        assert again.step() == first  # it is told again what was measured before
+        assert again.step() == first  # earlier measurements are reported again
         for _ in range(2):
             again.step()
     finally:

@@ -80,7 +80,7 @@ def test_contrast_shrinks_the_distance_from_the_mean():
     torch.testing.assert_close(found.mean((2, 3)), images.mean((2, 3)), rtol=0, atol=1 / 255)
 
 
-def test_there_are_twenty():
+def test_twenty_corruptions_are_listed():
     assert [(each.kind, each.strength) for each in corruptions(0)[:6]] == [
         *(("blur", strength) for strength in range(1, 6)),
         ("noise", 1),

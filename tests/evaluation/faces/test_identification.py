@@ -193,7 +193,7 @@ def test_collapsed_embeddings_are_never_identified(dim):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_speaks_against_the_probe(bad):
+def test_scores_that_are_not_finite_count_against_the_probe(bad):
     rows, labels = torch.eye(3).repeat_interleave(2, 0), torch.tensor([0, 0, 1, 1, 2, 2])
     trial = OpenSetTrial(torch.tensor([0, 2]), torch.tensor([1, 3, 4, 5]))
     distractors = torch.full((2, 3), 0.1)
@@ -238,7 +238,7 @@ def test_orders_are_functions_of_the_seed():
     assert not torch.equal(shuffled(50, 1), shuffled(50, 2))
 
 
-def test_what_does_not_fit_is_named():
+def test_wrong_arguments_are_refused():
     rows, labels = torch.eye(4), torch.tensor([0, 0, 1, 1])
     with pytest.raises(DataError, match="3 labels for 4 embeddings"):
         all_pairs_tar_at_far(rows, labels[:3], [0.1])

@@ -98,7 +98,7 @@ def test_equal_scores_are_chance():
 
 @settings(max_examples=80)
 @given(pairs())
-def test_the_roc_is_scikit_learns_without_what_lies_on_its_lines(case):
+def test_the_roc_is_scikit_learns_without_collinear_points(case):
     scores, same = case
     fpr, tpr, thresholds = roc(scores, same)
     theirs = roc_curve(same.numpy(), scores.numpy(), drop_intermediate=False)
@@ -107,7 +107,7 @@ def test_the_roc_is_scikit_learns_without_what_lies_on_its_lines(case):
     slopes = torch.atan2(tpr.diff() * int(same.sum()), fpr.diff() * int((~same).sum())).round(decimals=9)
     assert (slopes.diff() != 0).all()
     assert (fpr[0], tpr[0], fpr[-1], tpr[-1]) == (0, 0, 1, 1)
-    # Sums of positions along both axes part the points of a vertical line.
+    # Sums of both coordinates separate the points of a vertical line.
     ours, all_of_theirs = (fpr + tpr).numpy(), theirs[0] + theirs[1]
     assert np.allclose(np.interp(all_of_theirs, ours, tpr.numpy()), theirs[1])
     assert area(scores, same) == pytest.approx(roc_auc_score(same.numpy(), scores.numpy()))
@@ -125,7 +125,7 @@ def test_equal_error_rate_is_where_the_errors_meet():
     assert equal_error_rate(torch.tensor([1.0, 0.0]), torch.tensor([False, True])) == 1
 
 
-def test_what_is_not_a_number_is_never_in_favour():
+def test_nan_scores_never_help():
     same = torch.tensor([True, True, False, False])
     assert tar_at_far(torch.tensor([0.9, math.nan, 0.1, 0.2]), same, [0.0, 1.0]) == {0.0: 0.5, 1.0: 0.5}
     assert tar_at_far(torch.tensor([0.9, math.inf, 0.1, math.nan]), same, [0.0, 0.5]) == {0.0: 0, 0.5: 1}
@@ -134,7 +134,7 @@ def test_what_is_not_a_number_is_never_in_favour():
     assert equal_error_rate(torch.full((4,), math.nan), same) == 1
 
 
-def test_what_does_not_fit_is_named():
+def test_wrong_arguments_are_refused():
     scores, same = case_of(0, 10)
     with pytest.raises(ConfigError, match="TAR at FAR = 1.5; allowed: 0 to 1"):
         tar_at_far(scores, same, [0.1, 1.5])

@@ -75,7 +75,7 @@ def test_collapsed_embeddings_score_0(dim):
     assert tar_at_far(scores, first % 5 == second % 5, [0.9, 0.1]) == {0.9: 0, 0.1: 0}
 
 
-def test_what_is_not_finite_spoils_its_template_alone():
+def test_a_row_that_is_not_finite_affects_only_its_template():
     rows, templates, media = faces(2)
     ids, pooled = pool_templates(rows, templates, media)
     rows[0] = math.nan
@@ -85,7 +85,7 @@ def test_what_is_not_finite_spoils_its_template_alone():
     assert torch.equal(again[~spoilt], pooled[~spoilt])
 
 
-def test_what_does_not_fit_is_named():
+def test_wrong_arguments_are_refused():
     rows, templates, media = faces(0)
     with pytest.raises(DataError, match="60 templates and 59 media for 60 embeddings"):
         pool_templates(rows, templates, media[1:])

@@ -142,7 +142,7 @@ def test_collapsed_embeddings_are_right_half_the_time(dim, pca):
             assert found == (0.5, 0, (0.5,) * 6)
 
 
-def test_what_is_not_finite_is_wrong():
+def test_pairs_that_are_not_finite_are_wrong():
     first, second = torch.eye(4).repeat(2, 2, 1)
     same = torch.ones(8, dtype=torch.bool)
     second[1::2] *= -1
@@ -184,7 +184,7 @@ def test_components_are_those_of_the_embeddings_and_not_of_their_directions():
 
 
 @pytest.mark.parametrize(("score", "slow"), [(inner_products, dot), (closeness, minus_square)])
-def test_embeddings_as_they_are_rank_pairs_as_the_slow_loop_does(score, slow):
+def test_raw_embeddings_rank_pairs_as_the_slow_loop(score, slow):
     first, second, same = faces(3, 60)
     expected = [slow(a, b) for a, b in zip(first.double().tolist(), second.double().tolist(), strict=True)]
     found = score(first, second)
@@ -201,13 +201,13 @@ def test_embeddings_as_they_are_rank_pairs_as_the_slow_loop_does(score, slow):
     assert score(0 * first, 0 * first).tolist() == [0] * 60
 
 
-def test_flips_are_added_as_they_are_or_as_directions():
+def test_flips_are_added_raw_or_normalised():
     a, b = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([[0.0, 10.0], [2.0, 0.0]])
     assert torch.equal(sum_of_embeddings(a, b), torch.tensor([[3.0, 14.0], [2.0, 0.0]]))
     assert torch.allclose(sum_of_directions(a, b), torch.tensor([[0.6, 1.8], [1.0, 0.0]]))
 
 
-def test_what_does_not_fit_is_named():
+def test_wrong_arguments_are_refused():
     first, second, same = faces(0, 10)
     with pytest.raises(DataError, match=r"\(10, 12\) and \(9, 12\) embeddings"):
         kfold_accuracy(first, second[:9], same)
@@ -225,7 +225,7 @@ def test_what_does_not_fit_is_named():
             kfold_accuracy(first, second, same, 5, pca)
 
 
-def test_orthogonal_pairs_tie_whatever_rounding_makes_of_their_cosines():
+def test_orthogonal_pairs_tie_despite_rounding():
     """Of so small a cosine float32 holds what float64 leaves of 0: about 1e-17, and its sign."""
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randint(-9, 10, (60, 2), generator=generator).double()

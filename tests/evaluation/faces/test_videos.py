@@ -130,7 +130,7 @@ def test_collapsed_embeddings_are_right_half_the_time():
     assert hik_svm_kfold_accuracy(scores.histograms, same, 4) == (0.5, 0, (0.5,) * 4)
 
 
-def test_what_is_not_finite_is_wrong():
+def test_pairs_that_are_not_finite_are_wrong():
     pairs, same = videos(1, noise=0.2)
     good = scores_of(pairs).histograms
     assert hik_svm_kfold_accuracy(good, same, 5).mean == 1
@@ -143,7 +143,7 @@ def test_what_is_not_finite_is_wrong():
     assert hik_svm_kfold_accuracy(histograms, same, 5).per_fold == (0, 1, 1, 1, 1)
 
 
-def test_what_does_not_fit_is_named():
+def test_wrong_arguments_are_refused():
     rows = torch.eye(3)
     with pytest.raises(DataError, match="videos of 0 and 3 frames; 1 or more each"):
         scores_of([(rows[:0], rows)])

@@ -78,7 +78,7 @@ def test_the_gradients_are_right(name):
     assert torch.autograd.gradcheck(of, (batch().embeddings, weight, bias))
 
 
-def test_each_loss_moves_what_it_moves_in_the_paper():
+def test_each_loss_trains_the_parameters_of_the_paper():
     branches = {f"{branch}.{kind}" for branch in ("mean", "log_variance") for kind in ("weight", "bias")}
     decoder = {f"decoder.{place}.{kind}" for place in (0, 2) for kind in ("weight", "bias")}
     for step in (3, 10):

@@ -109,8 +109,8 @@ def test_the_shares_of_a_partition_add_up():
     torch.testing.assert_close(torch.stack(whole), torch.stack([torch.stack(part) for part in parts]).sum(0))
 
 
-def test_parts_that_are_computed_again_give_the_same(monkeypatch):
-    """Memory is bounded: more rows than are held at once are generated part by part."""
+def test_recomputed_parts_give_the_same(monkeypatch):
+    """Memory is bounded: many rows are generated in parts."""
 
     def computed():
         found, given, embed = synthesis(), batch(), head()

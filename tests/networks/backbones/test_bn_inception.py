@@ -129,7 +129,7 @@ def test_features_are_those_of_caffes_layers_and_input(weights, backbone, size, 
     torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
 
 
-def test_the_first_convolution_sees_what_caffe_gave_it(backbone):
+def test_the_first_convolution_gets_caffes_input(backbone):
     pixels = torch.randint(0, 256, (2, 3, 16, 16), generator=torch.Generator().manual_seed(1))
     seen = []
     handle = backbone.conv1_7x7_s2.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))

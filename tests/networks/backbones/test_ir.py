@@ -158,7 +158,7 @@ def test_spatial_sizes_round_up(size, side):
     assert backbone.eval()(torch.rand(1, 3, size, size)).shape == (1, side**2)
 
 
-def test_images_that_are_not_square_are_one_line():
+def test_non_square_images_are_refused_in_one_line():
     backbone, _ = ir("ir18", 0.05, image_size_px=32)
     with pytest.raises(ConfigError, match="^encoder.name: found .* last maps are 2 x 2, but .* 3 x 2; allowed: square"):
         backbone(torch.rand(2, 3, 48, 32))
@@ -194,7 +194,7 @@ def test_weights_of_insightface_load_into_encoder_and_head(tmp_path):
         assert torch.equal(head.eval()(ours.eval()(images)), theirs.eval()(images))
 
 
-def test_our_own_weights_are_loaded_again(tmp_path):
+def test_saved_weights_can_be_loaded(tmp_path):
     torch.manual_seed(0)
     backbone, _ = ir("se_ir50", 0.05, image_size_px=8)
     save_weights(with_random_vectors(backbone), tmp_path / "encoder.safetensors")
@@ -265,7 +265,7 @@ def test_two_workers_equal_one(tmp_path, name):
         torch.testing.assert_close(dict(part[2]), dict(state), rtol=1e-8, atol=1e-9)
 
 
-def test_every_batch_norm_is_globalised():
+def test_every_batch_norm_becomes_global():
     model = globalise_batch_norm(network("se_ir50"))
     kinds = {type(module) for module in model.modules() if "BatchNorm" in type(module).__name__}
     assert kinds == {GlobalBatchNorm, LinearBatchNormHead}

@@ -24,14 +24,14 @@ PUBLISHED = {
 POOLED = ("conv1", "conv2", "conv3", "conv5")
 
 
-def test_a_max_feature_map_is_the_greater_half_place_by_place():
+def test_a_max_feature_map_is_the_elementwise_maximum_of_two_halves():
     torch.manual_seed(0)
     maps = torch.randn(3, 8, 4, 5)
     expected = torch.stack([maps[:, [k, k + 4]].amax(1) for k in range(4)], dim=1)
     assert torch.equal(max_feature_map(maps), expected)
 
 
-def test_the_greater_of_two_maps_alone_has_the_gradient():
+def test_only_the_greater_of_two_maps_has_a_gradient():
     torch.manual_seed(0)
     maps = torch.randn(2, 6, 3, 3, dtype=torch.float64, requires_grad=True)
     max_feature_map(maps).sum().backward()
@@ -69,7 +69,7 @@ def test_the_network_is_the_published_one():
 
 @pytest.mark.parametrize(("size", "side"), [(1, 1), (8, 1), (56, 4), (112, 7), (113, 8), (128, 8)])
 @pytest.mark.parametrize("num_channels", [1, 3])
-def test_there_are_as_many_features_as_the_image_size_makes(size, side, num_channels):
+def test_the_number_of_features_follows_the_image_size(size, side, num_channels):
     torch.manual_seed(0)
     backbone, num_features = light_cnn(0.05, num_channels, size)
     features = backbone(torch.rand(2, num_channels, size, size))
@@ -77,7 +77,7 @@ def test_there_are_as_many_features_as_the_image_size_makes(size, side, num_chan
     assert features.isfinite().all() and features.std() > 0
 
 
-def test_images_that_are_not_square_are_one_line():
+def test_non_square_images_are_refused_in_one_line():
     backbone, _ = light_cnn(0.05, image_size_px=96)
     with pytest.raises(ConfigError, match="^encoder.name: found .* last maps are 6 x 6, but .* 7 x 6; allowed: square"):
         backbone(torch.rand(2, 1, 112, 96))
@@ -94,7 +94,7 @@ def test_weights_start_as_in_the_authors_files():
         assert (layer.bias == 0.1).all()
 
 
-def test_weights_are_loaded_again(tmp_path):
+def test_saved_weights_can_be_loaded(tmp_path):
     torch.manual_seed(0)
     backbone, _ = light_cnn(0.05, 1, 8)
     save_weights(backbone, tmp_path / "encoder.safetensors")

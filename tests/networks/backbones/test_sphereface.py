@@ -32,7 +32,7 @@ def test_a_unit_is_the_published_one():
 
 
 @pytest.mark.parametrize("depth", PUBLISHED_UNITS)
-def test_there_are_as_many_convolutions_as_the_depth_says(depth):
+def test_the_depth_is_the_number_of_convolutions(depth):
     with torch.device("meta"):
         backbone, num_features = sphereface_net(PUBLISHED_UNITS[depth])
     convolutions = [module for module in backbone.modules() if isinstance(module, nn.Conv2d)]
@@ -79,7 +79,7 @@ def test_features_are_the_last_map_as_a_row(size, side, num_channels):
     assert features.isfinite().all() and features.std() > 0
 
 
-def test_images_that_are_not_square_are_one_line():
+def test_non_square_images_are_refused_in_one_line():
     backbone, _ = sphereface_net(SFT_TABLE_5, 0.05, image_size_px=96)
     with pytest.raises(ConfigError, match="^encoder.name: found .* last maps are 6 x 6, but .* 7 x 6; allowed: square"):
         backbone(torch.rand(2, 3, 112, 96))
@@ -100,7 +100,7 @@ def test_weights_start_as_in_the_authors_files():
         assert (stage[1].weight == 0.25).all()
 
 
-def test_weights_are_loaded_again(tmp_path):
+def test_saved_weights_can_be_loaded(tmp_path):
     torch.manual_seed(0)
     backbone, _ = sphereface_net((0, 1, 2, 0), 0.05, 1, 8)
     save_weights(backbone, tmp_path / "encoder.safetensors")

@@ -4,6 +4,7 @@ import torch
 
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.networks import load_weights, save_weights, timm_backbone
+from ssl_sec.networks.backbones import timm as timm_module
 from ssl_sec.networks.backbones.timm import timm_scaling
 
 
@@ -26,24 +27,39 @@ def test_features_are_those_before_the_classifier():
     torch.testing.assert_close(logits, whole.eval()(images))
 
 
-def test_an_unknown_name_is_answered_with_the_nearest():
+@pytest.mark.parametrize("model", ["ghostnet_050", "swin_tiny_patch4_window7_224"])
+def test_dropout_and_stochastic_depth_of_a_model_are_off(model):
+    backbone, _ = timm_backbone(model, pretrained=False, num_channels=3, image_size_px=32)
+    images, state = torch.randn(4, 3, 32, 32), torch.get_rng_state()
+    first, second = backbone.train()(images), backbone(images)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_model_that_draws_random_numbers_is_refused(monkeypatch):
+    monkeypatch.setattr(timm_module, "_stop_random_layers", lambda backbone: None)
+    with pytest.raises(ConfigError, match=r"^encoder.model: found 'ghostnet_050', which draws random numbers in train"):
+        timm_backbone("ghostnet_050", pretrained=False, num_channels=3, image_size_px=32)
+
+
+def test_an_unknown_name_suggests_the_nearest():
     with pytest.raises(ConfigError, match=r"^encoder.model: timm knows no 'resnet51'; did you mean '.*resnet50.*$"):
         timm_backbone("resnet51", pretrained=False, num_channels=3, image_size_px=32)
 
 
-def test_a_model_tells_the_scaling_that_its_weights_expect():
+def test_a_model_has_the_scaling_that_its_weights_expect():
     imagenet = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     assert timm_scaling("resnet50") == timm_scaling("resnet50.tv_in1k") == imagenet
     assert timm_scaling("test_vit") == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 @pytest.mark.parametrize("model", ["botnet50ts_256", "resnet50.no_such_weights"])
-def test_weights_that_timm_has_not_are_refused(model):
+def test_weights_that_timm_lacks_are_refused(model):
     with pytest.raises(ConfigError, match=f"^encoder.pretrained: found True, but timm has no weights for '{model}'"):
         timm_scaling(model)
 
 
-def test_the_scaling_of_an_unknown_name_is_answered_with_the_nearest():
+def test_the_scaling_of_an_unknown_name_suggests_the_nearest():
     with pytest.raises(ConfigError, match=r"^encoder.model: timm knows no 'resnet51'; did you mean"):
         timm_scaling("resnet51")
 
@@ -71,7 +87,7 @@ def test_images_are_padded_to_whole_patches(size_px):
     assert backbone.pos_embed.shape[1] == 1 + (whole // 16) ** 2
 
 
-def test_the_initial_weights_are_those_that_timm_draws():
+def test_initial_weights_equal_timms():
     torch.manual_seed(0)
     ours, _ = timm_backbone("test_vit", pretrained=False, num_channels=3, image_size_px=32)
     torch.manual_seed(0)

@@ -27,7 +27,7 @@ KINDS = ("pairs", "blufr", "drawn", "megaface", "templates", "videos")
 
 
 def grey(person: int, image: int) -> bytes:
-    """Who is on an image is its grey value in twenties; which image of theirs it is, the rest."""
+    """The grey value is 20 times the person's number plus the image's."""
     return plain(20 * person + image)
 
 

@@ -19,7 +19,7 @@ from ssl_sec.recipes.face.figures import (
     scores_figure,
 )
 from tests.figures.test_directions import legend_of, shares_shown
-from tests.figures.test_training import draw, rendered
+from tests.figures.test_training import draw
 
 
 def verified(count=400, gap=0.4, spread=0.15, seed=0) -> Verification:
@@ -62,7 +62,6 @@ def test_all_test_sets_are_in_one_plot_over_a_logarithmic_axis():
     low, high = axes.get_ylim()
     assert low < min(curve(figure, place)[1].min() for place in (0, 1)) and high > 100
     assert len({line.get_color() for line in axes.lines}) == 2
-    assert len(rendered(figure)) > 1000
 
 
 def test_scores_of_both_kinds_and_the_threshold_between_them():
@@ -90,7 +89,6 @@ def test_scores_of_both_kinds_and_the_threshold_between_them():
 def test_each_test_set_has_a_panel(number):
     figure = scores_figure({f"set {place}": verified(seed=place) for place in range(number)}, "")
     assert [axes.get_title() for axes in figure.axes] == [f"set {place}" for place in range(number)]
-    assert len(rendered(figure)) > 1000
 
 
 @pytest.mark.parametrize("value", [0.25, 1.0, torch.nan])
@@ -98,17 +96,17 @@ def test_scores_that_are_all_the_same_or_not_finite(value):
     same = torch.arange(40) % 4 == 0
     given = {"collapsed": Verification(torch.full((40,), value), same)}
     (axes,) = scores_figure(given, "").axes
-    told = ": none" if value != value else f": {value:.2f} ± 0.00"
-    assert legend_of(axes)[:2] == [f"two people{told}", f"one person{told}"]
+    suffix = ": none" if value != value else f": {value:.2f} ± 0.00"
+    assert legend_of(axes)[:2] == [f"two people{suffix}", f"one person{suffix}"]
     assert ("75.00 % right" in legend_of(axes)[2]) == (value == value)
     figure = roc_figure(given, "")
     assert curve(figure)[1].tolist() == [0] * (len(curve(figure)[1]) - 1) + [0 if value != value else 100]
     assert legend_of(figure.axes[0]) == [f"collapsed: EER {100 if value != value else 50:.2f} %"]
-    assert len(rendered(figure)) > 1000
+    figure.draw_without_rendering()
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_hardest_pairs_stand_one_image_above_the_other(channels):
+def test_the_hardest_pairs_are_drawn_one_image_above_the_other(channels):
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (4, 3, channels, 6, 5), generator=generator, dtype=torch.uint8)
     different = HardPairs(pixels[0], pixels[1], torch.tensor([0.9, 0.8, 0.71]))
@@ -128,7 +126,6 @@ def test_the_hardest_pairs_stand_one_image_above_the_other(channels):
                 shown = part.axes[3 * row + column].images[0].get_array()
                 assert np.array_equal(np.squeeze(shown), image.permute(1, 2, 0).squeeze(2 if channels == 1 else ()))
     assert not below.axes[2].images and not below.axes[5].images
-    assert len(rendered(figure)) > 1000
 
 
 def test_the_cosines_of_the_test_sets_pairs_are_kept_as_plain_values(tmp_path):
@@ -157,5 +154,7 @@ def test_histograms_are_rows_of_pairs_from_minus_1_to_1():
         assert image.get_extent() == [-1, 1, len(shares), 0]
         assert np.allclose(image.get_array().filled(np.nan), 100 * shares.numpy(), equal_nan=True)
         assert image.norm.vmax == pytest.approx(100 * different.nan_to_num().max().item())
-    assert len(rendered(figure)) > 1000
-    assert len(rendered(histograms_figure(torch.full((2, 10), torch.nan), torch.full((2, 10), torch.nan), ""))) > 1000
+    nothing = torch.full((2, 10), torch.nan)
+    figure = histograms_figure(nothing, nothing, "")
+    figure.draw_without_rendering()
+    assert all(axes.images[0].get_array().mask.all() for axes in figure.axes[:2])

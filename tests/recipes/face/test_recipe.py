@@ -83,7 +83,7 @@ def test_two_workers_give_the_same_run(tmp_path, whole, tested):
 
 
 def work_on_a_worker(folder, changes):
-    """A job as a cluster's worker does it, with the run's folder."""
+    """A job as on a worker of a cluster, with the run's folder."""
     run = RunFolder(folder)
     work("face", {**VALUES, **changes}, run, Worker(rank=rank(), world_size=world_size(), device=CPU))
     return run.outcome()
@@ -91,9 +91,7 @@ def work_on_a_worker(folder, changes):
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
-def test_shared_out_classes_train_as_one_worker_does_also_when_the_number_of_workers_changes(
-    tmp_path, whole, tested, before, after
-):
+def test_sharded_classes_equal_one_worker_also_if_the_number_of_workers_changes(tmp_path, whole, tested, before, after):
     changes = {"share_classes_from": 10, "test_sets": [tested]}
     folder = RunFolder(tmp_path / "run")
     folder.start({**VALUES, **changes})
@@ -119,7 +117,7 @@ def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole, tested):
     assert_identical(resumed.last_state(), whole[0].last_state())
 
 
-def test_an_image_of_a_test_set_that_cannot_be_read_costs_no_training(tmp_path, whole):
+def test_an_unreadable_test_image_does_not_lose_the_training(tmp_path, whole):
     """Images that do not fit into memory are read when they are measured."""
     table, images = write_digit_pairs(tmp_path)
     test_set = {"name": "pairs", "title": "digits", "pairs": str(table), "images": str(images)}
@@ -134,7 +132,7 @@ def test_an_image_of_a_test_set_that_cannot_be_read_costs_no_training(tmp_path, 
     assert [report[:2] for report in mended.reports] == [whole[0].reports[-1][:2]]
 
 
-def test_the_reports_come_at_their_pace(whole):
+def test_reports_come_at_their_intervals(whole):
     runtime, _ = whole
     steps_per_epoch = 1437 // 300
     assert list(runtime.series("train/loss")) == list(range(2 * steps_per_epoch))
@@ -147,7 +145,7 @@ def test_the_reports_come_at_their_pace(whole):
     assert {f"face/digits_tar_at_far_1e-{power}" for power in (1, 2, 3)} <= set(measured)
 
 
-def test_people_come_apart(tmp_path, tested):
+def test_people_are_separated(tmp_path, tested):
     changes = {"runtime": FLOAT32, "global_batch_size": 64, "augment": {"flip_probability": 0.0}}
     runtime, _ = run(tmp_path, test_sets=[tested], evaluation={"flips": "none"}, **changes)
     losses = list(runtime.series("train/metric_loss").values())
@@ -158,7 +156,7 @@ def test_people_come_apart(tmp_path, tested):
 
 
 @pytest.mark.parametrize("flips", ["none", "sum_of_directions", "sum_of_embeddings"])
-def test_mirror_images_are_merged_as_asked_for(tmp_path, tested, flips):
+def test_mirror_images_are_merged_as_configured(tmp_path, tested, flips):
     runtime, _ = run(tmp_path, test_sets=[tested], epochs=0, evaluation={"flips": flips})
     measured = runtime.reports[-1][1]
     others, _ = run(tmp_path, test_sets=[tested], epochs=0, evaluation={"flips": flips, "pca": 5})
@@ -166,7 +164,7 @@ def test_mirror_images_are_merged_as_asked_for(tmp_path, tested, flips):
 
 
 @pytest.mark.parametrize("flips", ["none", "sum_of_directions", "sum_of_embeddings"])
-def test_only_a_sum_of_embeddings_has_a_norm_of_its_own(flips):
+def test_only_a_sum_of_embeddings_has_a_meaningful_norm(flips):
     """NormFace's components see the sum as it is; a sum of directions says nothing about norms."""
     torch.manual_seed(0)
     network, images = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3)), torch.rand(5, 1, 3, 4)
@@ -258,6 +256,11 @@ def test_head_and_tail_classes_are_classified_and_equally_on_two_workers_that_di
     alone = classified(tmp_path, {})
     assert alone["face/head_classes_accuracy"] > 60 > alone["face/tail_classes_accuracy"]
     assert on_workers(2, tmp_path, classified, tmp_path, {"share_classes_from": 10}) == 2 * [alone]
+
+
+def test_a_small_part_of_an_epoch_is_a_step(tmp_path):
+    runtime, _ = run(tmp_path, epochs=1e-3)
+    assert len(runtime.series("train/loss")) == 1
 
 
 def test_pair_losses_take_batches_of_classes(tmp_path):

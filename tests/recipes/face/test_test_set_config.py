@@ -25,7 +25,7 @@ class Settings:
     test_sets: tuple[TestSetConfig, ...]
 
 
-def test_kinds_are_told_apart_by_name():
+def test_kinds_are_distinguished_by_name():
     values = [
         {"name": "lfw_pairs", "pairs": "pairs.txt", "root": "lfw"},
         {"name": "blufr", "root": "lfw"},
@@ -39,12 +39,12 @@ def test_kinds_are_told_apart_by_name():
     assert [type(one) for one in found] == kinds
     assert [one.figures_title for one in found] == ["pairs", "blufr", "megaface", "ijbc", "ijbb", "ytf"]
     assert found[2].sizes == (1000, 10000, 100000, 1000000)
-    told = line(lambda: from_values(Settings, {"test_sets": [{"name": "video"}]}), ConfigError)
-    assert told.startswith("test_sets[0].name: found 'video'; did you mean 'videos'?")
+    message = line(lambda: from_values(Settings, {"test_sets": [{"name": "video"}]}), ConfigError)
+    assert message.startswith("test_sets[0].name: found 'video'; did you mean 'videos'?")
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "told"),
+    ("kind", "changes", "message"),
     [
         ("blufr", {"title": "a/b"}, "test_sets.title: found 'a/b'"),
         ("blufr", {"num_gallery": 0}, "test_sets.num_gallery: found 0, must be ≥ 1"),
@@ -56,12 +56,12 @@ def test_kinds_are_told_apart_by_name():
         ("videos", {"resident_limit_mib": -1}, "test_sets.resident_limit_mib: found -1"),
     ],
 )
-def test_settings_out_of_range(kind, changes, told):
-    assert line(lambda: config_of(kind, Path("nowhere"), **changes), ConfigError).startswith(told)
+def test_settings_out_of_range(kind, changes, message):
+    assert line(lambda: config_of(kind, Path("nowhere"), **changes), ConfigError).startswith(message)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_list_or_a_folder_that_is_not_there(root, tmp_path, kind):
+def test_missing_lists_and_folders(root, tmp_path, kind):
     line(lambda: opened(kind, tmp_path), MissingDataError)
     keys = {"pairs": "images", "megaface": "distractors_root"}
     there = line(lambda: opened(kind, root, **{keys.get(kind, "root"): str(tmp_path / "none")}), MissingDataError)
@@ -69,7 +69,7 @@ def test_a_list_or_a_folder_that_is_not_there(root, tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "missing", "told"),
+    ("kind", "missing", "message"),
     [
         ("blufr", "lfw/Person_2/Person_2_0002.png", "blufr.mat image 8: no image 'Person_2_0002.jpg' in "),
         ("megaface", "lfw/Person_0/Person_0_0003.png", "probes.json image 3: Person_0/Person_0_0003.png is not there"),
@@ -79,14 +79,14 @@ def test_a_list_or_a_folder_that_is_not_there(root, tmp_path, kind):
         ("videos", "ytf/Person_0/0/0.0.png", "Person_0/0: no images; allowed: .bmp, "),
     ],
 )
-def test_a_missing_image_is_named_with_its_list(tmp_path, kind, missing, told):
+def test_a_missing_image_is_named_with_its_list(tmp_path, kind, missing, message):
     root = write_lists(tmp_path)
     (root / missing).rename(root / "elsewhere")
-    assert told in line(lambda: opened(kind, root))
+    assert message in line(lambda: opened(kind, root))
 
 
 @pytest.mark.parametrize(
-    ("kind", "file", "change", "told"),
+    ("kind", "file", "change", "message"),
     [
         ("pairs", "pairs.csv", (",fold", ",group"), "test set pairs: all pairs are in one fold"),
         ("videos", "splits.txt", (r"(?m)^\d", "0"), "splits.txt: all pairs are in one fold"),
@@ -108,18 +108,18 @@ def test_a_missing_image_is_named_with_its_list(tmp_path, kind, missing, told):
         ("megaface", "probes.json", ('"id"', '"names"'), "probes.json: 12 images of 0 people; needed: two of one"),
     ],
 )
-def test_lists_that_cannot_be_measured_are_refused_before_anything_is_embedded(tmp_path, kind, file, change, told):
+def test_lists_that_cannot_be_measured_are_refused_before_anything_is_embedded(tmp_path, kind, file, change, message):
     root = write_lists(tmp_path)
     content = (root / file).read_text()
     changed = re.sub(*change, content)
     assert changed != content
     (root / file).write_text(changed)
-    assert told in line(lambda: opened(kind, root))
+    assert message in line(lambda: opened(kind, root))
 
 
 def test_too_few_distractors_and_too_few_people(root):
-    told = line(lambda: opened("megaface", root, sizes=(10, 21)))
-    assert told == f"{root / 'distractors.json'}: 20 images, but test_sets.sizes asks for 21"
+    message = line(lambda: opened("megaface", root, sizes=(10, 21)))
+    assert message == f"{root / 'distractors.json'}: 20 images, but test_sets.sizes asks for 21"
     assert "a gallery of 9 people; 8 have two images or more" in line(
         lambda: opened("drawn", root, num_gallery=9, num_training_people=0)
     )

@@ -48,7 +48,7 @@ NAMES = {
 
 @pytest.mark.parametrize("limit", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_who_tells_all_people_apart_and_who_tells_none(root, kind, limit):
+def test_perfect_and_collapsed_embeddings_of_each_kind(root, kind, limit):
     test_set = opened(kind, root, resident_limit_mib=limit)
     best = test_set.measure(Exact(PERFECT), PROTOCOLS, None)
     worst = test_set.measure(Exact(COLLAPSED), PROTOCOLS, None)
@@ -61,7 +61,7 @@ def test_who_tells_all_people_apart_and_who_tells_none(root, kind, limit):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_figures_depend_neither_on_norms_nor_on_what_is_kept(root, kind, tmp_path):
+def test_metrics_depend_neither_on_norms_nor_on_what_is_kept(root, kind, tmp_path):
     table = (
         torch.randn(256, 3, generator=torch.Generator().manual_seed(1))
         + 2 * torch.randn(13, 3, generator=torch.Generator().manual_seed(2)).repeat_interleave(20, 0)[:256]
@@ -92,7 +92,7 @@ def test_figures_depend_neither_on_norms_nor_on_what_is_kept(root, kind, tmp_pat
         ("videos", PEOPLE),
     ],
 )
-def test_whose_images_they_are(root, kind, people):
+def test_a_test_set_lists_its_people(root, kind, people):
     test_set = opened(kind, root)
     assert isinstance(test_set, FaceTestSet) and test_set.people == set(people)
 
@@ -111,7 +111,7 @@ def test_hardest_pairs_are_kept_as_pixels(root, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["blufr", "drawn"])
-def test_blufr_tells_the_mean_less_the_deviation_over_trials(root, kind):
+def test_blufr_reports_the_mean_minus_the_deviation_over_trials(root, kind):
     table = torch.randn(256, 2, generator=torch.Generator().manual_seed(0))
     test_set = opened(kind, root)
     found = test_set.measure(Exact(table), PROTOCOLS, None)
@@ -192,7 +192,7 @@ def test_one_trial_has_no_spread(root):
     assert (found["tar_at_far_1e-3"], found["tar_at_far_1e-3_std"]) == (100, 0)
 
 
-def test_distractors_are_embedded_in_parts_and_no_more_than_are_asked_for(root, monkeypatch):
+def test_distractors_are_embedded_in_parts_up_to_the_requested_number(root, monkeypatch):
     monkeypatch.setattr(face_test_sets, "_DISTRACTORS_AT_ONCE", 5)
     embed = Exact(PERFECT)
     opened("megaface", root, seed=3).measure(embed, PROTOCOLS, None)
@@ -250,7 +250,7 @@ def measured(root: Path) -> dict[str, dict[str, float]]:
 
 
 @pytest.mark.distributed
-def test_two_workers_find_what_one_finds(root, tmp_path, monkeypatch):
+def test_two_workers_equal_one(root, tmp_path, monkeypatch):
     monkeypatch.setattr(face_test_sets, "_DISTRACTORS_AT_ONCE", 5)
     whole = measured(root)
     for part in on_workers(2, tmp_path, measured, root):

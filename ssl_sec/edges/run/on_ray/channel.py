@@ -1,7 +1,7 @@
-"""The link between the workers of a cluster and their driver where they share no folder.
+"""The link between the workers of a cluster and their driver if they share no folder.
 
-A worker has a staging folder of its own. What it writes there goes to an actor on the driver's machine, which writes it
-to the driver's folder; requests to stop or save come back the same way.
+A worker has its own staging folder. It sends what it writes there to an actor on the driver's machine, which writes it
+to the driver's folder; requests to stop or save are sent back the same way.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ from ssl_sec.edges.storage.mirror import Version, versions
 from ssl_sec.edges.storage.places import local_folder, split_url
 from ssl_sec.errors import UserError
 
-# Between two questions whether a stop or a save is requested.
+# Time between two requests to the driver whether to stop or save.
 _ASK_EVERY_S = 0.5
-# Of a file, as much is sent at once.
+# Size of the pieces in which files are sent.
 _CHUNK_BYTES = 32 << 20
 
 
@@ -35,13 +35,13 @@ class DriverFolder:
     """The driver's folder of a run, as an actor that workers call.
 
     Args:
-        path: of the folder.
+        path: path of the folder.
     """
 
     def __init__(self, path: str) -> None:
         self._folder = open_folder(Path(path))
         assert isinstance(self._folder, StoredFolder)
-        # The driver has one of its own, in another process.
+        # The driver has its own mirror, in another process.
         self._mirror = self._folder.mirror(interval_s=None)
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -57,9 +57,9 @@ class DriverFolder:
 
         Args:
             name: relative to the folder.
-            content: of the piece.
-            start: where it begins in the file.
-            is_last: whether it ends the file.
+            content: content of the piece.
+            start: position in the file where it begins.
+            is_last: whether it is the last piece.
         """
         path = self._folder.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,8 +82,8 @@ class WorkerFolder(StoredFolder):
     """The staging folder of a worker, whose files and records go to the driver.
 
     Args:
-        url: of the run.
-        rank: of the worker.
+        url: address of the run.
+        rank: rank of the worker.
         server: the actor of `serve_folder`.
     """
 
@@ -155,7 +155,7 @@ class WorkerFolder(StoredFolder):
             shutil.rmtree(self.path, ignore_errors=True)
 
     def flush(self) -> None:
-        """Has the driver's machine upload what this worker has sent."""
+        """Makes the driver's machine upload what this worker has sent."""
         self.wait_until_sent()
         ray.get(self._server.store.remote())
 
@@ -190,9 +190,9 @@ class WorkerFolder(StoredFolder):
 
     def _ask(self) -> None:
         while True:
-            with contextlib.suppress(RayError, RuntimeError):  # Ray shuts down during a question
+            with contextlib.suppress(RayError, RuntimeError):  # Ray shuts down during a request
                 self._stop_requested = self._ask_driver("is_stop_requested")
-                # Worker 0 decides for all; a request that another one took would be lost.
+                # Worker 0 decides for all; a request that another worker took would be lost.
                 if self._rank == 0 and self._ask_driver("take_save_request"):
                     self._save_requested.set()
             time.sleep(_ASK_EVERY_S)

@@ -1,6 +1,6 @@
-"""The figures of a run among Ray's metrics, which Prometheus scrapes: for those who operate the cluster.
+"""The figures of a run among Ray's metrics, which Prometheus scrapes, for the operators of a cluster.
 
-The driver sets them from the records of the run: that costs no step, and they stay while workers are started again.
+The driver sets them from the records of the run, which does not delay steps; they stay when workers are restarted.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def followed_figures(spec: RunSpec) -> Follower:
     """Sets the gauges of a run until the block ends.
 
     Args:
-        spec: of the run.
+        spec: specification of the run.
     """
     return Follower(spec.folder.metrics_path, RunGauges(spec.folder.name, spec.group), interval_s=_INTERVAL_S)
 
@@ -35,8 +35,8 @@ class RunGauges:
     """Sets the gauges of a run; a sink of its records.
 
     Args:
-        run: its name.
-        recipe: the name of its recipe, as runs of several recipes may have one name.
+        run: name of the run.
+        recipe: name of its recipe, as runs of several recipes may have the same name.
     """
 
     def __init__(self, run: str, recipe: str) -> None:
@@ -55,5 +55,5 @@ class RunGauges:
             self._gauges[name].set(value, self._tags)
 
     def close(self) -> None:
-        """Shows that the run trains no more."""
+        """Shows that the run has stopped training."""
         self._gauges[IMAGES_PER_S].set(0.0, self._tags)

@@ -1,8 +1,8 @@
-"""A run's nodes in MLflow: the cluster in words, and the utilisation of each node.
+"""The nodes of a run in MLflow: a description of the cluster, and the utilisation of each node.
 
 Ray measures each of its nodes, and shows the figures on a page of that node, for Prometheus. The driver reads these
-pages and logs them. So the workers need neither MLflow nor its credentials, any store will do, and training takes no
-part.
+pages and logs them. So the workers need neither MLflow nor its credentials, any store can be used, and training is not
+affected.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ssl_sec")
 
 _MEGABYTE = 1e6
-# MLflow's names of what Ray measures, with MLflow's unit in Ray's.
+# MLflow's names -> Ray's names, with MLflow's unit in Ray's unit.
 _FIGURES = {
     "cpu_utilization_percentage": ("ray_node_cpu_utilization", 1.0),
     "system_memory_usage_megabytes": ("ray_node_mem_used", _MEGABYTE),
@@ -45,18 +45,18 @@ _GPU_FIGURES = {
     "power_usage_watts": ("ray_node_gpu_power_milliwatts", 1000.0),
 }
 _ANSWER_WITHIN_S = 3.0
-# Ray's name of a resource that says which GPUs a node has.
+# Prefix of Ray's names of resources for the types of a node's GPUs.
 _ACCELERATOR = "accelerator_type:"
-# A node that joins needs a moment before it shows its figures.
+# Samples without an answer after which a warning is logged: a node that joins needs a moment to show its figures.
 _WARN_AFTER = 3
 _END_WITHIN_S = 5.0
 
-# The nodes are in the driver's network: a proxy of the environment does not know them.
+# The nodes are in the driver's network, so a proxy in the environment cannot reach them.
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def describe_cluster() -> str:
-    """The cluster that this process has joined, with a link to its job if there is a dashboard, in Markdown.
+    """The cluster that this process has joined, in Markdown, with a link to the job if there is a dashboard.
 
     For example `2 nodes, 24 CPUs, 6 GPUs (4 H100, 2 A100), Ray 2.60.0`.
     """
@@ -81,11 +81,11 @@ def describe_cluster() -> str:
 
 @contextmanager
 def followed_nodes(folder: RunFolder, tracking: "DeferredRun") -> Iterator[None]:
-    """Logs the utilisation of the nodes of the workers until the block ends, beside that of the driver's machine.
+    """Logs the utilisation of the workers' nodes until the block ends, except for the driver's machine.
 
     Args:
-        folder: of the run.
-        tracking: of the run; it says whether and how often machines are followed.
+        folder: the run's folder.
+        tracking: tracking of the run, which says whether and how often machines are sampled.
     """
     if tracking.machine_interval_s is None:
         yield
@@ -100,12 +100,12 @@ def followed_nodes(folder: RunFolder, tracking: "DeferredRun") -> Iterator[None]
 
 
 def metrics_pages(folder: RunFolder, here: str) -> dict[str, str]:
-    """The addresses of the pages with the figures of the nodes, by the host's name.
+    """The addresses of the nodes' pages of figures, by host name.
 
-    A host with several nodes, as in tests, has the node's id in the name.
+    If a host has several nodes, as in tests, the name also has the node's id.
 
     Args:
-        folder: of the run, which knows the nodes of the newest workers.
+        folder: the run's folder, which records the nodes of the newest workers.
         here: id of the driver's node, which is left out.
     """
     workers = folder.workers()
@@ -124,12 +124,12 @@ def metrics_pages(folder: RunFolder, here: str) -> dict[str, str]:
 
 
 class NodeMonitor(threading.Thread):
-    """Logs the utilisation of nodes until it is closed; whatever fails, training does not notice.
+    """Logs the utilisation of nodes until it is closed; its failures do not affect training.
 
     Args:
-        find_pages: returns the addresses of the pages of the present nodes, by name.
+        find_pages: returns the addresses of the pages of the current nodes, by name.
         log: takes the figures of all nodes, by their names in MLflow.
-        interval_s: between samples.
+        interval_s: time between two samples.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class NodeMonitor(threading.Thread):
                     self._log(figures)
 
     def close(self) -> None:
-        """Ends it; does not wait for a store that does not answer."""
+        """Stops it; does not wait for a store that does not answer."""
         self._closed.set()
         self.join(_END_WITHIN_S)
 
@@ -172,13 +172,13 @@ class NodeMonitor(threading.Thread):
                 self._note_silence(name, address, error)
                 continue
             first = self._first.setdefault(name, found)
-            # Ray counts from the start of the machine, MLflow from that of the run.
+            # Ray's counters start with the machine, MLflow's with the run.
             since = {key: round(found[key] - first.get(key, 0.0), 1) for key in found if key.startswith("network_")}
             figures |= {f"system/{name}/{key}": value for key, value in {**found, **since}.items()}
         return figures
 
     def _note_silence(self, name: str, address: str, error: Exception) -> None:
-        """Warns once of a node that never answers; one that has answered before is about to be lost."""
+        """Warns once about a node that has never answered; one that has answered before is probably being lost."""
         self._silences[name] += 1
         if name not in self._first and self._silences[name] == _WARN_AFTER and not self._has_warned:
             self._has_warned = True

@@ -1,4 +1,4 @@
-"""Independent parts of a job, each done by one of several workers of a Ray cluster: Ray Data hands them out."""
+"""Independent parts of a job, each computed by one of several workers of a Ray cluster; Ray Data distributes them."""
 
 import contextlib
 import logging
@@ -19,26 +19,26 @@ from ssl_sec.training.config import RayConfig
 
 logger = logging.getLogger("ssl_sec")
 
-# What does the parts on a device: called with the number of a part, it returns how many rows that made.
+# Computes a part on a device: called with the part's number, it returns the number of rows.
 Work = Callable[[int], int]
 
 
 def done_with_ray(
     start: Callable[[torch.device], Work], parts: Sequence[int], options: RayConfig, job: str
 ) -> Iterator[int]:
-    """Does the parts on the workers of a cluster; yields what each returns, in the order in which they end.
+    """Computes the parts on the workers of a cluster; yields the results in the order in which they are ready.
 
-    A worker that dies is started again, and its part is done again.
+    A worker that dies is restarted, and its part is computed again.
 
     Args:
-        start: makes the work on the device of a worker; it travels there.
-        parts: their numbers.
-        options: of the runtime.
-        job: the name in Ray's dashboard.
+        start: makes the function for parts on the device of a worker; it is sent there.
+        parts: the numbers of the parts.
+        options: options of the runtime.
+        job: name of the job in Ray's dashboard.
 
     Raises:
         ConfigError: if the cluster is too small.
-        UserError: of a part.
+        UserError: the error of a part.
     """
     connect(options.address, job)
     scaling = make_scaling(options, ray.cluster_resources())
@@ -47,8 +47,8 @@ def done_with_ray(
     least, most = count if isinstance(count, tuple) else (count, count)
     most = min(most, len(parts))
     context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False  # the job has its own
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what a worker raises is raised here
+    context.enable_progress_bars = False  # the job has its own progress bar
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors of workers are raised here
     done = ray.data.from_items([{"part": part} for part in parts], override_num_blocks=len(parts)).map_batches(
         _Worker,
         fn_constructor_args=(ray.put(start), scaling.use_gpu, os.getcwd()),
@@ -67,13 +67,13 @@ class _Worker:
     """An actor of Ray Data."""
 
     def __init__(self, start: "ray.ObjectRef[Callable[[torch.device], Work]]", use_gpu: bool, folder: str) -> None:
-        # Ray starts workers in a folder of its own; paths of a configuration are relative to the driver's folder.
+        # Ray starts workers in another folder; paths of a configuration are relative to the driver's folder.
         with contextlib.suppress(OSError):  # it may not exist on another machine
             os.chdir(folder)
         self._work = ray.get(start)(torch.device("cuda" if use_gpu else "cpu"))
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Does the part of a batch of one; a mistake of the user comes back as a value, for Ray would wrap it."""
+        """Computes the part of a batch of one; returns an error of the user as a value, since Ray would wrap it."""
         (part,) = batch["part"]
         try:
             return {"rows": [self._work(int(part))], "mistake": [b""]}

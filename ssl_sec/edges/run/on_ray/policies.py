@@ -1,4 +1,4 @@
-"""Policies of Ray's controller: when to give up a failing run, and how many workers an elastic run has."""
+"""Policies of Ray's controller: when to give up a failing run, and the number of workers of an elastic run."""
 
 import json
 import re
@@ -25,14 +25,14 @@ from ssl_sec.edges.run.supervision import describe_signal, dumped_signal
 from ssl_sec.errors import UserError, first_line
 from ssl_sec.files import replace_text
 
-# What gloo and NCCL say on a worker whose peer has died.
+# Error messages of gloo and NCCL on a worker whose peer has died.
 _BROKEN_CONNECTION = re.compile(r"connection (reset|closed|refused)|broken pipe|remote process exited", re.IGNORECASE)
-# How long to wait for the errors of the workers that wait for one that hangs.
+# How long to wait for the errors of workers that wait for a hanging one.
 _GRACE_S = 5.0
 
 
 def recorded_failures(folder: RunFolder) -> int:
-    """How many failures there were since the newest checkpoint, as the driver or the controller last recorded it.
+    """The number of failures since the newest checkpoint, as last recorded by the driver or the controller.
 
     Ray runs the controller on the driver's machine.
     """
@@ -44,7 +44,7 @@ def recorded_failures(folder: RunFolder) -> int:
 
 
 def record_failures(folder: RunFolder, count: int) -> None:
-    """Records how many failures there were since the newest checkpoint."""
+    """Records the number of failures since the newest checkpoint."""
     replace_text(_count_path(folder), json.dumps({"step": folder.newest_step(), "count": count}))
 
 
@@ -53,14 +53,14 @@ def _count_path(folder: RunFolder) -> Path:
 
 
 class FailureWatch(UserCallback):
-    """Reports each failure, and gives up a run that fails repeatedly without a new checkpoint.
+    """Logs each failure, and gives up a run that fails repeatedly without a new checkpoint.
 
-    Ray would count the failures of the whole run, which are many for a long run on spot machines.
+    Ray would count the failures of the whole run; a long run on spot machines has many.
 
     Args:
-        folder: of the run.
+        folder: the run's folder.
         max_failures: consecutive restarts without a new checkpoint; -1 for no limit.
-        num_failures: since the newest checkpoint, before this group of workers was started.
+        num_failures: failures since the newest checkpoint, before this group of workers was started.
     """
 
     def __init__(self, folder: RunFolder, max_failures: int, num_failures: int = 0) -> None:
@@ -73,7 +73,7 @@ class FailureWatch(UserCallback):
         """Called by Ray's controller before it restarts the workers.
 
         Raises:
-            UserError: to end the run: the user error of a worker, or too many failures.
+            UserError: the user error of a worker, or too many failures; it ends the run.
         """
         for error in worker_exceptions.values():
             if isinstance(error, UserError):
@@ -102,7 +102,7 @@ class FailureWatch(UserCallback):
         if any("timed out" in cause.lower() or "timeout" in cause.lower() for cause in causes.values()):
             causes |= {rank: "does not respond" for rank in self._find_silent(causes.keys())}
         died = {rank for rank, error in worker_exceptions.items() if _death(error) is not None}
-        if died:  # the others' broken connections follow from it; `failures.jsonl` has them
+        if died:  # other workers' broken connections follow from it; see `failures.jsonl`
             causes = {
                 rank: cause for rank, cause in causes.items() if rank in died or not _BROKEN_CONNECTION.search(cause)
             }
@@ -120,7 +120,7 @@ class FailureWatch(UserCallback):
         return "its process died (killed by SIGKILL, or out of memory)"
 
     def _find_silent(self, failed: Any) -> set[int]:
-        """The workers of the newest group that logged no error; those that waited for them do so almost together."""
+        """The newest group's workers that logged no error; those that waited for one log theirs almost together."""
         workers = self._folder.workers()
         if not workers:
             return set()
@@ -137,13 +137,13 @@ class FailureWatch(UserCallback):
 
 
 def _death(error: Exception) -> RayActorError | None:
-    """Ray's error for a worker that died."""
+    """Ray's error about a worker that died."""
     error = getattr(error, "health_check_failure", error)
     return error if isinstance(error, RayActorError) else None
 
 
 def _is_preempted(error: Exception) -> bool:
-    """Whether the worker's node was drained, as spot machines are."""
+    """Whether the worker's node was drained, as happens to spot machines."""
     death = _death(error)
     return death is not None and death.preempted
 
@@ -154,9 +154,9 @@ class ElasticPolicy(ElasticScalingPolicy):
     Before the number changes in a healthy run, a checkpoint is requested, so that the change costs no steps.
 
     Args:
-        scaling: with the smallest and the largest number of workers.
+        scaling: the smallest and the largest number of workers.
         counts: allowed numbers of workers.
-        folder: of the run.
+        folder: the run's folder.
     """
 
     def __init__(self, scaling: ScalingConfig, counts: Sequence[int], folder: RunFolder) -> None:

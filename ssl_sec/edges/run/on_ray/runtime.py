@@ -20,7 +20,7 @@ from ray.job_config import JobConfig
 from ray.train import ControllerError, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
-# Ray has no public API for what it tells one worker; the tests of preemption notice if this name changes.
+# Ray has no public API for the messages to a single worker; the tests of preemption notice if this name changes.
 from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
 from ray.train.v2._internal.execution.context import get_train_context as get_internal_train_context
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ssl_sec")
 
-# Between checks whether the cluster still has room for the workers.
+# Time between two checks whether the cluster still has room for the workers.
 _SHORTAGE_CHECKS_S = 5.0
 
 
@@ -60,8 +60,8 @@ def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
     """Executes a run on the workers of a Ray cluster, and waits for its end.
 
     Args:
-        spec: of the run; its folder is on storage that all nodes share, or kept in object storage.
-        tracking: of the run, for the utilisation of its nodes.
+        spec: specification of the run; its folder is on storage that all nodes share, or kept in object storage.
+        tracking: tracking of the run, for the utilisation of its nodes.
 
     Raises:
         ConfigError: if the cluster is too small, or the number of workers does not divide the batch.
@@ -76,7 +76,7 @@ def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
         worker_rows(spec.config.global_batch_size, 0, scaling.num_workers)
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(options.start_timeout_s)
     num_failures = 0
-    record_failures(spec.folder, num_failures)  # those of an earlier process do not count
+    record_failures(spec.folder, num_failures)  # failures of an earlier process do not count
     while True:
         with _named_cluster(), followed_nodes(spec.folder, tracking), followed_figures(spec):
             failure = _failure_of(_trainer(spec, options, scaling, num_failures), spec.folder)
@@ -120,7 +120,7 @@ def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig, num_fail
             storage_path=str(folder.path / "ray"),
             failure_config=FailureConfig(max_failures=-1),  # FailureWatch counts them
             callbacks=[FailureWatch(folder, options.max_failures, num_failures)],
-            # FailureWatch reports failures in one line; the rest is in Ray's log files.
+            # FailureWatch logs failures in one line; Ray's log files have the details.
             logging_config=LoggingConfig(log_level="CRITICAL"),
             worker_runtime_env={} if scaling.use_gpu else {"env_vars": ENVIRONMENT},
         ),
@@ -135,7 +135,7 @@ def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig, num_fail
 
 
 def _link(folder: RunFolder) -> dict[str, Any]:
-    """How workers get at the run: by a folder that all nodes share, or by object storage and an actor."""
+    """The access of workers to the run: a folder that all nodes share, or object storage and an actor."""
     if isinstance(folder, StoredFolder):
         folder.flush()  # workers read it there
         return {"url": folder.location, "server": serve_folder(folder)}
@@ -152,7 +152,7 @@ def _linked_folder(settings: Mapping[str, Any], rank: int) -> RunFolder:
 
 
 def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | None:
-    """Trains in a thread, so that the main thread keeps its signals: Ray would abort without a checkpoint."""
+    """Trains in a thread, so that the main thread handles signals: Ray would abort without a checkpoint."""
     training = Call(trainer.fit)
     training.start()
     is_short, next_check = False, time.monotonic() + _SHORTAGE_CHECKS_S
@@ -179,7 +179,7 @@ def find_shortage(scaling: ScalingConfig, resources: Mapping[str, float]) -> str
 
 
 def _died_at_start(failure: BaseException) -> bool:
-    """Whether a worker died while others were started, which Ray takes for an error of its own and does not retry."""
+    """Whether a worker died while others were started; Ray takes that for an error of its own and does not retry."""
     return isinstance(failure, ControllerError) and isinstance(failure.controller_failure, RayActorError)
 
 
@@ -187,8 +187,8 @@ def connect(address: str | None, name: str | None = None) -> None:
     """Joins a cluster, or starts one on this machine; a second call does nothing.
 
     Args:
-        address: of the cluster; None for the one that `find_cluster` finds, or a new one.
-        name: of this job in Ray's dashboard.
+        address: address of the cluster; None for the one that `find_cluster` finds, or a new one.
+        name: name of this job in Ray's dashboard.
     """
     if ray.is_initialized():
         return
@@ -222,11 +222,11 @@ def describe_workers(scaling: ScalingConfig) -> str:
 
 @contextlib.contextmanager
 def _named_cluster() -> Iterator[None]:
-    """Names the cluster that is joined in the environment, which goes to Ray Train's actors, too.
+    """Puts the address of the joined cluster into the environment, which Ray Train's actors get too.
 
-    Its PlacementGroupCleaner asks for the state of the run's controller. Without a name it asks the cluster that was
-    started last on the machine, or the one whose dashboard the environment names, and takes the run's workers away
-    where that does not know the controller.
+    Ray's PlacementGroupCleaner asks for the state of the run's controller. Without an address it asks the cluster that
+    was last started on the machine, or the one whose dashboard the environment names, and removes the run's workers if
+    that cluster does not know the controller.
     """
     own = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RAY_API_SERVER_ADDRESS": ""}
     before = {name: os.environ.get(name) for name in own}
@@ -243,7 +243,7 @@ def _named_cluster() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Restores the signal handlers that Ray replaces, with which a SIGTERM would end the driver at once."""
+    """Restores the signal handlers that Ray replaces; with Ray's, a SIGTERM would end the driver at once."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     if threading.current_thread() is threading.main_thread():
@@ -281,7 +281,7 @@ def make_scaling(options: RayConfig, resources: Mapping[str, float]) -> ScalingC
     available, kind = (num_gpus, "GPU") if use_gpu else (num_cpus, "CPU")
     if isinstance(options.num_workers, tuple):
         least, most = options.num_workers
-        # The resources of a worker are fixed, while machines come and go: its share of the present machines.
+        # The resources of a worker are fixed while machines come and go: its share of the machines present now.
         cpus = options.cpus_per_worker or (max(1, num_cpus // max(1, num_gpus)) if use_gpu else 1)
     else:
         least = most = options.num_workers or (max(1, num_gpus) if use_gpu else 1)
@@ -304,7 +304,7 @@ def make_scaling(options: RayConfig, resources: Mapping[str, float]) -> ScalingC
 
 
 def _is_preempted() -> bool:
-    """Whether Ray has told this worker that machines of the run are about to be preempted.
+    """Whether Ray has informed this worker that machines of the run are about to be preempted.
 
     Ray's public `get_preemption_info` waits for all workers, so it would need a thread beside the training. Without it,
     and without `ray.train.report`, `FailureConfig.relax_collectives_on_preemption` has nothing to relax. Nor does
@@ -329,7 +329,7 @@ def _worker(settings: dict[str, Any]) -> None:
     """Runs in each worker process of Ray."""
     context = train.get_context()
     folder = _linked_folder(settings, context.get_world_rank())
-    # Ray starts workers in a folder of its own; paths of a configuration are relative to the driver's folder.
+    # Ray starts workers in another folder; paths of a configuration are relative to the driver's folder.
     with contextlib.suppress(OSError):  # it may not exist on another machine
         os.chdir(settings["working_folder"])
     logging.getLogger("ssl_sec").addHandler(_FolderHandler(folder, context.get_world_rank()))
@@ -351,7 +351,7 @@ def _worker(settings: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _crash_reported(path: Path) -> Iterator[None]:
-    """Has this process dump its stack to a file when a signal kills it."""
+    """Makes this process dump its stack to a file when a signal kills it."""
     with path.open("w") as file:
         faulthandler.enable(file)
         try:

@@ -34,7 +34,7 @@ def test_a_checkpoint_is_chosen(checkpoint, step):
         ("best", {}, "found 'best', but the run has no checkpoints"),
     ],
 )
-def test_a_checkpoint_that_is_not_there_is_refused(checkpoint, kept, message):
+def test_a_missing_checkpoint_is_refused(checkpoint, kept, message):
     with pytest.raises(ConfigError, match=message):
         chosen_step(checkpoint, kept, "the run")
 
@@ -57,7 +57,7 @@ def weights_at(trained, step: int) -> dict[str, torch.Tensor]:
     return {name.removeprefix("backbone."): value for name, value in state["encoder"].items()}
 
 
-def test_mlflow_has_the_kept_checkpoints_side_by_side(trained):
+def test_mlflow_has_the_metrics_of_each_kept_checkpoint(trained):
     client = MlflowClient(trained.uri)
     models = {model.name: model for model in client.search_logged_models([trained.experiment_id])}
     assert models.keys() == {"checkpoint-5", "checkpoint-10"}

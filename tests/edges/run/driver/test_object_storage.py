@@ -47,9 +47,7 @@ def on_another_machine(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("SSL_SEC_STAGING", str(tmp_path / "staging of another machine"))
 
 
-def test_a_stopped_run_resumes_on_another_machine_and_ends_as_if_it_had_not_stopped(
-    stored, s3, tmp_path: Path, monkeypatch
-):
+def test_a_stopped_run_resumes_on_another_machine_bit_equal(stored, s3, tmp_path: Path, monkeypatch):
     config = pretrain_config([*stored, "run_name=stopped"])
     local = replace(config, run_name="unstopped", output_dir=str(tmp_path / "runs"))
     expected = run_training(PRETRAIN, local)
@@ -120,7 +118,7 @@ def test_a_run_in_storage_is_probed_exported_loaded_and_uploaded_again(stored, s
     assert not (tmp_path / "runs" / "digits").exists()
 
 
-def test_a_run_has_one_process_wherever_it_is(stored, s3):
+def test_a_run_has_one_process_on_any_machine(stored, s3):
     Bucket(f"{s3}/digits/taken").write(
         ".lease", json.dumps({"token": "", "host": "far", "pid": 1, "since": "noon", "expires": 4e9}).encode()
     )
@@ -148,7 +146,7 @@ def test_an_interrupted_probe_starts_again_under_its_name_unless_another_process
     assert {name.partition("/")[0] for name in Bucket(f"{s3}/digits").files()} == {"it", "it-probe"}
 
 
-def test_a_name_that_is_taken_is_refused_and_made_names_are_free(stored, s3):
+def test_a_taken_name_is_refused_and_generated_names_are_free(stored, s3):
     folder = local_folder(s3) / "digits"
     assert [claim_name(folder, "made") for _ in range(3)] == ["made", "made-2", "made-3"]
     Bucket(s3).write("digits/taken/config.yaml", b"recipe: digits")
@@ -162,7 +160,7 @@ def test_a_run_that_never_started_leaves_nothing(stored, s3):
     assert Bucket(s3).files() == {}
 
 
-def test_a_checkpoint_that_cannot_be_stored_ends_the_run_and_says_where_it_is(stored, s3, monkeypatch):
+def test_a_checkpoint_that_cannot_be_uploaded_ends_the_run_with_its_local_path(stored, s3, monkeypatch):
     upload = Bucket.upload
 
     def full(self, path, name):
@@ -177,7 +175,7 @@ def test_a_checkpoint_that_cannot_be_stored_ends_the_run_and_says_where_it_is(st
     assert isinstance(folder, StoredFolder) and folder.status == "FAILED"
 
 
-def test_a_run_that_another_process_has_taken_over_stops_and_leaves_its_files_alone(stored, s3, monkeypatch, caplog):
+def test_a_run_taken_over_by_another_process_stops_and_leaves_its_files_alone(stored, s3, monkeypatch, caplog):
     take_over = json.dumps({"token": "other", "host": "far", "pid": 1, "since": "noon", "expires": 4e9}).encode()
     monkeypatch.setattr("ssl_sec.edges.storage.lease._RENEWED_EVERY_S", 0.01)
     bucket, report = Bucket(f"{s3}/digits/lost"), FolderRuntime.report

@@ -1,4 +1,4 @@
-"""Runs as processes of their own: killed, without room on the disk, many at once, heard by nobody."""
+"""Runs in their own processes: killed, on a full disk, several at once, with closed output."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from tests.edges.run.faulty import RUN, folder_of, steps_so_far
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
-# The same as a disk with so little room, for files of one process.
+# Acts as a disk with little space, for the files of one process.
 FULL_DISK = """
 import resource, sys
 from tests.jobs import pretrain
@@ -26,7 +26,7 @@ sys.exit(run_job("pretrain", pretrain))
 """
 
 
-def test_a_disk_that_fills_in_mid_run_ends_it_with_one_line_and_what_was_saved_stays(tmp_path):
+def test_a_disk_that_fills_ends_the_run_without_a_partial_checkpoint(tmp_path):
     arguments = [
         *(argument for argument in RUN if not argument.startswith("runtime")),
         "runtime=local",
@@ -52,7 +52,7 @@ def started_here(folder: Path, *changes: str, **options) -> subprocess.Popen:
     )
 
 
-def test_a_process_that_is_killed_leaves_no_run_that_looks_as_if_it_ran(tmp_path):
+def test_a_killed_process_leaves_no_run_shown_as_running(tmp_path):
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
 
     def training(name: str) -> tuple[subprocess.Popen, RunFolder]:
@@ -79,23 +79,38 @@ def test_a_process_that_is_killed_leaves_no_run_that_looks_as_if_it_ran(tmp_path
     assert "killed by SIGSEGV" in ends[1].data.tags["ended"]
 
 
-def test_eight_runs_at_once_in_one_folder_all_end_well_and_of_two_of_one_name_one_is_refused(tmp_path):
-    names = [*(f"run{number}" for number in range(7)), "run0"]
-    processes = [started_here(tmp_path, f"run_name={name}", "epochs=1") for name in names]
-    told = [process.communicate(timeout=1200)[1] for process in processes]
-    codes = [process.returncode for process in processes]
-    assert codes[1:7] == [0] * 6, told
-    assert sorted((codes[0], codes[7])) == [0, 2], told
-    refusal = told[0 if codes[0] else 7].splitlines()[-1]
-    assert "run0 is in use: process" in refusal or "run0 already holds a run" in refusal
-    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+def ended_together(folder: Path, names: list[str]) -> tuple[list[int], list[str]]:
+    """Exit codes and error outputs of runs that start at once in one new folder."""
+    processes = [started_here(folder, f"run_name={name}", "epochs=1") for name in names]
+    errors = [process.communicate(timeout=1200)[1] for process in processes]
+    return [process.returncode for process in processes], errors
+
+
+def assert_finished(folder: Path, names: list[str]) -> None:
+    """MLflow has each run once, as finished."""
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
     runs = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
-    assert sorted(run.info.run_name for run in runs) == sorted(set(names))
+    assert sorted(run.info.run_name for run in runs) == names
     assert {run.info.status for run in runs} == {"FINISHED"}
-    assert not (tmp_path / ".running").exists()
+    assert not (folder / ".running").exists()
 
 
-def test_output_that_nobody_reads_stops_no_run(tmp_path):
+def test_eight_runs_at_once_in_one_folder_all_finish(tmp_path):
+    names = [f"run{number}" for number in range(8)]
+    codes, errors = ended_together(tmp_path, names)
+    assert codes == [0] * 8, errors
+    assert_finished(tmp_path, names)
+
+
+def test_one_of_two_processes_with_one_run_name_is_refused(tmp_path):
+    codes, errors = ended_together(tmp_path, ["it", "it"])
+    assert sorted(codes) == [0, 2], errors
+    refusal = errors[codes.index(2)].splitlines()[-1]
+    assert "it is in use: process" in refusal or "it already holds a run" in refusal
+    assert_finished(tmp_path, ["it"])
+
+
+def test_closed_output_does_not_stop_a_run(tmp_path):
     """As after `2>&1 | head -1`, and with standard streams that are closed from the start (`>&- 2>&-`)."""
     here, there = os.pipe()
     unread = started_here(tmp_path, "run_name=unread", stdout=there, stderr=there)
@@ -113,7 +128,7 @@ def test_output_that_nobody_reads_stops_no_run(tmp_path):
 
 
 def test_a_narrow_network_on_large_images_trains_on_a_cpu(tmp_path):
-    """oneDNN crashes in channels_last where a convolution of it is not routed around."""
+    """oneDNN crashes in channels_last in convolutions that are not replaced."""
     for split, count in (("train", 24), ("test", 8)):
         images = {f"{kind}/{number}.png": encode(noise()) for kind in "ab" for number in range(count)}
         write_folder(tmp_path / "images" / split, images)

@@ -29,7 +29,7 @@ from ssl_sec.training.step import Request
 from tests.edges.run.driver.conftest import pretrain_config
 
 
-def test_a_stopped_run_saves_says_killed_and_ends_as_if_it_had_not_stopped(quick, tmp_path: Path, monkeypatch):
+def test_a_stopped_run_saves_shows_killed_and_resumes_bit_equal(quick, tmp_path: Path, monkeypatch):
     config = pretrain_config([*quick, "run_name=stopped", "log_every_steps=1"])
     expected = run_training(PRETRAIN, replace(config, run_name="unstopped", resume="auto"))  # there is none: it starts
 
@@ -61,7 +61,7 @@ def test_a_stopped_run_saves_says_killed_and_ends_as_if_it_had_not_stopped(quick
     assert losses == [(p.step, p.value) for p in client.get_metric_history(expected.run_id, "train/loss")]
 
 
-def test_a_request_to_an_earlier_process_is_forgotten_and_one_to_this_is_not(quick, tmp_path: Path, monkeypatch):
+def test_only_requests_to_the_current_process_are_kept(quick, tmp_path: Path, monkeypatch):
     config = pretrain_config([*quick, "run_name=asked", "resume=auto", "log_every_steps=1"])
     folder = RunFolder(tmp_path / "runs" / "digits" / "asked")
     folder.path.mkdir(parents=True)
@@ -85,17 +85,17 @@ def test_a_request_to_an_earlier_process_is_forgotten_and_one_to_this_is_not(qui
 
 
 def test_signals_while_a_run_stops_change_nothing(quick, tmp_path: Path, monkeypatch):
-    """SIGTERM twice, SIGHUP, and both ends of a terminal's Ctrl-C: at the save, and while MLflow is told."""
+    """SIGTERM twice, SIGHUP, and both ends of a terminal's Ctrl-C: at the save, and while the run ends in MLflow."""
 
     def signal_all(self, *given, **more):
         for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
             signal.raise_signal(number)
         return original(self, *given, **more)
 
-    name = "run_name=told-twice"
+    name = "run_name=stopped-twice"
     for patched in ((worker.FolderRuntime, "save"), (TrackedRun, "end")):
         original = getattr(*patched)
-        with monkeypatch.context() as patch, pytest.raises(Stopped, match="resume it with: .*/told-twice$"):
+        with monkeypatch.context() as patch, pytest.raises(Stopped, match="resume it with: .*/stopped-twice$"):
             patch.setattr(*patched, signal_all)
             if patched[0] is TrackedRun:
                 patch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
@@ -103,14 +103,14 @@ def test_signals_while_a_run_stops_change_nothing(quick, tmp_path: Path, monkeyp
                 PRETRAIN,
                 pretrain_config([*quick, name, "resume=auto", "log_every_steps=1", "checkpoint.every_epochs=1"]),
             )
-        folder = RunFolder(tmp_path / "runs" / "digits" / "told-twice")
+        folder = RunFolder(tmp_path / "runs" / "digits" / "stopped-twice")
         assert folder.restored_state(torch.device("cpu"))["step"] > 0
         client = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
         assert client.get_run(folder.run_id_path.read_text()).info.status == "KILLED"
 
 
-def test_a_run_that_is_stopped_while_its_artifacts_are_sent_is_finished_and_probed_by_a_resume(quick, monkeypatch):
-    def told(self, tracked):
+def test_a_run_stopped_during_its_upload_is_finished_and_probed_by_a_resume(quick, monkeypatch):
+    def stop_and_upload(self, tracked):
         signal.raise_signal(signal.SIGTERM)
         leave(self, tracked)
 
@@ -118,7 +118,7 @@ def test_a_run_that_is_stopped_while_its_artifacts_are_sent_is_finished_and_prob
     monkeypatch.setattr(sys, "argv", ["/usr/bin/ssl-sec"])
     config = pretrain_config([*quick, "run_name=late", "probe.enabled=true", "resume=auto"])
     with monkeypatch.context() as patch, pytest.raises(Stopped, match=r"probe it with: ssl-sec probe run=\w+$") as stop:
-        patch.setattr(Upload, "upload_results", told)
+        patch.setattr(Upload, "upload_results", stop_and_upload)
         run_training(PRETRAIN, config)
     assert str(stop.value).startswith("stopped; late is finished; ")
     client = MlflowClient(f"sqlite:///{config.output_dir}/mlflow.db")
@@ -127,7 +127,7 @@ def test_a_run_that_is_stopped_while_its_artifacts_are_sent_is_finished_and_prob
     assert "probe/top1" in run_training(PRETRAIN, config).metrics
 
 
-def test_a_run_that_another_process_has_is_refused(quick, tmp_path: Path, monkeypatch):
+def test_a_run_of_another_process_is_refused(quick, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(running, "_FREE_WITHIN_S", 0.0)
     folder = RunFolder(tmp_path / "runs" / "digits" / "mine")
     with running.running(folder):
@@ -138,9 +138,7 @@ def test_a_run_that_another_process_has_is_refused(quick, tmp_path: Path, monkey
     assert not folder.path.exists()
 
 
-def test_a_probe_that_another_process_runs_is_left_alone_and_an_interrupted_one_starts_again(
-    quick, tmp_path: Path, monkeypatch
-):
+def test_a_probe_of_another_process_is_left_alone_and_an_interrupted_one_restarts(quick, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(running, "_FREE_WITHIN_S", 0.0)
     run_training(PRETRAIN, pretrain_config([*quick, "run_name=mine", "probe.enabled=false"]))
     config = pretrain_config([*quick, "run_name=mine", "probe.enabled=true", "resume=auto"])
@@ -156,7 +154,7 @@ def test_a_probe_that_another_process_runs_is_left_alone_and_an_interrupted_one_
 
 
 @pytest.mark.parametrize("moment", ["while it trains", "while its artifacts are sent"])
-def test_a_run_whose_folder_is_removed_ends_with_one_line_and_is_failed(moment, quick, tmp_path: Path, monkeypatch):
+def test_a_removed_folder_fails_the_run_with_one_line(moment, quick, tmp_path: Path, monkeypatch):
     folder = RunFolder(tmp_path / "runs" / "digits" / "gone")
     owner, name = {"while it trains": (worker.FolderRuntime, "report")}.get(moment, (Upload, "upload_results"))
     original, calls = getattr(owner, name), []
@@ -178,7 +176,7 @@ def test_a_run_whose_folder_is_removed_ends_with_one_line_and_is_failed(moment, 
     assert not folder.path.exists()
 
 
-def test_a_disk_that_is_full_ends_a_run_with_one_line_and_is_failed(quick, tmp_path: Path, monkeypatch):
+def test_a_full_disk_fails_the_run_with_one_line(quick, tmp_path: Path, monkeypatch):
     def until_full(write):
         def limited(path, content):
             if len(folder.records()) > 3:
@@ -199,7 +197,7 @@ def test_a_disk_that_is_full_ends_a_run_with_one_line_and_is_failed(quick, tmp_p
     assert "No space left on device" in run.data.tags["ended"]
 
 
-def test_a_resume_does_not_mind_what_a_crash_left_of_the_figures(quick, tmp_path: Path, monkeypatch):
+def test_a_resume_ignores_records_damaged_by_a_crash(quick, tmp_path: Path, monkeypatch):
     config = pretrain_config([*quick, "run_name=torn", "log_every_steps=1", "checkpoint.every_epochs=1"])
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         patch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)

@@ -1,4 +1,4 @@
-"""Runs whose store cannot be reached, and what is sent to it later."""
+"""Runs whose store cannot be reached, and are sent to it later."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ from ssl_sec.recipes.registry import PRETRAIN
 from tests.edges.run.driver.conftest import pretrain_config
 
 
-def test_training_goes_on_without_mlflow_and_the_figures_are_sent_later(quick, caplog, tmp_path: Path):
+def test_training_continues_without_mlflow_and_metrics_are_sent_later(quick, caplog, tmp_path: Path):
     (tmp_path / "store").write_text("a file where a folder must be")
     uri = f"sqlite:///{tmp_path}/store/mlflow.db"
     finished = run_training(PRETRAIN, pretrain_config([*quick, f"tracking.uri={uri}"]))
@@ -51,8 +51,8 @@ def test_training_goes_on_without_mlflow_and_the_figures_are_sent_later(quick, c
     )
 
 
-def test_a_store_that_is_away_for_a_while_has_every_point_once_afterwards(quick, monkeypatch, caplog):
-    """It even takes a batch whose answer is lost."""
+def test_a_store_has_every_point_once_after_an_outage(quick, monkeypatch, caplog):
+    """The store even accepts a batch whose response is lost."""
     log_batch, calls, asked = MlflowClient.log_batch, [], threading.Event()
     report = worker.FolderRuntime.report
 
@@ -84,7 +84,7 @@ def test_a_store_that_is_away_for_a_while_has_every_point_once_afterwards(quick,
     assert told_of_loss == (len(calls) == 2)
 
 
-def test_a_folder_that_holds_no_run_cannot_be_replayed(tmp_path: Path):
+def test_a_folder_without_a_run_cannot_be_replayed(tmp_path: Path):
     with pytest.raises(ConfigError, match="folder: .* holds no run"):
         run_replay(ReplayConfig(folder=str(tmp_path)))
 

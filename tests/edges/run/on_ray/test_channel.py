@@ -1,4 +1,4 @@
-"""What workers ask the driver for, where runs are in object storage; the actor is pretended."""
+"""What workers ask the driver for, where runs are in object storage; with a fake actor."""
 
 import threading
 from types import SimpleNamespace
@@ -9,8 +9,8 @@ from ssl_sec.edges.run.on_ray import channel
 from ssl_sec.edges.run.on_ray.channel import WorkerFolder
 
 
-class PretendedDriver:
-    """Has one request for a checkpoint, as often as it is asked."""
+class FakeDriver:
+    """Answers every question for a checkpoint request with yes."""
 
     def __init__(self) -> None:
         self.asked: set[str] = set()
@@ -28,13 +28,13 @@ class PretendedDriver:
 
 
 def test_worker_0_alone_takes_a_save_request(monkeypatch, tmp_path):
-    """The others would take it from the driver, and do nothing with it."""
+    """Other workers would take the request from the driver and ignore it."""
     monkeypatch.setenv("SSL_SEC_STAGING", str(tmp_path))
     monkeypatch.setattr(channel, "_ASK_EVERY_S", 0.01)
     monkeypatch.setattr(ray, "get", lambda answer: answer)
     asked = []
     for rank in (0, 1):
-        driver = PretendedDriver()
+        driver = FakeDriver()
         folder = WorkerFolder("memory://bucket/runs/recipe/run", rank, driver)
         assert driver.was_asked.wait(30)
         asked.append("take_save_request" in driver.asked)

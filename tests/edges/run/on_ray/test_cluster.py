@@ -36,10 +36,10 @@ ENDLESS = (*ENDLESS, "checkpoint.every_epochs=3000")
 
 @pytest.fixture
 def cluster(monkeypatch, tmp_path_factory):
-    """One node with one CPU, on which the driver is; the test adds others."""
+    """One node with one CPU, which runs the driver; tests add others."""
     monkeypatch.chdir(tmp_path_factory.mktemp("nodes"))
     monkeypatch.setenv("RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S", "0.5")
-    # Tests that run at once would join it.
+    # Concurrent tests would join it.
     monkeypatch.setattr("ray._private.utils.write_ray_address", lambda address: None)
     health = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
     head = {"num_cpus": 1, "include_dashboard": False, "_system_config": health}
@@ -99,7 +99,7 @@ def test_a_lost_node_leaves_a_run_on_the_others(cluster, whole, tmp_path):
 
 
 def in_the_background(config) -> threading.Thread:
-    """The run in a thread; it is stopped, so that its Stopped is expected."""
+    """The run in a thread; the test stops it, so Stopped is expected."""
 
     def go() -> None:
         with pytest.raises(Exception, match="stopped; resume it with"):
@@ -117,7 +117,7 @@ def wait_for(condition, thread: threading.Thread, timeout_s: float = 90) -> None
 
 
 def stopped_after(steps: int, folder: Path) -> RunFolder:
-    """The endless run on one process, for so many steps at least."""
+    """The endless run on one process, for at least this many steps."""
     run = folder_of(folder)
     with (
         Once(lambda: steps_so_far(run) >= steps, run.stop_path.touch),
@@ -127,7 +127,7 @@ def stopped_after(steps: int, folder: Path) -> RunFolder:
     return run
 
 
-def test_a_node_that_joins_takes_part_and_costs_no_step(cluster, tmp_path):
+def test_a_node_that_joins_is_used_without_losing_a_step(cluster, tmp_path):
     run = folder_of(tmp_path)
     thread = in_the_background(config_of(tmp_path, *ENDLESS))
     wait_for(lambda: steps_so_far(run) >= 3, thread)
@@ -145,7 +145,7 @@ def test_a_node_that_joins_takes_part_and_costs_no_step(cluster, tmp_path):
 
 
 def test_mlflow_shows_each_node_of_a_run_while_it_takes_part(cluster, tmp_path, monkeypatch):
-    """On a server, which only the driver talks to."""
+    """On a server, to which only the driver connects."""
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "1")
     store = ("--backend-store-uri", f"sqlite:///{tmp_path}/server.db", "--workers", "1")
     with mlflow_server("server", *store, log=tmp_path / "server.log") as address:
@@ -154,7 +154,7 @@ def test_mlflow_shows_each_node_of_a_run_while_it_takes_part(cluster, tmp_path, 
         thread = in_the_background(config_of(tmp_path, *ENDLESS, *more))
 
         def samples() -> dict[str, int]:
-            """How many samples of the processor there are, by node; the driver's has no name."""
+            """The number of CPU samples by node; the driver's node has no name."""
             time.sleep(0.5)
             names = [
                 key for key in client.get_run(run.run_id).data.metrics if key.endswith("cpu_utilization_percentage")
@@ -183,14 +183,14 @@ def test_mlflow_shows_each_node_of_a_run_while_it_takes_part(cluster, tmp_path, 
 
 
 def drain(cluster, node_id: str, seconds: int) -> None:
-    """What a cloud's notice does."""
+    """Drains a node, as a cloud's notice does."""
     command = [str(Path(sys.executable).with_name("ray")), "drain-node", "--address", cluster.address]
     command += ["--node-id", node_id, "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
     command += ["--reason-message", "the spot machine is taken away", "--deadline-remaining-seconds", str(seconds)]
     subprocess.run(command, check=True, capture_output=True)
 
 
-def test_a_node_announced_to_leave_costs_no_step_and_counts_as_no_failure(cluster, tmp_path):
+def test_an_announced_node_loss_loses_no_step_and_is_no_failure(cluster, tmp_path):
     cluster.add_node(num_cpus=1)
     run = folder_of(tmp_path)
     thread = in_the_background(config_of(tmp_path, *ENDLESS, "runtime.max_failures=0"))

@@ -1,4 +1,4 @@
-"""Face recognition as users run it: `python -m jobs.face` on Ray, its faults, and what is told of bad input."""
+"""Face recognition as users run it: `python -m jobs.face` on Ray, its faults, and its messages about bad input."""
 
 import os
 import re
@@ -32,7 +32,7 @@ from tests.jobs import face
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
-# The workers share out the templates.
+# The templates are sharded over the workers.
 RUN = (
     *QUICK_FACE,
     "run_name=it",
@@ -58,7 +58,7 @@ def config_of(folder: Path, *changes: str) -> FaceConfig:
 
 @pytest.fixture(scope="module")
 def whole(cluster, digit_pairs, tmp_path_factory) -> RunFolder:
-    """The run that nothing happens to."""
+    """The run without a fault."""
     return run_training(FACE, config_of(tmp_path_factory.mktemp("whole"), digit_pairs, EXACT)).folder
 
 
@@ -92,7 +92,7 @@ def assert_bit_equal(run: RunFolder, other: RunFolder) -> None:
     assert figures(run) == figures(other)
 
 
-def test_two_workers_that_share_the_classes_equal_one_process(whole, alone):
+def test_two_workers_with_sharded_classes_equal_one_process(whole, alone):
     checkpoint = newest_checkpoint(whole.checkpoints_path).path
     assert len(list(checkpoint.glob("rows-*.safetensors"))) == 2
     assert {name for _, name, _ in figures(whole)} >= {"train/verification_accuracy", "face/digits_accuracy"}
@@ -121,7 +121,7 @@ def test_a_killed_worker_changes_nothing(cluster, digit_pairs, whole, tmp_path, 
     assert_bit_equal(run, whole)
 
 
-def test_ctrl_c_stops_the_run_and_one_worker_goes_on_with_what_two_held(digit_pairs, alone, tmp_path):
+def test_ctrl_c_stops_the_run_and_one_worker_resumes_the_state_of_two(digit_pairs, alone, tmp_path):
     command = [sys.executable, "-m", "jobs.face", *RUN, digit_pairs, EXACT, f"output_dir={tmp_path}"]
     run = folder_of(tmp_path)
     # A terminal sends Ctrl-C to all processes that the command has started.
@@ -131,12 +131,12 @@ def test_ctrl_c_stops_the_run_and_one_worker_goes_on_with_what_two_held(digit_pa
             assert driver.poll() is None
             time.sleep(0.01)
         os.killpg(driver.pid, signal.SIGINT)
-        told = driver.communicate(timeout=120)[1]
+        output = driver.communicate(timeout=120)[1]
     finally:
         driver.kill()
         driver.wait()
-    assert driver.returncode == 130, told
-    assert told.splitlines()[-1].startswith("stopped; resume it with: python -m jobs.face resume=")
+    assert driver.returncode == 130, output
+    assert output.splitlines()[-1].startswith("stopped; resume it with: python -m jobs.face resume=")
     (checkpoint,) = run.checkpoints_path.glob("step-*")
     assert len(list(checkpoint.glob("rows-*.safetensors"))) == 2
     again = subprocess.run(
@@ -178,7 +178,9 @@ def test_a_training_set_that_has_grown_is_refused_on_resume(cluster, tmp_path, m
     (tmp_path / "train" / "someone").mkdir()
     shutil.copy(next((tmp_path / "train" / "digit 0").iterdir()), tmp_path / "train" / "someone")
     assert run_job("face", face, [*arguments, "resume=true"]) == 4
-    told = capfd.readouterr().err.splitlines()
-    assert [line for line in told if not line.startswith(("it: ", "INFO: "))] == [told[-1]]
+    lines = capfd.readouterr().err.splitlines()
+    assert [line for line in lines if not line.startswith(("it: ", "INFO: "))] == [lines[-1]]
     # The worker that lacks templates and the other find it at once.
-    assert re.fullmatch(r"error: .*(has 11 classes, but .* run had 10|run had 10 classes, .* has 11 or more)", told[-1])
+    assert re.fullmatch(
+        r"error: .*(has 11 classes, but .* run had 10|run had 10 classes, .* has 11 or more)", lines[-1]
+    )

@@ -1,4 +1,4 @@
-"""What happens when something fails: two gloo workers on Ray Train, killed and started again."""
+"""Faults of two gloo workers on Ray Train, which are killed and restarted."""
 
 import itertools
 import json
@@ -38,7 +38,7 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def whole(cluster, tmp_path_factory) -> RunFolder:
-    """The run that nothing happens to."""
+    """The run without a fault."""
     folder = tmp_path_factory.mktemp("whole")
     run_training(PRETRAIN, config_of(folder))
     return folder_of(folder)
@@ -100,7 +100,7 @@ def test_a_killed_driver_and_the_same_run_again_change_nothing(whole, tmp_path):
 
 
 def stopped_after_two_epochs(folder: Path, *changes: str) -> RunFolder:
-    """A run whose checkpoints of steps 2 and 4 are there, and which did not come to its end."""
+    """An unfinished run with the checkpoints of steps 2 and 4."""
     run = folder_of(folder)
     with (
         Once(lambda: (run.checkpoints_path / "step-000000004").exists(), lambda: run.stop_path.touch()) as stopping,
@@ -143,19 +143,19 @@ def test_damage_to_all_checkpoints_stops_the_run_and_starts_nothing(cluster, tmp
     with pytest.raises(StorageError, match="no whole checkpoint in .*step-000000004: state.pt has ") as caught:
         run_training(PRETRAIN, config_of(tmp_path, "resume=true"))
     assert caught.value.exit_code == 4
-    assert before < len(run.workers()) <= before + 2  # nobody tried again; the other worker may have come too late
+    assert before < len(run.workers()) <= before + 2  # there was no retry; the other worker may have been too late
 
 
-def test_a_run_that_diverges_stops_on_all_workers_and_is_not_tried_again(cluster, tmp_path):
+def test_a_run_that_diverges_stops_on_all_workers_and_is_not_retried(cluster, tmp_path):
     start = time.monotonic()
     with pytest.raises(UserError, match=r"training diverged: .* at step \d.*; (no|the last good) checkpoint") as caught:
         run_training(PRETRAIN, config_of(tmp_path, "optimiser.learning_rate=1e6", "optimiser.weight_decay=1000"))
     assert caught.value.exit_code == 1
     assert time.monotonic() - start < 60
-    told = (
+    outcome = (
         json.loads((folder_of(tmp_path).path / "error.json").read_text()) if folder_of(tmp_path).path.exists() else {}
     )
-    assert "\n" not in told.get("message", "")
+    assert "\n" not in outcome.get("message", "")
 
 
 def test_twenty_kills_at_random_moments_of_one_run_change_nothing(cluster, tmp_path_factory, tmp_path):
@@ -173,7 +173,7 @@ def test_twenty_kills_at_random_moments_of_one_run_change_nothing(cluster, tmp_p
             with Once(
                 lambda n=number, s=step: len(run.workers()) == 2 * n and steps_so_far(run) >= s, lambda: None
             ) as due:
-                due.join(180)  # a restart takes 10 s, and many times that on a machine that is busy otherwise
+                due.join(180)  # a restart takes 10 s, and much longer on a busy machine
             assert due.happened
             time.sleep(draws.uniform(0, 0.1))  # the moment within a step
             kill(run, rank)
@@ -185,7 +185,7 @@ def test_twenty_kills_at_random_moments_of_one_run_change_nothing(cluster, tmp_p
     assert_bit_equal(run, folder_of(undisturbed))
 
 
-def test_a_worker_that_hangs_is_named_and_the_run_goes_on(cluster, whole, tmp_path):
+def test_a_worker_that_hangs_is_named_and_the_run_continues(cluster, whole, tmp_path):
     run = folder_of(tmp_path)
     stopped: list[int] = []
     with Once(lambda: steps_so_far(run) >= 3, lambda: stopped.append(kill(run, 1, signal.SIGSTOP))) as hanging:
@@ -198,7 +198,7 @@ def test_a_worker_that_hangs_is_named_and_the_run_goes_on(cluster, whole, tmp_pa
     assert_bit_equal(run, whole)
 
 
-def test_a_run_that_fails_without_getting_on_is_given_up(cluster, tmp_path):
+def test_a_run_that_fails_repeatedly_without_progress_ends(cluster, tmp_path):
     run = folder_of(tmp_path)
 
     def kill_twice() -> None:
@@ -218,7 +218,7 @@ def test_a_run_that_fails_without_getting_on_is_given_up(cluster, tmp_path):
     )
 
 
-def test_sigterm_saves_stops_and_is_told_to_mlflow(cluster, whole, tmp_path):
+def test_sigterm_saves_stops_and_mlflow_shows_killed(cluster, whole, tmp_path):
     run = folder_of(tmp_path)
     with (
         Once(lambda: steps_so_far(run) >= 3, lambda: os.kill(os.getpid(), signal.SIGTERM)) as terminating,
@@ -235,7 +235,7 @@ def test_sigterm_saves_stops_and_is_told_to_mlflow(cluster, whole, tmp_path):
     assert [point.step for point in client.get_metric_history(run_id, "train/loss")] == list(range(8))
 
 
-def test_a_stopped_run_goes_on_with_four_workers(cluster, tmp_path_factory, tmp_path):
+def test_a_stopped_run_resumes_with_four_workers(cluster, tmp_path_factory, tmp_path):
     exact = ("runtime.precision=float64",)
     undisturbed = tmp_path_factory.mktemp("exact")
     run_training(PRETRAIN, in_one_process(config_of(undisturbed)))
@@ -247,7 +247,7 @@ def test_a_stopped_run_goes_on_with_four_workers(cluster, tmp_path_factory, tmp_
 
 
 def test_storage_that_fails_stops_the_run_at_once(cluster, tmp_path):
-    """A file where the checkpoints' folder would be: nothing can be written there."""
+    """A file in place of the checkpoints' folder, so nothing can be written."""
     run = folder_of(tmp_path)
 
     def spoil() -> None:
@@ -260,10 +260,10 @@ def test_storage_that_fails_stops_the_run_at_once(cluster, tmp_path):
         run_training(PRETRAIN, config_of(tmp_path))
     assert spoiling.happened
     assert caught.value.exit_code == 4
-    assert len(run.workers()) == 2  # nobody tried again
+    assert len(run.workers()) == 2  # there was no retry
 
 
-def test_a_worker_that_crashes_is_named_with_its_signal_and_mlflow_says_so(cluster, tmp_path):
+def test_a_worker_that_crashes_is_named_with_its_signal_also_in_mlflow(cluster, tmp_path):
     run = folder_of(tmp_path)
     with (
         Once(lambda: steps_so_far(run) >= 3, lambda: kill(run, 1, signal.SIGSEGV)) as killing,
@@ -273,12 +273,12 @@ def test_a_worker_that_crashes_is_named_with_its_signal_and_mlflow_says_so(clust
     ):
         run_training(PRETRAIN, config_of(tmp_path, "runtime.max_failures=0"))
     assert killing.happened
-    told = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(run.run_id_path.read_text())
-    assert told.info.status == "FAILED"
-    assert "killed by SIGSEGV" in told.data.tags["ended"]
+    run_in_mlflow = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(run.run_id_path.read_text())
+    assert run_in_mlflow.info.status == "FAILED"
+    assert "killed by SIGSEGV" in run_in_mlflow.data.tags["ended"]
 
 
-def test_a_run_whose_folder_is_removed_ends_with_one_line_and_is_failed(cluster, tmp_path):
+def test_a_removed_folder_fails_the_run_with_one_line(cluster, tmp_path):
     run = folder_of(tmp_path)
     run_ids: list[str] = []
 

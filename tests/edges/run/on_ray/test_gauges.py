@@ -1,4 +1,4 @@
-"""The figures of a run among Ray's metrics."""
+"""The metrics of a run among Ray's."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ from tests.edges.run.faulty import config_of, folder_of, steps_so_far
 
 @pytest.fixture
 def shown(monkeypatch) -> dict[str, list]:
-    """The values that gauges have had, with their tags."""
+    """The values that gauges were set to, with their tags."""
     found: dict[str, list] = {}
 
     class Gauge:

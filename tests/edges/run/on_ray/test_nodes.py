@@ -106,7 +106,7 @@ def test_the_nodes_of_the_newest_workers_are_read_and_each_once(tmp_path, monkey
         ([{"CPU": 1.0, "GPU": 1.0}], "1 node, 1 CPU, 1 GPU, Ray 2.60.0"),
     ],
 )
-def test_a_cluster_is_said_in_words(monkeypatch, resources, expected):
+def test_a_cluster_is_described_in_words(monkeypatch, resources, expected):
     found = [{**node(number, "host"), "Resources": each} for number, each in enumerate(resources)]
     lost = {**node(9, "lost", alive=False), "Resources": {"CPU": 64.0}}
     monkeypatch.setattr(nodes.ray, "nodes", lambda: [*found, lost])
@@ -139,7 +139,7 @@ def page_of_a_node(text: list[str]) -> Iterator[str]:
 
 
 def samples_of(pages: dict[str, str], logged: list, count: int) -> NodeMonitor:
-    """A monitor that has logged so many samples."""
+    """A monitor that has logged this many samples."""
     monitor = NodeMonitor(lambda: pages, logged.append, 0.02)
     monitor.start()
     deadline = time.monotonic() + 20
@@ -183,7 +183,7 @@ def test_a_node_that_never_answers_is_one_warning_and_the_others_are_followed(ca
     )
 
 
-def test_a_store_that_is_away_ends_nothing(monkeypatch):
+def test_an_unreachable_store_ends_nothing(monkeypatch):
     calls, answers = [], threading.Event()
 
     def fail(figures: object) -> None:
@@ -206,7 +206,7 @@ def test_a_store_that_is_away_ends_nothing(monkeypatch):
         assert not monitor.is_alive()
 
 
-def test_without_system_metrics_no_machine_is_followed(tmp_path: Path, monkeypatch):
+def test_without_system_metrics_no_node_is_followed(tmp_path: Path, monkeypatch):
     tracking = DeferredRun(RunIdentity(), {}, RunFolder(tmp_path), system_metrics=False)
     monkeypatch.setattr(nodes, "NodeMonitor", SimpleNamespace)  # is not made
     with nodes.followed_nodes(RunFolder(tmp_path), tracking):

@@ -1,4 +1,4 @@
-"""Two Ray nodes that share no folder, with runs in object storage that is slow, fails, and goes away."""
+"""Two Ray nodes without a shared folder, with runs in object storage that is slow, fails or is unavailable."""
 
 import os
 import shutil
@@ -72,7 +72,7 @@ def cluster(storage, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         patch.setenv("SSL_SEC_STAGING", str(root / "first"))
-        # Tests that run at once would join it.
+        # Concurrent tests would join it.
         patch.setattr("ray._private.utils.write_ray_address", lambda address: None)
         health = {
             "health_check_initial_delay_ms": 0,
@@ -92,14 +92,14 @@ def cluster(storage, tmp_path_factory):
 
 @pytest.fixture
 def faults(storage: Faults):
-    """No faults yet; none are left after the test."""
+    """No faults before and after a test."""
     yield storage
     storage.__init__()
 
 
 @pytest.fixture(scope="module")
 def whole(cluster, tmp_path_factory) -> RunFolder:
-    """The run that nothing happens to, in a folder that both nodes see."""
+    """The run without a fault, in a folder that both nodes share."""
     folder = tmp_path_factory.mktemp("whole")
     run_training(PRETRAIN, config_of(folder))
     return RunFolder(folder / "digits" / "it")
@@ -107,7 +107,7 @@ def whole(cluster, tmp_path_factory) -> RunFolder:
 
 @pytest.fixture
 def url(request) -> str:
-    """Where the run of a test is kept."""
+    """The URL of a test's runs."""
     return f"s3://nodes/{abs(hash(request.node.name)):x}"
 
 
@@ -155,7 +155,7 @@ def test_a_killed_worker_changes_nothing(cluster, whole, url, rank):
     assert_bit_equal(url, whole)
 
 
-def test_templates_that_the_workers_share_out_come_back_after_a_kill(cluster, digit_pairs, url, tmp_path):
+def test_sharded_templates_are_restored_after_a_kill(cluster, digit_pairs, url, tmp_path):
     options = [*QUICK_FACE, "run_name=it", "share_classes_from=10", "checkpoint.every_epochs=1", digit_pairs]
     options += ["runtime=ray", "runtime.num_workers=2", "runtime.cpus_per_worker=1"]
     configs = [from_values(FaceConfig, compose("face", [*options, f"output_dir={place}"])) for place in (url, tmp_path)]
@@ -172,7 +172,7 @@ def test_templates_that_the_workers_share_out_come_back_after_a_kill(cluster, di
     assert figures(run) == figures(expected)
 
 
-def test_a_stop_arrives_and_the_run_resumes_from_the_storage_alone(cluster, whole, url):
+def test_a_stopped_run_resumes_from_the_storage_alone(cluster, whole, url):
     run = staged(url)
     with (
         Once(lambda: steps_so_far(run) >= 3, run.stop_path.touch),
@@ -202,7 +202,7 @@ def test_a_killed_driver_and_the_same_run_again_change_nothing(cluster, whole, u
     assert_bit_equal(url, whole)
 
 
-def test_slow_storage_that_fails_and_cuts_connections_changes_nothing(cluster, whole, url, faults):
+def test_slow_and_unreliable_storage_changes_nothing(cluster, whole, url, faults):
     faults.latency_s, faults.failing, faults.cut = 0.2, 0.05, 0.05
     run_training(PRETRAIN, config_of(url))
     assert faults.counts["failed"] > 0 and faults.counts["cut"] > 0
@@ -210,7 +210,7 @@ def test_slow_storage_that_fails_and_cuts_connections_changes_nothing(cluster, w
     assert_bit_equal(url, whole)
 
 
-def test_storage_that_is_away_for_a_minute_holds_no_step_back(cluster, whole, url, faults, caplog):
+def test_a_storage_outage_of_a_minute_delays_no_step(cluster, whole, url, faults, caplog):
     run, back = staged(url), threading.Timer(60, lambda: setattr(faults, "is_away", False))
 
     def leave() -> None:
@@ -235,7 +235,7 @@ def test_storage_that_is_away_for_a_minute_holds_no_step_back(cluster, whole, ur
         ((403, "QuotaExceeded", "the bucket is full"), "full"),
     ],
 )
-def test_storage_that_refuses_ends_the_run_in_one_line_with_exit_code_4(cluster, url, faults, refused, reason, capsys):
+def test_refused_storage_ends_the_run_in_one_line_with_exit_code_4(cluster, url, faults, refused, reason, capsys):
     faults.refused = refused
     with pytest.raises(StorageError, match=reason) as caught:
         jobs.pretrain([*RUN, f"output_dir={url}", "run_name=it"])
@@ -243,7 +243,7 @@ def test_storage_that_refuses_ends_the_run_in_one_line_with_exit_code_4(cluster,
     assert "\n" not in str(caught.value) and "the-secret" not in str(caught.value) + capsys.readouterr().err
 
 
-def test_storage_that_fills_in_mid_run_ends_it_and_what_was_saved_stays(cluster, url, faults):
+def test_storage_that_fills_ends_the_run_and_keeps_checkpoints(cluster, url, faults):
     run = staged(url)
     with (
         Once(

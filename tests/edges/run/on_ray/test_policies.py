@@ -1,4 +1,4 @@
-"""When a failing run is given up, and how many workers an elastic one has, without a cluster."""
+"""When a failing run ends, and how many workers an elastic one has, without a cluster."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,9 +47,9 @@ def test_failures_are_counted_since_the_newest_checkpoint(folder):
         failed(watch, w1=error)
     with pytest.raises(UserError, match="^worker 1: out of luck; 3 failures since the checkpoint of step 10, "):
         failed(watch, w1=error)
-    told = messages(folder)
-    assert "worker 1: out of luck; the workers are started again (failure 2 of 2 without a checkpoint)" in told
-    assert "(failure 1 of 2 since the checkpoint of step 5)" in told
+    found = messages(folder)
+    assert "worker 1: out of luck; the workers are started again (failure 2 of 2 without a checkpoint)" in found
+    assert "(failure 1 of 2 since the checkpoint of step 5)" in found
 
 
 def test_deaths_while_the_workers_were_started_count_until_the_next_checkpoint(folder):
@@ -76,7 +76,7 @@ def test_the_driver_and_the_controller_count_together(folder):
     assert recorded_failures(folder) == 0
 
 
-def test_without_a_limit_no_run_is_given_up_and_with_none_allowed_the_first_failure_ends_it(folder):
+def test_without_a_limit_no_run_ends_and_with_limit_0_the_first_failure_ends_it(folder):
     watch = FailureWatch(folder, max_failures=-1)
     for _ in range(20):
         failed(watch, w0=RuntimeError("again"))
@@ -85,12 +85,12 @@ def test_without_a_limit_no_run_is_given_up_and_with_none_allowed_the_first_fail
         failed(FailureWatch(folder, max_failures=0), w0=RuntimeError("once"))
 
 
-def test_what_a_user_can_mend_ends_the_run_as_it_was_said(folder):
+def test_user_errors_end_the_run_with_their_message(folder):
     with pytest.raises(DataError, match="^no such folder$"):
         failed(FailureWatch(folder, max_failures=5), w0=RuntimeError("lost"), w1=DataError("no such folder"))
 
 
-def test_a_crash_is_told_with_its_signal_and_its_place(folder):
+def test_a_crash_is_reported_with_its_signal_and_line(folder):
     folder.crash_path(1).write_text("Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 ...\n")
     with pytest.raises(
         UserError, match="^worker 1: its process was killed by SIGSEGV, a crash in native code; .*crash-1.txt; 1 fail"
@@ -98,7 +98,7 @@ def test_a_crash_is_told_with_its_signal_and_its_place(folder):
         failed(FailureWatch(folder, max_failures=0), w1=RayActorError(error_msg="The actor died unexpectedly."))
 
 
-def test_a_death_is_named_first_and_without_the_broken_connections_that_follow_from_it(folder):
+def test_a_death_is_reported_without_the_broken_connections_it_causes(folder):
     died, reset = RayActorError(error_msg="The actor died unexpectedly."), RuntimeError("Connection reset by peer")
     with pytest.raises(UserError, match=r"^worker 1: its process died \(killed [^;]*; worker 2: no space left; 1 fail"):
         failed(FailureWatch(folder, max_failures=0), w0=reset, w1=died, w2=RuntimeError("no space left"))
@@ -108,7 +108,7 @@ def test_a_death_is_named_first_and_without_the_broken_connections_that_follow_f
         failed(FailureWatch(folder, max_failures=0), w0=reset, w1=reset)
 
 
-def test_a_death_is_told_in_words(folder):
+def test_a_death_is_described_in_words(folder):
     watch = FailureWatch(folder, max_failures=5)
     failed(
         watch,
@@ -121,13 +121,13 @@ def test_a_death_is_told_in_words(folder):
     assert "worker 1: its process died (killed by SIGKILL, or out of memory);" in messages(folder)
 
 
-def test_a_machine_taken_away_with_notice_is_no_failure(folder):
+def test_an_announced_preemption_is_no_failure(folder):
     watch = FailureWatch(folder, max_failures=0)
     failed(watch, w1=WorkerHealthCheckFailedError("failed", RayActorError(preempted=True)))
     assert not folder.metrics_path.exists()
 
 
-def test_a_worker_that_the_others_wait_for_in_vain_is_named(folder, monkeypatch):
+def test_a_hanging_worker_is_named(folder, monkeypatch):
     monkeypatch.setattr(policies, "_GRACE_S", 0.2)
     for rank, pid in enumerate((101, 102, 103)):
         monkeypatch.setattr("os.getpid", lambda pid=pid: pid)
@@ -141,7 +141,7 @@ def test_a_worker_that_the_others_wait_for_in_vain_is_named(folder, monkeypatch)
 
 @pytest.fixture
 def room(monkeypatch):
-    """How many workers the cluster has room for, as Ray's own policy would find."""
+    """The number of workers that fit the cluster, as Ray's own policy finds."""
     found = SimpleNamespace(workers=1)
     decide = lambda self, *state: ResizeDecision(self._count_possible_workers({}), {})  # noqa: E731
     monkeypatch.setattr(ElasticScalingPolicy, "_count_possible_workers", lambda self, reserved: found.workers)
@@ -155,7 +155,7 @@ def policy_for(folder: RunFolder) -> ElasticPolicy:
 
 
 @pytest.mark.parametrize(("has_room_for", "taken"), [(1, 1), (2, 2), (3, 2), (7, 4), (8, 8), (13, 8), (0, 0)])
-def test_the_most_workers_that_can_share_the_batch_are_taken(folder, room, has_room_for, taken):
+def test_the_most_workers_that_divide_the_batch_are_used(folder, room, has_room_for, taken):
     room.workers = has_room_for
     assert policy_for(folder).make_decision_for_non_running_worker_group() == ResizeDecision(taken, {})
 
@@ -181,7 +181,7 @@ def test_a_healthy_run_is_resized_after_a_checkpoint(folder, room):
     assert not folder.save_path.exists()
 
 
-def test_room_that_is_gone_before_the_checkpoint_changes_nothing(folder, room):
+def test_resources_lost_before_the_checkpoint_change_nothing(folder, room):
     policy = policy_for(folder)
     room.workers = 2
     state = SimpleNamespace(num_workers=1)

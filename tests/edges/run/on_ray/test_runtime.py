@@ -61,7 +61,7 @@ def test_two_workers_give_the_curve_of_one(cluster, quick, probed):
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_a_workers_data_error_reaches_the_user_as_it_was(cluster, quick, tmp_path: Path):
+def test_a_workers_data_error_reaches_the_user_unchanged(cluster, quick, tmp_path: Path):
     with pytest.raises(DataError, match="no such folder; data.root must hold") as caught:
         run_training(
             PRETRAIN,
@@ -110,7 +110,7 @@ def test_more_workers_than_the_cluster_has_are_refused():
         make_scaling(RayConfig(num_workers=1, device="cuda"), {"CPU": 2.0})
 
 
-def test_an_elastic_run_needs_the_least_number_and_takes_a_machines_share_for_each():
+def test_an_elastic_run_needs_the_minimum_of_workers_with_a_machines_share_each():
     cpus = make_scaling(RayConfig(num_workers=(2, 8), resize_interval_s=7.0), {"CPU": 3.0})
     assert (cpus.num_workers, cpus.resources_per_worker) == ((2, 8), {"CPU": 1})
     assert cpus.elastic_resize_monitor_interval_s == 7
@@ -130,11 +130,11 @@ def test_an_elastic_run_needs_the_least_number_and_takes_a_machines_share_for_ea
         (RayConfig(num_workers=(2, 8)), {"CPU": 64.0, "GPU": 4.0}, "2 to 8 workers with 16 CPUs and 1 GPU each"),
     ],
 )
-def test_the_workers_are_said_in_words(options, resources, expected):
+def test_workers_are_described_in_words(options, resources, expected):
     assert describe_workers(make_scaling(options, resources)) == expected
 
 
-def test_a_cluster_that_lost_machines_is_told():
+def test_a_cluster_that_lost_machines_is_described():
     scaling = make_scaling(RayConfig(num_workers=4), {"CPU": 8.0, "GPU": 4.0})
     assert find_shortage(scaling, {"CPU": 8.0, "GPU": 4.0}) is None
     assert find_shortage(scaling, {"CPU": 8.0, "GPU": 3.0}) == "the cluster has 3 GPUs, and the workers need 4"
@@ -153,16 +153,16 @@ def test_workers_are_found_by_themselves():
     assert (forced.num_workers, forced.use_gpu, forced.resources_per_worker) == (4, False, {"CPU": 4})
 
 
-def test_a_notice_of_preemption_is_seen_without_the_other_workers(monkeypatch):
+def test_a_preemption_notice_is_seen_without_the_other_workers(monkeypatch):
     from ray.train import PreemptionInfo
     from ray.train.v2._internal.execution import context
     from ray.train.v2._internal.execution.preemption import PreemptionContext
 
-    told = PreemptionContext()
+    preemption = PreemptionContext()
     assert context.TrainContext.__dataclass_fields__["preemption_context"].type is PreemptionContext
-    monkeypatch.setattr(context, "_train_context", SimpleNamespace(preemption_context=told))
+    monkeypatch.setattr(context, "_train_context", SimpleNamespace(preemption_context=preemption))
     assert not _is_preempted()
-    told.preemption_info = PreemptionInfo(deadline_ms=None, preempted_node_to_ranks={"node": [1]})
+    preemption.preemption_info = PreemptionInfo(deadline_ms=None, preempted_node_to_ranks={"node": [1]})
     assert _is_preempted()
 
 
@@ -205,8 +205,8 @@ def test_a_cluster_of_this_machine_is_joined_while_it_runs(monkeypatch, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_the_state_of_a_run_is_asked_of_its_own_cluster(quick, monkeypatch):
-    """Ray takes the workers away where the dashboard that it asks does not know the run's controller."""
+def test_the_state_of_a_run_is_requested_from_its_own_cluster(quick, monkeypatch):
+    """Ray ends the workers if the dashboard that it asks does not know the run's controller."""
     import ray
 
     if ray.is_initialized():

@@ -36,7 +36,7 @@ class _Recording(TorchDispatchMode):
         return results
 
 
-class PretendGraphs:
+class FakeGraphs:
     """What `ssl_sec.training.replaying.Replayed` is given on a CPU.
 
     Attributes:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-NAME = "pretend"
+NAME = "fakegpu"
 aten = torch.ops.aten
 _SHAPED_BY_VALUES = {
     aten.nonzero.default,
@@ -44,7 +44,7 @@ def _set_up():
 
 
 class Held(torch.Tensor):
-    """A tensor of the pretended device."""
+    """A tensor of the fake device."""
 
     @staticmethod
     def __new__(cls, raw):
@@ -66,7 +66,7 @@ class Held(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        raise AssertionError(f"{func} outside of a PretendGPU")
+        raise AssertionError(f"{func} outside of a FakeGPU")
 
 
 def _by_kornia():
@@ -77,7 +77,7 @@ def _by_kornia():
     return frame is not None
 
 
-class PretendGPU(TorchDispatchMode):
+class FakeGPU(TorchDispatchMode):
     """While it is entered, the device can be used, and is counted.
 
     Attributes:

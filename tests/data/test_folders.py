@@ -1,0 +1,87 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ssl_sec.data.decode import Decoding
+from ssl_sec.data.fingerprint import fingerprint
+from ssl_sec.data.folders import open_folder
+from ssl_sec.data.image_set import EncodedImages
+from ssl_sec.errors import MissingDataError
+from tests.data.files import plain, write_folder
+from tests.data.test_image_set import values
+from tests.data.test_sources import line
+
+SPLITS, CLASSES = ("train", "test"), ("Dog", "cat")
+
+
+def names(images) -> list[str]:
+    assert isinstance(images, EncodedImages)
+    return [images.store.image_name(row) for row in range(len(images))]
+
+
+@pytest.mark.parametrize("labels", [None, True])
+def test_images_below_a_class_folder_are_of_its_class(tmp_path, labels):
+    files = ["cat/1.png", "cat/2019/05/2.jpg", "cat/2019/3.png", "cat/b.png/4.png", "dog/5.png"]
+    write_folder(tmp_path, {f"train/{file}": plain(int(file[-5])) for file in files})
+    write_folder(tmp_path, {f"test/{file}": plain(int(file[-5])) for file in files[1:]})
+    hidden = ["cat/.hidden/9.png", "cat/2019/.9.png", "cat/mlruns/9.png", "dog/run/plots/9.png"]
+    write_folder(tmp_path, {f"train/{file}": plain(9) for file in hidden} | {"train/dog/run/metrics.jsonl": b""})
+    train, test = (open_folder(split, tmp_path, Decoding(resident_limit_mib=0), labels=labels) for split in SPLITS)
+    assert names(train) == [f"{tmp_path}/train/{file}" for file in files]
+    assert train.labels.tolist() == [0, 0, 0, 0, 1] and train.class_names == ("cat", "dog")
+    assert values(test.read(torch.arange(4))) == [2, 3, 4, 5] and test.labels.tolist() == [0, 0, 0, 1]
+
+
+def test_a_class_folder_may_hold_nothing_but_folders(tmp_path):
+    write_folder(tmp_path, {"train/cat/2019/1.png": plain(1), "train/dog/2.png": plain(2)})
+    images = open_folder("train", tmp_path)
+    assert values(images.read(torch.arange(2))) == [1, 2] and images.class_names == ("cat", "dog")
+    (tmp_path / "train/cat/2019/1.png").unlink()
+    assert line(lambda: open_folder("train", tmp_path)).startswith(f"{tmp_path}/train/cat: no images in it or below it")
+
+
+def test_links_below_a_class_folder_are_followed_but_not_up(tmp_path):
+    write_folder(tmp_path, {"train/cat/1.png": plain(1), "train/dog/2.png": plain(2), "more/3.png": plain(3)})
+    for name, target in (("more", "../../more"), ("itself", "."), ("classes", ".."), ("all", "../..")):
+        (tmp_path / "train/cat" / name).symlink_to(target)
+    images = open_folder("train", tmp_path, Decoding(resident_limit_mib=0))
+    assert values(images.read(torch.arange(3))) == [1, 3, 2] and images.labels.tolist() == [0, 0, 1]
+    (tmp_path / "train/cat/out").symlink_to(tmp_path.parent)
+    assert f"leads out of {tmp_path}; copy the file" in line(lambda: open_folder("train", tmp_path))
+
+
+def test_without_folders_below_the_classes_names_order_and_fingerprint_are_as_ever(tmp_path):
+    files = ["1.png", "10.png", "2.PNG", "a b.jpg", "é.png", "\udc80.png", "\uffee.png"]
+    write_folder(
+        tmp_path, {f"train/{name}/{file}": file.encode("utf-8", "ignore") for name in CLASSES for file in files}
+    )
+    images = open_folder("train", tmp_path, Decoding(image_size_px=8, resident_limit_mib=0))
+    shown = [file.replace("\udc80", "\\x80") for file in files]
+    assert names(images) == [f"{tmp_path}/train/{name}/{file}" for name in CLASSES for file in shown]
+    assert fingerprint(images) == "8e06c4a57b9c9bc1"
+
+
+@pytest.mark.parametrize("labels", [None, True, False])
+@pytest.mark.parametrize(("folders", "named"), [(["test"], "test"), (["val"], "val"), (["test", "val"], "test")])
+def test_a_test_split_without_a_training_split_is_refused_alike_for_both(tmp_path, folders, named, labels):
+    write_folder(tmp_path, {f"{folder}/cat/1.png": plain(1) for folder in [*folders, "other"]})
+    for split in SPLITS:
+        told = line(lambda split=split: open_folder(split, tmp_path, labels=labels), MissingDataError)
+        assert told == (
+            f"{tmp_path}: found {named}/ without train/; data.root must hold train/<class>/ and test/<class>/, "
+            "or images in folders of other names"
+        )
+
+
+@pytest.mark.parametrize("resident_limit_mib", [0, 1])
+def test_a_link_to_itself_is_an_image_that_cannot_be_read(tmp_path, resident_limit_mib):
+    write_folder(tmp_path, {"train/cat/1.png": plain(1), "train/dog/3.png": plain(3)})
+    (tmp_path / "train/cat/2.png").symlink_to("2.png")
+    (tmp_path / "train/cat/again").symlink_to("again")
+    decoding = Decoding(image_size_px=8, on_bad_image="raise", resident_limit_mib=resident_limit_mib)
+    told = line(lambda: open_folder("train", tmp_path, decoding).read(torch.arange(3)))
+    assert "2.png: cannot be decoded: [Errno 40]" in told
+    images = open_folder("train", tmp_path, replace(decoding, on_bad_image="skip"))
+    read = images.read(torch.arange(len(images)))
+    assert values(read) == ([1, 3] if resident_limit_mib else [1, 3, 3]) and images.num_bad_images == 1
