@@ -1,8 +1,8 @@
 """The options of every data set; see `ssl_sec.data.config`."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 from ssl_sec.data.class_splits import split_by_class
 from ssl_sec.data.crops import Crop
@@ -36,6 +36,20 @@ class DataSetConfig(Settings, key="data", is_base=True):
     def has_test_images(self) -> bool:
         """Whether the options say where test images are."""
         return True
+
+    @property
+    def channels(self) -> int:
+        """Channels of the images: 3 for colours, 1 for grey."""
+        return 3
+
+    def read_as(self, image_size_px: int | None = None, num_channels: int | None = None) -> Self:
+        """The set with its files read at this size, unless it has one, and with these channels; others as they are.
+
+        Args:
+            image_size_px: side of the images; None leaves it.
+            num_channels: of the images; None leaves them.
+        """
+        return self
 
     def open(self, split: Split, crop: Crop | None = None) -> ImageSet:
         """Opens one split, its images cropped if they have no common size; the subset is of the training split only."""
@@ -95,6 +109,17 @@ class FilesConfig(DataSetConfig, is_base=True):
     num_channels: Literal[1, 3] = 3
     on_bad_image: OnBadImage = "raise"
     resident_limit_mib: CountOrZero = Decoding.resident_limit_mib
+
+    @property
+    def channels(self) -> int:
+        """Channels of the images: 3 for colours, 1 for grey."""
+        return self.num_channels
+
+    def read_as(self, image_size_px: int | None = None, num_channels: int | None = None) -> Self:
+        """The set with its files read at this size, unless it has one, and with these channels."""
+        size_px = image_size_px if self.image_size_px is None else self.image_size_px
+        channels = self.num_channels if num_channels is None else 1 if num_channels == 1 else 3
+        return replace(self, image_size_px=size_px, num_channels=channels)
 
     def _decoding(self, crop: Crop | None) -> Decoding:
         return Decoding(

@@ -25,6 +25,11 @@ class DigitsConfig(DataSetConfig):
 
     name: Literal["digits"] = "digits"
 
+    @property
+    def channels(self) -> int:
+        """One, grey."""
+        return 1
+
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         return open_digits(split)
 
@@ -58,6 +63,11 @@ class MNISTConfig(_TorchvisionConfig):
     """MNIST, 28x28 and grey, in torchvision's files under data.root; data.download=true fetches them."""
 
     name: Literal["mnist"] = "mnist"
+
+    @property
+    def channels(self) -> int:
+        """One, grey."""
+        return 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,24 +110,22 @@ def _image_shape(config: TransferConfig, found: FoundNetwork) -> tuple[int, int]
     channels, size = config.probe.num_channels, config.probe.image_size_px
     if channels is not None and size is not None:
         return channels, size
-    if found.folder is not None and found.folder.holds_data:
-        own, height, width = found.folder.data().image_shape
-    else:  # a run in MLflow, whose folder may be anywhere
+    shape = found.image_shape
+    if shape is None:
         try:
-            own, height, width = found.config.open_examples(found.config.data).image_shape
+            shape = found.config.open_examples(found.config.data).image_shape
         except UserError as error:
             raise ConfigError(
                 "probe.image_size_px, probe.num_channels: found None, must be given, since the images that the run was "
                 f"trained on cannot be read: {first_line(error)}"
             ) from error
+    own, height, width = shape
     return channels or own, size or min(height, width)
 
 
 def _sized(data: DataConfig, size: int, channels: int) -> DataConfig:
-    """The data set with its files decoded at the size and channels of the encoder, unless it has its own."""
-    if getattr(data, "image_size_px", size) is None:
-        return replace(data, image_size_px=size, num_channels=1 if channels == 1 else 3)  # pyright: ignore
-    return data
+    """The data set with its files decoded at the size and channels of the encoder, unless it has its own size."""
+    return data.read_as(size, channels) if getattr(data, "image_size_px", None) is None else data
 
 
 def _measured(probe: ProbeJobConfig, group: str, sweep: Sweep) -> Finished:

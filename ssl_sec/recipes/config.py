@@ -187,6 +187,28 @@ class TrainingConfig(RunConfig, is_base=True):
         """The crop of evaluated images; None if all have one size."""
         return None
 
+    def crop_of(self, image_shape: tuple[int, ...] | None) -> Crop | None:
+        """The crop of evaluated images of other sets; None if the training images had one size already.
+
+        Args:
+            image_shape: channels, height and width of the images that the run was trained on; None if unknown.
+        """
+        crop = self.evaluated_crop
+        if crop is None or image_shape is None or image_shape[1:] == (crop.size_px, crop.size_px):
+            return crop
+        return None
+
+    def size_px_of(self, image_shape: tuple[int, ...] | None) -> int | None:
+        """The side at which files of other sets are read, that of the training images; None if a crop decides it.
+
+        Args:
+            image_shape: as for `crop_of`; if it is unknown and the run's data set has no size, so is the side.
+        """
+        size_px = getattr(self.data, "image_size_px", None)
+        if size_px is None and image_shape is not None and self.crop_of(image_shape) is None:
+            return min(image_shape[1:])
+        return size_px
+
     def open_evaluated(self, data: DataConfig) -> ImageSet:
         """The images of a data set, prepared for evaluation."""
         return data.open("test")

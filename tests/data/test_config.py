@@ -12,6 +12,7 @@ from ssl_sec.data.config import (
     DigitsConfig,
     FolderConfig,
     InShopConfig,
+    MNISTConfig,
     ParquetConfig,
     SOPConfig,
 )
@@ -29,6 +30,19 @@ def test_digits_open_with_a_balanced_subset_of_the_training_split_only():
     assert len(few.open("test")) == 360
     assert few.open("train").labels.bincount().tolist() == [5] * 10
     assert len(DigitsConfig(max_images=5000).open("train")) == 1437
+
+
+def test_the_channels_of_a_set_are_known_before_it_is_opened():
+    assert DigitsConfig().channels == DigitsConfig().open("test").image_shape[0] == 1
+    assert (MNISTConfig().channels, CIFARConfig(name="cifar10").channels, CUBConfig().channels) == (1, 3, 3)
+    assert [FolderConfig(root="x", num_channels=number).channels for number in (1, 3)] == [1, 3]
+
+
+def test_files_are_read_at_the_size_of_the_set_or_else_at_another_one():
+    data = FolderConfig(root="x")
+    assert data.read_as() == data and DigitsConfig().read_as(16, 3) == DigitsConfig()
+    assert data.read_as(16, 1) == FolderConfig(root="x", image_size_px=16, num_channels=1)
+    assert data.read_as(16).read_as(8) == data.read_as(16)
 
 
 def test_digits_are_split_by_class():

@@ -19,6 +19,7 @@ from ssl_sec.data.config import (
     SOPConfig,
 )
 from ssl_sec.data.faces import config as faces_config
+from ssl_sec.edges.composition.compose import compose
 from ssl_sec.errors import ConfigError
 from ssl_sec.networks import config as networks_config
 from ssl_sec.networks.config import (
@@ -33,6 +34,7 @@ from ssl_sec.networks.config import (
     TimmConfig,
 )
 from ssl_sec.recipes.config import CheckpointConfig
+from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.pretraining.config import MonitorConfig, PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeConfig, ProbeJobConfig
 from ssl_sec.settings import from_values, to_values
@@ -324,3 +326,13 @@ def test_examples_are_training_images_where_there_are_no_test_images(tmp_path):
         (tmp_path / split / "a").mkdir(parents=True)
         image.save(tmp_path / split / "a" / "photo.png")
     assert "test" in run.open_examples(data).name
+
+
+def test_a_run_on_crops_has_no_size_for_images_of_other_sets():
+    values = compose("finetune", ["data=folder", "data.root=x", "augment.size_px=64"])
+    config = from_values(FinetuneConfig, values)
+    assert (config.size_px_of((3, 64, 64)), config.crop_of((3, 64, 64))) == (None, config.evaluated_crop)
+    assert (config.size_px_of((3, 8, 10)), config.crop_of((3, 8, 10))) == (8, None)
+    assert (config.size_px_of(None), config.crop_of(None)) == (None, config.evaluated_crop)
+    sized = dataclasses.replace(config, data=FolderConfig(root="x", image_size_px=32))
+    assert sized.size_px_of(None) == sized.size_px_of((3, 32, 32)) == 32

@@ -9,19 +9,20 @@ from torchvision.transforms import InterpolationMode
 from ssl_sec.data.config import DigitsConfig
 from ssl_sec.data.image_set import subset
 from ssl_sec.data.standard_sets import open_digits
-from ssl_sec.errors import DataError, Stopped
+from ssl_sec.errors import ConfigError, DataError, Stopped
 from ssl_sec.evaluation.classification import logistic
 from ssl_sec.evaluation.classification.calibration import Calibration
 from ssl_sec.evaluation.classification.logistic import LogisticRegression, fit_logistic
 from ssl_sec.evaluation.linear_probe import ProbeResult
 from ssl_sec.networks.config import ResNetConfig
+from ssl_sec.networks.weights import save_weights
 from ssl_sec.recipes.probing import recipe as probing
 from ssl_sec.recipes.probing.adapting import Adapted
-from ssl_sec.recipes.probing.config import ProbeConfig
+from ssl_sec.recipes.probing.config import ProbeConfig, ProbedRun, ProbeJobConfig
 from ssl_sec.recipes.probing.measures import corrupted_top1, transfer_metrics
 from ssl_sec.recipes.probing.recipe import ProbeFindings, linear_evaluation, open_splits
 from ssl_sec.training.config import LocalConfig
-from tests.fakes import FakeRuntime
+from tests.fakes import FakeRuntime, FakeStore
 from tests.workers import on_workers
 
 CPU = LocalConfig(device="cpu")
@@ -299,6 +300,20 @@ def test_images_are_converted_for_the_encoder(channels, height, width, num_chann
         theirs = torchvision.transforms.functional.center_crop(theirs, [12, 12]).clamp(0, 1)
         torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(Adapted(nn.Identity(), None, num_channels)(images), expected)
+
+
+def test_images_that_the_trained_network_does_not_take_are_a_mistake_of_the_user(tmp_path):
+    class Store(FakeStore):
+        def probed(self):
+            return ProbedRun(data=DigitsConfig(), encoder=encoder)
+
+    encoder = ResNetConfig(name="resnet18", width=0.125)
+    save_weights(encoder.build(3, 8).backbone, tmp_path / "encoder.safetensors")
+    config = ProbeJobConfig(run="mine", probe=QUICK, runtime=CPU)
+    with pytest.raises(
+        ConfigError, match="^run: mine does not fit the encoder: .*; probe.image_size_px and probe.num_"
+    ):
+        probing.run(config, FakeRuntime(), Store(tmp_path))
 
 
 def found(config):

@@ -18,6 +18,7 @@ class EmbedConfig(Settings):
             models:/<name>@<alias> or models:/<name>/<version>; or a folder that jobs.export made.
         output: a folder or a URL, for files of rows_per_part images; whole files of the same embeddings are kept.
         data: the data set to embed; None takes that of the run; required for an export, which has none.
+            Files of other sets are read at the size that the run was trained at, unless one is given.
         split: split of the data set.
         checkpoint: the encoder of the run: `last`, `best` (by its held-out score), or the steps of one that was kept.
         rows_per_part: images in a file.

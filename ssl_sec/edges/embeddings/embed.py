@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +14,7 @@ import torch
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from ssl_sec.data.base_config import FilesConfig
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.image_set import ImageSet
@@ -97,7 +98,7 @@ def run_embed(config: EmbedConfig) -> Embedded:
         Stopped: if the job was interrupted; whole files are kept.
     """
     network, belongs_to = found_network_and_origin(config)
-    data = _unresized(_data(config, network), network.image_size_px)
+    data = _undecoded(_data(config, network))
     work = EmbeddingWork(config=config, network=network, data=data)
     image_set = work.open()
     logger.info("data: %s", in_words(image_set))
@@ -250,25 +251,19 @@ class EmbeddingWork:
 
 
 def _data(config: EmbedConfig, network: TravellingNetwork) -> DataConfig:
-    data = config.data or network.data
-    if data is None:
+    """The set of the job, its files read at the size of the training images; or that of the run, as it is."""
+    if config.data is not None:
+        return config.data.read_as(network.image_size_px)
+    if network.data is None:
         raise ConfigError(
             f"data: missing, as the export {config.run} does not say where images are; give it as data=<set>"
         )
-    return data
+    return network.data
 
 
-def _unresized(data: DataConfig, size_px: int | None) -> DataConfig:
-    """The data set, decoded when it is read, with the size of the training images if it has none.
-
-    Each worker reads its own parts, and only an encoded set knows the paths of its images.
-    """
-    changes: dict[str, Any] = {}
-    if hasattr(data, "resident_limit_mib"):
-        changes["resident_limit_mib"] = 0
-    if getattr(data, "image_size_px", 0) is None and size_px is not None:
-        changes["image_size_px"] = size_px
-    return cast(DataConfig, replace(cast(Any, data), **changes))
+def _undecoded(data: DataConfig) -> DataConfig:
+    """The set, decoded when it is read: each worker reads its own parts, and only such a set knows its paths."""
+    return replace(data, resident_limit_mib=0) if isinstance(data, FilesConfig) else data
 
 
 def _dim(network: TravellingNetwork, image_set: ImageSet) -> int:

@@ -72,7 +72,7 @@ class TravellingNetwork(ABC):
     @property
     @abstractmethod
     def image_size_px(self) -> int | None:
-        """The side of the images that it was trained on, if they were resized to squares."""
+        """Side of the images that it was trained on; None if that is not known, or a crop's."""
 
     @property
     @abstractmethod
@@ -109,19 +109,13 @@ class NetworkOfRun(TravellingNetwork):
 
     @property
     def image_size_px(self) -> int | None:
-        """The side that the run's data set has."""
-        size_px = getattr(self.config.data, "image_size_px", None)
-        if size_px is None and self.trained_shape is not None and self.config.evaluated_crop != self.crop:
-            return min(self.trained_shape[1:])
-        return size_px
+        """The side that the run's data set has, or the images that the run was trained on."""
+        return self.config.size_px_of(self.trained_shape)
 
     @property
     def crop(self) -> Crop | None:
         """The crop of the run's evaluation; None for images of one size, which are not cropped."""
-        crop = self.config.evaluated_crop
-        if crop is None or self.trained_shape is None or self.trained_shape[1:] == (crop.size_px, crop.size_px):
-            return crop
-        return None
+        return self.config.crop_of(self.trained_shape)
 
     def _built(self, image_shape: tuple[int, int, int], files: Path) -> nn.Module:
         return load_network(RECIPES[self.job], self.config, image_shape, files).whole
@@ -211,7 +205,7 @@ def found_network_and_origin(config: EmbedConfig) -> tuple[TravellingNetwork, Or
         network = NetworkOfRun(
             job=found.recipe.name,
             config=found.config,
-            trained_shape=found.folder.data().image_shape if found.folder and found.folder.holds_data else None,
+            trained_shape=found.image_shape,
             run=found.run_id or found.short_name,
             weights={name: (found.files / name).read_bytes() for name in found.recipe.network_files},
         )

@@ -90,7 +90,9 @@ def run_export(config: ExportConfig) -> Exported:
         trained = source.config
         destination = _destination(config, source)
         destination.require_replaceable(config.overwrite)
-        image_set = trained.open_examples(config.data or trained.data)
+        size_px = trained.size_px_of(source.image_shape)
+        data = trained.data if config.data is None else config.data.read_as(size_px)
+        image_set = trained.open_examples(data)
         channels, height, width = image_set.image_shape
         network = load_network(source.recipe, trained, image_set.image_shape, source.files)
         exportable = Exportable(

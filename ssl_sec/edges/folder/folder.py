@@ -66,7 +66,7 @@ class RunFolder:
         self.save_path = path / "save"  # exists while a checkpoint is requested
         self.check_path = path / "check.json"  # how many images are duplicates or unreadable
         self._launch_path = path / "launch"
-        self._data_path = path / "data.json"  # the DataDescription
+        self.data_path = path / "data.json"  # the DataDescription
         self._outcome_path = path / "outcome"
         self._error_path = path / "error.json"
         self._unclosed_path = path / "unclosed"  # exists until the driver has uploaded the results
@@ -247,21 +247,21 @@ class RunFolder:
 
     def describe_data(self, image_set: ImageSet) -> None:
         """Writes the description of the training set, or of the test set of a probe."""
-        self._data_path.write_text(json.dumps(asdict(DataDescription.of(image_set))))
+        self.data_path.write_text(json.dumps(asdict(DataDescription.of(image_set))))
 
     @property
     def described_in(self) -> tuple[Path, ...]:
         """The files that a reader of the weights needs beside them."""
-        return self.config_path, self._data_path
+        return self.config_path, self.data_path
 
     @property
     def holds_data(self) -> bool:
         """Whether the workers have described their data."""
-        return self._data_path.is_file()
+        return self.data_path.is_file()
 
     def data(self) -> DataDescription:
         """The description of the data."""
-        return DataDescription.read(self._data_path.read_text(), text_of(self.check_path))
+        return DataDescription.read(self.data_path.read_text(), text_of(self.check_path))
 
     def write_launch_token(self) -> str:
         """Writes a random token, by which workers recognise this folder, and returns it."""

@@ -1,15 +1,16 @@
 """The configuration of a job: the overrides, applied to the configuration of the run that the job refers to.
 
 A resumed run has its own configuration, a probe has the probe settings of its pretraining, and a fine-tuning has the
-encoder of its run, and the run's data set unless another is given.
+encoder of its run, and the run's data set unless another is given. The files of another set are read at the
+size and with the channels that the run was trained on.
 """
 
 import logging
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 from hydra.core.override_parser.types import Override
@@ -23,9 +24,11 @@ from ssl_sec.edges.overrides import assigned, parsed
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.registry import FINETUNE, PROBE, RECIPES, probed, trainings
-from ssl_sec.settings import flattened, from_values, to_values
+from ssl_sec.settings import check, flattened, from_values, to_values
 
 if TYPE_CHECKING:
+    from ssl_sec.data.config import DataConfig
+    from ssl_sec.recipes.config import TrainingConfig
     from ssl_sec.recipes.tracking import Checkpoint, TrackingConfig
 
 logger = logging.getLogger("ssl_sec")
@@ -166,19 +169,72 @@ def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
     _put(values[key], rest, value)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _StoredRun:
+    """The run that a job is about.
+
+    Attributes:
+        word: its folder or its id.
+        job: that made it.
+        values: of its configuration; none for a run of other jobs than the job takes, which the job reports later.
+        image_shape: channels, height and width of the images that it was trained on; None if that is not known.
+    """
+
+    word: str
+    job: str
+    values: Mapping[str, Any]
+    image_shape: tuple[int, ...] | None
+
+    @property
+    def config(self) -> "TrainingConfig":
+        """The typed configuration."""
+        return cast("TrainingConfig", from_values(RECIPES[self.job].config, self.values))
+
+    @property
+    def channels(self) -> int:
+        """Of the images that it was trained on."""
+        return self.config.data.channels
+
+    @property
+    def side_px(self) -> int | None:
+        """The shorter side of these images; None if that is not known."""
+        size_px = getattr(self.config.data, "image_size_px", None)
+        return min(self.image_shape[1:]) if size_px is None and self.image_shape is not None else size_px
+
+
 def _probe_values(overrides: Sequence[str]) -> dict[str, Any]:
     """A probe with the settings of its pretraining, except for those that are given."""
     compose("probe", overrides)  # a misspelled key is found before the imports
     overrides = [*_choose_runtime(overrides), *overrides]
     values = compose("probe", overrides)
-    tracking = from_values(PROBE.config, values).tracking  # mistakes are found before the run is searched
+    config: Any = from_values(PROBE.config, values)  # mistakes are found before the run is searched
     typed = [override for override in overrides if override.startswith(("probe=", "probe."))]
-    if any(override.startswith("probe=") for override in typed):
+    is_whole = any(override.startswith("probe=") for override in typed)
+    if is_whole and config.data is None:
         return values
-    _, stored = _stored(values, tracking, values["checkpoint"], probed())
-    if "probe" in stored:
-        values["probe"] = _with_typed("probe", {"probe": stored["probe"]}, typed)["probe"]
+    run = _stored(values, config.tracking, values["checkpoint"], probed())
+    if not is_whole and "probe" in run.values:
+        values["probe"] = _with_typed("probe", {"probe": run.values["probe"]}, typed)["probe"]
+    if config.data is not None and run.values:
+        values["data"] = to_values(_probed_data(config.data, values["probe"], run, overrides))
     return values
+
+
+def _probed_data(
+    data: "DataConfig", probe: Mapping[str, Any], run: _StoredRun, overrides: Sequence[str]
+) -> "DataConfig":
+    """Images as the encoder takes them, unless the probe converts them to another size or other channels."""
+    channels, size_px = probe.get("num_channels"), probe.get("image_size_px")
+    data = _read_as(data, size_px or run.side_px, channels or run.channels, overrides)
+    if channels is None:
+        _require_channels(data, run, f"; probe.num_channels={run.channels} converts the images")
+    else:
+        check(channels == run.channels, "probe.num_channels", channels, f"{run.channels}, as the encoder was trained")
+    found = getattr(data, "image_size_px", None)
+    if size_px is None and run.side_px is not None and found is not None:
+        needed = f"{run.side_px}, as the encoder was trained; probe.image_size_px={found} takes it at another size"
+        check(found == run.side_px, "data.image_size_px", found, needed)
+    return data
 
 
 def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
@@ -197,7 +253,8 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
         if (found := _value_of(key, overrides)) is not None:
             raise ConfigError(f"{key}: found {found!r}, must be left out with run=<id>: the encoder is that of the run")
     tracking = from_values(TrackingConfig, values["tracking"], "tracking")
-    values["run"], stored = _stored(values, tracking, values["run_checkpoint"], trainings())
+    run = _stored(values, tracking, values["run_checkpoint"], trainings())
+    values["run"], stored = run.word, run.values
     if not {"encoder", "data"} <= stored.keys():
         raise ConfigError(f"run: found {values['run']!r}, which has no encoder; allowed: a run that trains one")
     # The weights are those that the run has trained, not those that it started from.
@@ -205,42 +262,58 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
     values["encoder"] = _with_typed(FINETUNE.name, {"encoder": encoder}, typed)["encoder"]
     if values.get("data") is None:
         values["data"] = {**stored["data"], "max_images": None}
-    elif not any(text.startswith(("augment=", "augment.")) for text in overrides):
-        _take_size(values["data"], stored["data"], overrides)
+    else:
+        config: Any = from_values(FINETUNE.config, values)
+        # A run on crops of photos has no size of its own; the crop of `augment` is then the job's.
+        is_cropped = any(
+            text.startswith(("augment=", "augment.size_px=", "augment.short_side_px=")) for text in overrides
+        )
+        size_px = None if is_cropped else run.config.size_px_of(run.image_shape)
+        data = _read_as(config.data, size_px, run.channels, overrides)
+        _require_channels(data, run)
+        values["data"] = to_values(data)
     return values
 
 
-def _take_size(data: dict[str, Any], trained: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Reads a data set's files at the size and with the channels of a run's training images, unless they are given.
+def _read_as(data: "DataConfig", size_px: int | None, channels: int, overrides: Sequence[str]) -> "DataConfig":
+    """The set with its files read at a size and with the channels that a run was trained on, unless they are given."""
+    is_given = _value_of("data.num_channels", overrides) is not None
+    taken = data.read_as(size_px, None if is_given else channels)
+    before = to_values(data)
+    for key, value in to_values(taken).items():
+        if value != before[key]:
+            logger.info("data.%s=%s: as the run was trained", key, value)
+    return taken
 
-    A run on crops of photos has no size of its own; the crop of `augment` is then the job's.
-    """
-    if data.get("image_size_px", 0) is not None or trained.get("image_size_px") is None:
-        return
-    for key in ("image_size_px", "num_channels"):
-        if _value_of(f"data.{key}", overrides) is None and data[key] != trained[key]:
-            data[key] = trained[key]
-            logger.info("data.%s=%s: as the run was trained", key, trained[key])
+
+def _require_channels(data: "DataConfig", run: _StoredRun, hint: str = "") -> None:
+    """Refuses images of other channels than those that a run was trained on."""
+    as_trained = f"{run.channels}, as the encoder was trained{hint}"
+    if hasattr(data, "num_channels"):
+        check(data.channels == run.channels, "data.num_channels", data.channels, as_trained)
+    elif data.channels != run.channels:
+        raise ConfigError(f"data.name: found {data.name!r}, with channels = {data.channels}, must be with {as_trained}")
 
 
 def _stored(
     values: Mapping[str, Any], tracking: "TrackingConfig", checkpoint: "Checkpoint", jobs: Sequence[str]
-) -> tuple[str, Mapping[str, Any]]:
-    """The folder or the id of the run that a job refers to, and its configuration.
-
-    The configuration is empty for a run of a job that is not accepted; the job reports that later.
-    """
+) -> _StoredRun:
+    """The run; the shape of its images is looked up where the job has a data set of its own."""
     from ssl_sec.edges.folder.finding import trained_folder  # with torch
 
     folder = trained_folder(values["run"], jobs, checkpoint)
     if folder is not None:
-        return folder.location, stored_values(folder.config_path)
-    from ssl_sec.edges.tracking.runs import find_run  # with MLflow
+        job, stored = str(folder.identity.job), stored_values(folder.config_path)
+        return _StoredRun(word=folder.location, job=job, values=stored, image_shape=folder.data().image_shape)
+    from ssl_sec.edges.tracking.networks import recorded_shape  # with MLflow
+    from ssl_sec.edges.tracking.runs import find_run
 
     store, run = find_run(values["run"], tracking, values["output_dir"], jobs)
     with tempfile.TemporaryDirectory() as downloads:
         path = store.download(run, "config.yaml", Path(downloads)) if run.job in jobs else None
-        return run.run_id, {} if path is None else stored_values(path)
+        stored = {} if path is None else stored_values(path)
+    shape = recorded_shape(store.client, run.run_id) if stored and values.get("data") is not None else None
+    return _StoredRun(word=run.run_id, job=run.job, values=stored, image_shape=shape)
 
 
 def _choose_runtime(overrides: Sequence[str]) -> list[str]:

@@ -6,12 +6,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlflow.artifacts import download_artifacts
+from mlflow.models import Model
+from mlflow.tracking import MlflowClient
+
 from ssl_sec.edges.folder.checkpoints import network_files
 from ssl_sec.edges.folder.finding import trained_folder
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import training_config
 from ssl_sec.edges.tracking.registry import take_weights
 from ssl_sec.edges.tracking.runs import RunArchive, find_run
+from ssl_sec.edges.tracking.store import quoted, store_errors
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import RECIPES, RecipeRow
 from ssl_sec.recipes.tracking import Checkpoint, TrackingConfig
@@ -44,6 +49,41 @@ class FoundNetwork:
             return self.run_id[:8]
         assert self.folder is not None
         return self.folder.path.name
+
+    @property
+    def image_shape(self) -> tuple[int, ...] | None:
+        """Channels, height and width of the images that it was trained on; None if that is not known."""
+        if self.folder is not None:
+            return self.folder.data().image_shape
+        assert self.archive is not None and self.run_id is not None
+        return recorded_shape(self.archive.client, self.run_id)
+
+
+def recorded_shape(client: MlflowClient, run_id: str) -> tuple[int, ...] | None:
+    """Channels, height and width of the images that a run was trained on, as its models in MLflow have them.
+
+    A registered network has them in its signature, and a kept checkpoint in a file; None if the run has neither.
+
+    Args:
+        client: of the store.
+        run_id: of the run.
+
+    Raises:
+        StorageError: if the store cannot be used.
+    """
+    with tempfile.TemporaryDirectory() as made, store_errors(client.tracking_uri):
+        experiment_id, condition = client.get_run(run_id).info.experiment_id, f"source_run_id = {quoted(run_id)}"
+        described = RunFolder(Path(made))
+        for model in client.search_logged_models([experiment_id], condition):
+            names = {artifact.path for artifact in client.list_logged_model_artifacts(model.model_id)}
+            for name in names & {"MLmodel", described.data_path.name}:
+                place = f"{model.artifact_location}/{name}"
+                path = download_artifacts(artifact_uri=place, dst_path=made, tracking_uri=client.tracking_uri)
+                if described.holds_data:
+                    return described.data().image_shape
+                if (signature := Model.load(path).signature) is not None:
+                    return tuple(signature.inputs.inputs[0].shape[1:])
+    return None
 
 
 @contextmanager

@@ -36,8 +36,8 @@ class FinetuneConfig(TrainingConfig):
             folder. None trains the same network from random weights, or from `encoder.weights`.
         run_checkpoint: the encoder of that run: `last`, `best` (by its held-out score), or the steps of one that was
             kept.
-        data: the labelled images; None takes the data set of that run. Files are read at that run's size, unless theirs
-            or a crop's is given.
+        data: the labelled images; None takes the data set of that run. Files are read at the size and with the channels
+            that the run was trained on, unless their size or a crop's is given.
         encoder: the encoder; that of the run if one is given.
         epochs: passes over the labelled training images; 0 measures the network as it starts.
         labels_share: share of the training images of each class that are labelled, at least one of each class, drawn by

@@ -178,7 +178,9 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
         if config.run is None:
             raise
         shape = " x ".join(map(str, images.trained_on.image_shape))
-        raise ConfigError(f"run: {config.run} does not fit {error.what}, for images of {shape}") from error
+        raise ConfigError(
+            f"run: {config.run} does not fit {error.what}, for images of {shape}; data.image_size_px is their size"
+        ) from error
     best = BestNetwork(recipe.encoder, recipe.head) if config.evaluated == "best" else None
     recipe = replace(recipe, best=best)
     classify = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=256)

@@ -42,7 +42,8 @@ class ProbeJobConfig(RunConfig):
         run: the MLflow run id, its name, the beginning of either, or its folder; or a registered model,
             models:/<name>@<alias> or models:/<name>/<version>.
         checkpoint: the encoder of the run: `last`, `best` (by its held-out score), or the steps of one that was kept.
-        data: the data set of the probe; None takes that of the run.
+        data: the data set of the probe; None takes that of the run. Files of another set are read at the size and with
+            the channels that the encoder was trained on.
         output_dir: folder in which the run's folder is created.
         run_name: name of the run and its folder; None for one made from the time.
     """

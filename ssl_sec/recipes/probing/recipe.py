@@ -21,6 +21,7 @@ from ssl_sec.data.image_set import ImageSet, on_device, require_labels, subset
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
 from ssl_sec.data.shards.streamed import require_any_order
+from ssl_sec.errors import ConfigError
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.linear_probe import (
@@ -34,6 +35,7 @@ from ssl_sec.evaluation.linear_probe import (
 )
 from ssl_sec.evaluation.splits import labelled_subset, require_held_out, require_same_classes, stratified_split
 from ssl_sec.networks.convolutions import lay_out
+from ssl_sec.networks.weights import UnfitWeightsError
 from ssl_sec.recipes.assembly import extractor
 from ssl_sec.recipes.probing.adapting import Adapted
 from ssl_sec.recipes.probing.config import ProbedRun, ProbeJobConfig
@@ -117,7 +119,14 @@ def run(config: ProbeJobConfig, runtime: Runtime, store: ProbeStore) -> None:
     channels, height, width = test_set.image_shape
     num_channels, size = config.probe.num_channels or channels, config.probe.image_size_px or min(height, width)
     weights = replace(trained.encoder, weights=str(store.encoder_path))
-    encoder: nn.Module = weights.build(num_channels, size)
+    try:
+        encoder: nn.Module = weights.build(num_channels, size)
+    except UnfitWeightsError as error:
+        shape = " x ".join(map(str, (num_channels, size, size)))
+        raise ConfigError(
+            f"run: {config.run} does not fit {error.what}, for images of {shape}; probe.image_size_px and "
+            "probe.num_channels convert them"
+        ) from error
     if config.probe.num_channels is not None or config.probe.image_size_px is not None:
         encoder = Adapted(encoder, config.probe.image_size_px, num_channels)
     encoder.to(runtime.device)

@@ -20,6 +20,7 @@ from ssl_sec.edges.run.driver import run_finetuning, run_training
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.summary import Finished
 from ssl_sec.errors import ConfigError
+from ssl_sec.exporting.record import read_record
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
@@ -34,6 +35,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     """A scaled ResNet, the same with a classifier, a model of timm, and a network of faces with its head."""
     place = ["runtime=local", f"output_dir={tmp_path_factory.mktemp('runs')}"]
     scaled = [*QUICK, *place, "encoder.mean=[0.3]", "encoder.std=[0.2]", "epochs=0", "run_name=scaled"]
+    scaled.append("tracking.register_model=true")
     unscaled = [each for each in QUICK if not each.startswith("encoder.")]
     vit = [*unscaled, *place, "encoder=timm", "encoder.model=test_vit", "epochs=0", "run_name=vit"]
     faces = [*QUICK_FACE, *place, "epochs=0", "run_name=faces"]
@@ -84,20 +86,42 @@ def test_an_export_embeds_as_its_run(runs, network, form, tmp_path: Path):
     assert json.loads(pq.read_schema(file).metadata[b"ssl_sec"])["run"] == finished.run_id
 
 
-def test_images_of_other_sizes_get_the_size_of_the_training_images(runs, tmp_path: Path, caplog):
-    """The crop of fine-tuning's evaluation, at 224 pixels, does not suit images of 8 pixels."""
+@pytest.mark.parametrize("network", ["scaled", "classifier"])
+def test_images_of_other_sizes_get_the_size_of_the_training_images(runs, network, tmp_path: Path, caplog):
+    """Digits have one size without a key for it; fine-tuning's crop, of 224 pixels, does not suit them."""
     caplog.set_level("INFO", "ssl_sec")
-    (tmp_path / "photos").mkdir()
+    data = photos(tmp_path / "photos")
+    finished = runs[network]
+    folder = export(finished, "safetensors", tmp_path / "export")
+    expected = embeddings(folder, tmp_path / "other", *data)
+    words = [str(finished.folder.path), finished.run_id, *(["models:/digits-encoder/1"] if network == "scaled" else [])]
+    for place, word in enumerate(words):  # of the last two, only MLflow is asked
+        found = embeddings(word, tmp_path / f"run{place}", *data, f"tracking.uri={finished.uri}")
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert caplog.text.count("images of 1 x 8 x 8") == 1 + len(words)
+
+
+def test_an_export_that_was_checked_with_other_images_has_the_size_of_the_training_images(runs, tmp_path: Path):
+    data = photos(tmp_path / "photos")
+    given = [f"run={runs['scaled'].folder.path}", "format=safetensors", f"output={tmp_path / 'export'}", *data[:-1]]
+    run_export(from_values(ExportConfig, compose("export", given)))
+    _, record = read_record(tmp_path / "export")
+    assert record.image_shape == (1, 8, 8)
+
+
+def test_a_given_size_is_that_of_the_images(runs, tmp_path: Path, caplog):
+    caplog.set_level("INFO", "ssl_sec")
+    embeddings(runs["scaled"].folder.path, tmp_path / "run", *photos(tmp_path / "photos"), "data.image_size_px=12")
+    assert caplog.text.count("images of 1 x 12 x 12") == 1
+
+
+def photos(folder: Path) -> list[str]:
+    """Overrides that read grey images of two sizes."""
+    folder.mkdir()
     for number, shape in enumerate([(20, 24), (30, 16)]):
         pixels = np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
-    data = ["data=folder", f"data.root={tmp_path / 'photos'}", "data.num_channels=1", "split=train"]
-    finished = runs["classifier"]
-    folder = export(finished, "safetensors", tmp_path / "export")
-    expected = embeddings(finished.folder.path, tmp_path / "run", *data)
-    found = embeddings(folder, tmp_path / "other", *data)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    assert caplog.text.count("images of 1 x 8 x 8") == 2
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return ["data=folder", f"data.root={folder}", "data.num_channels=1", "split=train"]
 
 
 def test_a_file_of_this_version_does_not_say_where_its_images_are(runs, tmp_path: Path):

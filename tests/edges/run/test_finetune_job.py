@@ -82,10 +82,10 @@ def test_files_are_read_at_the_size_that_the_run_was_trained_on_unless_one_is_gi
         data = values_of("finetune", [f"run={folder}", "data=parquet", "data.train=[a.parquet]", *typed])["data"]
         return data["image_size_px"], data["num_channels"]
 
-    assert data_of(8) == (8, 1)
-    assert data_of(8, "data.image_size_px=16", "data.num_channels=3") == (16, 3)
-    assert data_of(8, "augment.size_px=64") == (None, 3)  # crops of photos
-    assert data_of(None) == (None, 3)  # so was the run trained
+    assert data_of(8) == data_of(8, "augment.min_scale=0.5") == (8, 1)
+    assert data_of(8, "data.image_size_px=16") == (16, 1)
+    assert data_of(8, "augment.size_px=64") == (None, 1)  # crops of photos
+    assert data_of(None) == (8, 1)  # that all images had
 
 
 def test_mlflow_has_a_runs_starting_point_and_metrics(pretrained, finished):
