@@ -316,6 +316,16 @@ def test_images_that_the_trained_network_does_not_take_are_a_mistake_of_the_user
         probing.run(config, FakeRuntime(), Store(tmp_path))
 
 
+def test_images_whose_labels_the_encoder_has_learned_from_are_not_held_out_for_its_test(tmp_path):
+    class Store(FakeStore):
+        def probed(self):
+            return ProbedRun(data=DigitsConfig(), encoder=ResNetConfig(name="resnet18"), positives="classes")
+
+    config = ProbeJobConfig(run="mine", probe=dataclasses.replace(QUICK, test_share=0.2), runtime=CPU)
+    with pytest.raises(ConfigError, match="^probe.test_share: found 0.2, must be null: the encoder has learned from"):
+        probing.run(config, FakeRuntime(), Store(tmp_path))
+
+
 def found(config):
     from ssl_sec.collectives import rank, world_size
 

@@ -1,6 +1,7 @@
 """Reads the configuration that a run keeps in `config.yaml`, also if version 0.1 wrote it."""
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -64,7 +65,7 @@ def probed_run(path: Path) -> "ProbedRun":
     from ssl_sec.recipes.probing.config import ProbedRun  # with torch
 
     values = stored_values(path)
-    return from_values(ProbedRun, {key: values[key] for key in ("data", "encoder", "probe") if key in values})
+    return from_values(ProbedRun, {each.name: values[each.name] for each in fields(ProbedRun) if each.name in values})
 
 
 def _with_shares(probe: dict[str, Any]) -> dict[str, Any]:
