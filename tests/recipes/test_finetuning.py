@@ -124,7 +124,7 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path):
     weights = load_file(store.initial_path)
     save_file({**weights, "conv1.weight": weights["conv1.weight"].repeat(1, 3, 1, 1)}, store.initial_path)
     with pytest.raises(
-        ConfigError, match="^run: abc does not fit the encoder: conv1.weight has .*, for images of 1 x 8 x 8$"
+        ConfigError, match="^run: abc does not fit the encoder: conv1.weight has .*, for images of 1 x 8 x 8;"
     ):
         run(tmp_path, run="abc")
     store.initial_path.write_bytes(b"torn")

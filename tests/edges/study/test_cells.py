@@ -91,7 +91,7 @@ def test_a_full_disk_is_a_storage_error_and_keeps_the_file(tmp_path, monkeypatch
     cells = KeptCells(path)
     cells.add(kept())
     before = path.read_text()
-    monkeypatch.setattr("ssl_sec.edges.study.cells.write_whole", fail)
+    monkeypatch.setattr("ssl_sec.edges.study.cells.replace_text", fail)
     with pytest.raises(StorageError, match=r"^cells: .*/cells.csv cannot be written: No space left on device$"):
         cells.add(kept(seed=1))
     assert path.read_text() == before

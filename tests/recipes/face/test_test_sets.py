@@ -10,7 +10,7 @@ from ssl_sec.errors import DataError
 from ssl_sec.evaluation.faces.identification import all_pairs_tar_at_far, open_set_identification
 from ssl_sec.evaluation.faces.roc import tar_at_far
 from ssl_sec.evaluation.faces.verification import kfold_accuracy_of_scores
-from ssl_sec.evaluation.faces.videos import score_histogram
+from ssl_sec.evaluation.faces.videos import compare_videos
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.recipes.face import test_sets as face_test_sets
 from ssl_sec.recipes.face.test_sets import FaceTestSet, Protocols, power_of_ten
@@ -183,8 +183,8 @@ def test_histograms_of_some_pairs_of_videos_are_kept(root, tmp_path, monkeypatch
     rows = Exact(table)(test_set.frames, torch.arange(len(test_set.frames)))
     videos = rows.split(test_set.frames.labels.bincount().tolist())
     for kind, places in (("same", [0, 3, 7]), ("different", [8, 11, 15])):  # the first, one between and the last
-        pairs = [(videos[test_set.pairs.first[place]], videos[test_set.pairs.second[place]]) for place in places]
-        assert torch.equal(kept[f"{kind}_histograms"], torch.stack([score_histogram(*pair) for pair in pairs]))
+        first, second = (numbers[places] for numbers in (test_set.pairs.first, test_set.pairs.second))
+        assert torch.equal(kept[f"{kind}_histograms"], compare_videos(videos, first, second).histograms)
 
 
 def test_one_trial_has_no_spread(root):
