@@ -45,7 +45,7 @@ def compose(job: str, overrides: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: for a group, an option, a key or a value that does not exist, with the nearest names.
     """
-    return as_values(_compose(job, overrides))
+    return as_values(job, _compose(job, overrides))
 
 
 def composed_yaml(job: str, overrides: Sequence[str]) -> str:
@@ -58,8 +58,8 @@ def composed(job: str, overrides: Sequence[str]) -> dict[str, Any]:
     return as_mapping(_compose(job, overrides))
 
 
-def as_values(config: DictConfig) -> dict[str, Any]:
-    """Plain nested values of a composed config.
+def as_values(job: str, config: DictConfig) -> dict[str, Any]:
+    """Plain nested values of a job's composed config.
 
     Raises:
         ConfigError: for a required key that is missing.
@@ -67,7 +67,9 @@ def as_values(config: DictConfig) -> dict[str, Any]:
     # Not OmegaConf.missing_keys, which fails where another key is made from the missing one.
     missing = sorted(key for key, value in flattened(as_mapping(config)).items() if value == "???")
     if missing:
-        raise ConfigError(f"{missing[0]}: missing; give it as {missing[0]}=<value>")
+        allowed = next((key.allowed for key in keys_of(kind_of(job), as_mapping(config)) if key.name == missing[0]), "")
+        value = f"<{allowed}>" if " | " in allowed else "<value>"
+        raise ConfigError(f"{missing[0]}: missing; give it as {missing[0]}={value}")
     try:
         values = OmegaConf.to_container(config, resolve=True)
     except InterpolationKeyError as error:

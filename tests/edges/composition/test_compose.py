@@ -189,6 +189,14 @@ def test_the_keys_of_a_probe_are_those_of_its_dataclass():
     assert to_values(from_values(ProbeJobConfig, values)) == values
 
 
+def test_a_missing_value_is_reported_with_the_allowed_ones():
+    with pytest.raises(
+        ConfigError,
+        match=re.escape("format: missing; give it as format=<safetensors | torchscript | onnx | timm | hub>"),
+    ):
+        compose("export", ["run=abc"])
+
+
 def test_a_missing_folder_is_reported_before_derived_values():
     with pytest.raises(ConfigError, match="^data.root: missing; give it as data.root=<value>$"):
         compose("face", ["experiment=casia_arcface_sec"])
