@@ -1,4 +1,6 @@
 import itertools
+import math
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -8,7 +10,7 @@ from PIL import Image, ImageFile
 
 from ssl_sec.data import decode
 from ssl_sec.data.crops import CentreCrop, CentreSquare, RandomResizedCrop
-from ssl_sec.data.decode import IMAGES_AT_ONCE, IMAGES_PER_TASK, MAX_PIXELS, decode_image, map_in_threads
+from ssl_sec.data.decode import IMAGES_IN_THREADS, IMAGES_IN_TURN, MAX_PIXELS, decode_image, map_in_threads
 from ssl_sec.errors import DataError, printable
 from tests.data.files import bomb, encode, noise, plain
 
@@ -208,9 +210,30 @@ def test_random_damage_raises_nothing_else():
                 assert "\n" not in str(error)
 
 
-@pytest.mark.parametrize("count", [0, 1, IMAGES_PER_TASK, IMAGES_AT_ONCE, 2 * IMAGES_AT_ONCE + IMAGES_PER_TASK + 1])
-def test_each_item_comes_with_its_result_in_order(count):
+COUNTS = [0, 1, IMAGES_IN_TURN, IMAGES_IN_THREADS, 2 * IMAGES_IN_THREADS + IMAGES_IN_TURN + 1]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("worth", [0.0, math.inf])
+def test_each_item_comes_with_its_result_in_order(monkeypatch, count, worth):
+    monkeypatch.setattr(decode, "_WORTH_THREADS_S", worth)
     assert list(map_in_threads(lambda item: -item, iter(range(count)))) == [(item, -item) for item in range(count)]
+
+
+@pytest.mark.parametrize(("worth", "first", "others"), [(0.0, 1, 4), (math.inf, 1, 1)])
+def test_threads_begin_if_images_take_long(monkeypatch, worth, first, others):
+    monkeypatch.setattr(decode, "_WORTH_THREADS_S", worth)
+    monkeypatch.setattr(decode, "ThreadPoolExecutor", lambda: ThreadPoolExecutor(4))
+    all_run = threading.Barrier(others, timeout=60)
+
+    def work(item):
+        if item in range(IMAGES_IN_TURN, IMAGES_IN_TURN + others):
+            all_run.wait()
+        return threading.get_ident()
+
+    found = dict(map_in_threads(work, range(3 * IMAGES_IN_TURN)))
+    assert len({found[item] for item in range(IMAGES_IN_TURN)}) == first
+    assert len({found[item] for item in range(IMAGES_IN_TURN, IMAGES_IN_TURN + others)}) == others
 
 
 def test_items_are_taken_as_they_are_needed():
@@ -218,14 +241,14 @@ def test_items_are_taken_as_they_are_needed():
     endless = (taken.append(item) or item for item in itertools.count())
     results = map_in_threads(str, endless)
     assert [next(results) for _ in range(3)] == [(0, "0"), (1, "1"), (2, "2")]
-    assert len(taken) == IMAGES_AT_ONCE
+    assert len(taken) == IMAGES_IN_TURN
 
 
-def test_the_first_error_is_raised_after_the_results_before_its_task():
+def test_the_first_error_is_raised_after_the_results_before_it():
     def invert(item):
-        return 1 / (item - IMAGES_PER_TASK)
+        return 1 / (item - IMAGES_IN_TURN)
 
-    results = map_in_threads(invert, range(3 * IMAGES_PER_TASK))
-    assert len(list(itertools.islice(results, IMAGES_PER_TASK))) == IMAGES_PER_TASK
+    results = map_in_threads(invert, range(3 * IMAGES_IN_TURN))
+    assert len(list(itertools.islice(results, IMAGES_IN_TURN))) == IMAGES_IN_TURN
     with pytest.raises(ZeroDivisionError):
         next(results)
