@@ -96,7 +96,7 @@ AS_THEY_ARE = Decoding()
 # Images held at once: enough for every thread, few enough for memory.
 IMAGES_IN_THREADS = 256
 IMAGES_IN_TURN = 32
-# The time of an image that is worth threads. For smaller images, threads wait for Python's lock instead: decoding one of
+# The time of an image that is worth threads. For smaller ones, threads wait for Python's lock instead: decoding one of
 # 32 pixels takes 0.1 ms in turn, and longer in any number of threads.
 _WORTH_THREADS_S = 3e-4
 
