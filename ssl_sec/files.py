@@ -23,10 +23,10 @@ def replaced(path: Path, sync: bool = True) -> Iterator[Path]:
     try:
         yield temporary
         if sync:
-            _sync(temporary)
+            sync_path(temporary)
         os.replace(temporary, path)
         if sync:
-            _sync(path.parent)
+            sync_path(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -49,7 +49,8 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
+    """Waits until a file's content, or a folder's names, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

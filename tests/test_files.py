@@ -29,7 +29,7 @@ def test_an_error_leaves_the_old_file(tmp_path, error):
 
 def test_the_content_is_on_the_disk_before_the_name(tmp_path, monkeypatch):
     done = []
-    monkeypatch.setattr(files, "_sync", lambda path: done.append(path.is_dir()))
+    monkeypatch.setattr(files, "sync_path", lambda path: done.append(path.is_dir()))
     rename = os.replace
     monkeypatch.setattr(os, "replace", lambda *paths: (done.append("rename"), rename(*paths)))
     replace_text(tmp_path / "figures.csv", "é")

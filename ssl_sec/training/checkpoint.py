@@ -29,6 +29,7 @@ from torch import Tensor
 
 from ssl_sec.collectives import world_size
 from ssl_sec.errors import StorageError
+from ssl_sec.files import sync_path
 from ssl_sec.training.class_sharding import HeldRows
 
 # Written last, so that it marks a whole checkpoint: the step, the score, and the files' sizes and hashes.
@@ -96,7 +97,7 @@ def save_checkpoint(
         if final.exists():  # one that is not whole
             shutil.rmtree(final)
         temporary.rename(final)
-        _sync_folder(folder)
+        sync_path(folder)
     except (OSError, RuntimeError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         # On a full disk torch raises its own RuntimeError while it handles the OSError.
@@ -325,14 +326,6 @@ def file_sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _copy(state: Any) -> Any:
