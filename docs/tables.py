@@ -27,6 +27,7 @@ from ssl_sec.edges.study.uploaded import searches_path
 from ssl_sec.edges.tables import in_markdown
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
 from ssl_sec.exporting import FORMATS
+from ssl_sec.metrics import METRICS
 from ssl_sec.recipes.registry import trainings
 
 PAGES = Path(__file__).parent
@@ -53,6 +54,11 @@ def commands() -> str:
     with contextlib.redirect_stdout(printed):
         run_command(["--help"])
     return f"```text\n{printed.getvalue().rstrip()}\n```"
+
+
+def metrics() -> str:
+    """The metrics that runs report."""
+    return _table([[f"`{name}`", row.meaning] for name, row in METRICS.items()], ["metric", "what it is"])
 
 
 def groups() -> str:
@@ -227,6 +233,7 @@ def _text(plain: str) -> str:
 TABLES: Mapping[str, Callable[[], str]] = {
     "commands": commands,
     "groups": groups,
+    "metrics": metrics,
     "pair-losses": pair_losses,
     "class-losses": class_losses,
     "experiments": all_experiments,

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from ssl_sec.figures.drawing import BLUE, add_grid, arm_look, small_plots
-from ssl_sec.figures.labels import metric_label
+from ssl_sec.metrics import metric_label
 
 _MARKERS = "oDs^vP*"
 

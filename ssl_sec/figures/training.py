@@ -23,7 +23,7 @@ from ssl_sec.figures.drawing import (
     percentages_between,
     small_plots,
 )
-from ssl_sec.figures.labels import metric_label
+from ssl_sec.metrics import metric_label
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.norms import NormHistogram
 

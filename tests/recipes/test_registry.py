@@ -92,7 +92,7 @@ def test_a_recipe_is_added_by_a_package_and_a_row(monkeypatch, tmp_path):
     kind_of.cache_clear()
     config = from_values(kind_of("classify"), values)
     finished = run_recipe(CLASSIFY, config)
-    assert "last loss: " in summary(finished)
+    assert "total loss: " in summary(finished)
     client = MlflowClient(finished.uri)
     run = client.get_run(finished.run_id)
     assert (run.info.status, run.data.tags["job"], run.data.tags["loss"]) == ("FINISHED", "classify", "softmax")

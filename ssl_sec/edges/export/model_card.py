@@ -9,11 +9,11 @@ from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
 from ssl_sec import __version__
-from ssl_sec.edges.run.summary import METRICS
 from ssl_sec.edges.tracking.provenance import DIRTY_TAG
 from ssl_sec.errors import printable
 from ssl_sec.exporting import Exportable, Format, versions
 from ssl_sec.exporting.checking import Check
+from ssl_sec.metrics import known_metrics
 from ssl_sec.recipes.registry import RECIPES
 
 _RECIPE_KEYS = (
@@ -28,18 +28,8 @@ _RECIPE_KEYS = (
     "augment.",
     "optimiser.",
 )
-_METRICS = {
-    **METRICS,
-    "train/metric_loss": "the loss without the constraint",
-    "train/constraint": "the constraint",
-    "train/norm_mean": "mean norm of the embeddings",
-    "train/norm_std": "standard deviation of the norms",
-    "train/turn_mean": "mean turn of an embedding in a step of SGD on it (tangent, for a learning rate of 1)",
-    "train/turn_std": "standard deviation of the turns",
-    "train/step_angle_mean": "mean angle by which a step of the optimiser turned the embeddings of its views (radians)",
-    "train/step_angle_std": "standard deviation of these angles",
-    "train/gradient_norm_mean": "mean norm of the gradient of an embedding",
-}
+# Of the training's last step, not of the network.
+_LEFT_OUT = ("train/eta", "train/lr", "train/epoch", "train/images_per_s")
 _UNPROBED = "The encoder was not evaluated by a linear probe."
 
 
@@ -154,9 +144,8 @@ def _results(run: Run, probes: Sequence[Run] | None) -> str:
 
 
 def _metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    rows = {f"{label} (`{key}`)": metrics[key] for key, label in _METRICS.items() if key in metrics}
-    rows |= {f"`{key}`": value for key, value in sorted(metrics.items()) if key.startswith("face/")}
-    return [(label, f"{value:.4g}") for label, value in rows.items()]
+    known = known_metrics(name for name in metrics if name not in _LEFT_OUT)
+    return [(f"{found.meaning} (`{name}`)", f"{metrics[name]:.4g}") for name, found in known]
 
 
 def _describe_data(name: str, source: str, profile: str | None) -> str:

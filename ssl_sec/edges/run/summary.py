@@ -1,64 +1,15 @@
 """The text that a job prints at its end."""
 
 import os
-import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.tracking.pages import run_page, scores_page
-
-# Descriptions of metrics.
-METRICS = {
-    "train/loss": "last loss",
-    "val/knn_top1": "kNN top-1 on held-out training images (%)",
-    "val/probe_top1": "linear probe top-1 on held-out training images (%)",
-    "val/rankme": "RankMe",
-    "val/recall_at_1": "Recall@1 on held-out training classes (%)",
-    "train/recall_at_1": "Recall@1 on training classes (%)",
-    "val/verification_accuracy": "verification accuracy on held-out training people (%)",
-    "train/verification_accuracy": "verification accuracy on training people (%)",
-    **{
-        f"retrieval/recall_at_{k}": f"Recall@{k} on the test classes (%)"
-        for k in (1, 2, 4, 8, 10, 20, 30, 40, 50, 100, 1000)
-    },
-    "retrieval/nmi": "NMI on the test classes (%)",
-    "retrieval/f1": "pairwise F1 on the test classes (%)",
-    "retrieval/test_norm_mean": "mean norm of the test embeddings",
-    "retrieval/test_norm_variance": "variance of their norms",
-    "probe/top1": "linear probe top-1 on the test set (%)",
-    "probe/top5": "linear probe top-5 on the test set (%)",
-    "probe/knn_top1": "kNN top-1 on the test set (%)",
-    "probe/ece": "expected calibration error of the linear probe on the test set (%)",
-    "probe/logistic_top1": "logistic regression top-1 on the test set (%)",
-    "probe/logistic_mean_per_class": "logistic regression, mean of the classes' accuracies on the test set (%)",
-    "probe/corruption/mean_top1": "linear probe top-1 on corrupted test images, mean over kinds and strengths (%)",
-    "val/top1": "top-1 on held-out training images (%)",
-    "finetune/top1": "top-1 on the test set (%)",
-    "finetune/top5": "top-5 on the test set (%)",
-    "finetune/mean_per_class": "mean of the classes' accuracies on the test set (%)",
-    "finetune/ece": "expected calibration error on the test set (%)",
-    "finetune/epoch": "epoch whose network was measured",
-    "probe/learning_rate": "learning rate of the probe, chosen on held-out training images",
-}
-
-# Descriptions of the metrics of face test sets, by the part of their names that follows the title.
-_FACE_METRICS = {
-    "accuracy": "accuracy",
-    "accuracy_inner_product": "accuracy by the inner product",
-    "accuracy_euclidean": "accuracy by the Euclidean distance",
-    "accuracy_inner_product_normalised": "accuracy by the inner product of directions",
-    "accuracy_euclidean_normalised": "accuracy by the Euclidean distance of directions",
-    "accuracy_max": "accuracy by the greatest cosine",
-    "accuracy_hik": "accuracy by HIK-SVM",
-    "eer": "EER",
-    r"tar_at_far_([\d.e-]+)": "TAR at FAR = {}",
-    r"dir_at_far_([\d.e-]+)": "DIR at rank 1 and FAR = {}",
-    r"([\d.e]+)_rank1": "rank-1 among {} distractors",
-}
+from ssl_sec.metrics import known_metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,23 +33,18 @@ class Finished:
 
 def summary(finished: Finished) -> str:
     """The metrics, the folder, and how to see the run in MLflow."""
-    metrics = finished.metrics
-    lines = [f"{label}: {metrics[key]:.4g}" for key, label in METRICS.items() if key in metrics]
-    lines += _face_lines(metrics)
+    results = [(key, found.meaning) for key, found in known_metrics(finished.metrics) if found.is_result]
+    lines = [f"{meaning}: {_with_spread(key, finished.metrics)}" for key, meaning in results]
     run = [f"MLflow run: {finished.run_id}"] if finished.run_id else ["MLflow run: none; see the warning above"]
     return "\n".join([*lines, f"folder: {finished.folder.location}", *run, ui_instructions(finished)])
 
 
-def _face_lines(metrics: Mapping[str, float]) -> Iterator[str]:
-    """A line for each metric of a face test set, with its spread over folds or trials."""
-    for key, value in metrics.items():
-        for name, words in _FACE_METRICS.items():
-            if found := re.fullmatch(f"face/(.+?)_{name}", key):
-                title, *numbers = found.groups()
-                shown, mean, std = f"{value:.4g}", metrics.get(f"{key}_mean"), metrics.get(f"{key}_std")
-                if std is not None:
-                    shown += f" ± {std:.2g}" if mean is None else f" ({mean:.4g} - {std:.2g})"
-                yield f"{title} {words.format(*numbers)} (%): {shown}"
+def _with_spread(key: str, metrics: Mapping[str, float]) -> str:
+    """The value of a metric, with its spread over folds or trials if it has one."""
+    shown, mean, std = f"{metrics[key]:.4g}", metrics.get(f"{key}_mean"), metrics.get(f"{key}_std")
+    if std is not None:
+        shown += f" ± {std:.2g}" if mean is None else f" ({mean:.4g} - {std:.2g})"
+    return shown
 
 
 def ui_instructions(finished: Finished, *, whole_experiment: bool = False) -> str:

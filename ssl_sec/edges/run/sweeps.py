@@ -26,25 +26,26 @@ from ssl_sec.edges.tracking.store import is_unknown
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import Stopped, UserError, first_line
 from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid
+from ssl_sec.metrics import metric_label
 
 logger = logging.getLogger("ssl_sec")
 
 # The metrics by which arms are compared, if their runs have them.
-METRICS = {
-    "probe/top1": "probe top-1 %",
-    "probe/top5": "probe top-5 %",
-    "probe/knn_top1": "kNN top-1 %",
-    "probe/logistic_top1": "logistic regression top-1 %",
-    "probe/logistic_mean_per_class": "logistic regression, mean per class %",
-    "probe/few_shot_5": "5 labels per class %",
-    "probe/few_shot_20": "20 labels per class %",
-    "val/knn_top1": "kNN top-1 % on held-out training images",
-    "val/probe_top1": "probe top-1 % on held-out training images",
-    "retrieval/recall_at_1": "Recall@1 %",
-    "retrieval/nmi": "NMI %",
-    "val/recall_at_1": "Recall@1 % on held-out classes",
-    "val/verification_accuracy": "verification % on held-out people",
-}
+COMPARED = (
+    "probe/top1",
+    "probe/top5",
+    "probe/knn_top1",
+    "probe/logistic_top1",
+    "probe/logistic_mean_per_class",
+    "probe/few_shot_5",
+    "probe/few_shot_20",
+    "val/knn_top1",
+    "val/probe_top1",
+    "retrieval/recall_at_1",
+    "retrieval/nmi",
+    "val/recall_at_1",
+    "val/verification_accuracy",
+)
 _PANELS = 3
 
 # Arm -> the last metrics of each of its runs.
@@ -247,7 +248,7 @@ def as_csv(results: Results) -> str:
 def as_markdown(results: Results) -> str:
     """The results as Markdown, with a line for each arm: means and standard deviations over its runs."""
     names = _known_metrics(results)
-    rows = [["arm", "runs", *(METRICS[name] for name in names)]]
+    rows = [["arm", "runs", *map(metric_label, names)]]
     for arm, runs in results.items():
         rows.append(
             [arm, str(len(runs)), *(mean_and_std([run[name] for run in runs if name in run]) for name in names)]
@@ -281,7 +282,7 @@ def arms_figure(results: Results) -> Figure | None:
             )
         axes.set_yticks(range(len(results)), list(results) if place == 0 else [""] * len(results))
         axes.set_ylim(len(results) - 0.5, -0.5)
-        axes.set_xlabel(METRICS[name])
+        axes.set_xlabel(metric_label(name))
     return figure
 
 
@@ -298,7 +299,7 @@ def _sweep_metrics(results: Results) -> Iterator[tuple[str, float]]:
 
 
 def _known_metrics(results: Results) -> list[str]:
-    return [name for name in METRICS if any(name in run for runs in results.values() for run in runs)]
+    return [name for name in COMPARED if any(name in run for runs in results.values() for run in runs)]
 
 
 def mean_and_std(values: Sequence[float]) -> str:

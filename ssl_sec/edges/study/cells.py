@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ssl_sec.edges.folder.text import text_of
-from ssl_sec.edges.run.sweeps import METRICS
+from ssl_sec.edges.run.sweeps import COMPARED
 from ssl_sec.edges.study.plan import Cell
 from ssl_sec.errors import ConfigError, StorageError, nearest
 from ssl_sec.files import locked, replace_text
@@ -78,12 +78,12 @@ def figures_of(
     if metric is not None and metric not in {**last, **probe}:
         raise ConfigError(f"metric: found {metric!r}, which is not measured; {nearest(metric, {**last, **probe})}")
     decided_by = [] if metric is None else [metric]
-    found = {name: last[name] for name in (*METRICS, *_LAST, *decided_by) if name in last}
+    found = {name: last[name] for name in (*COMPARED, *_LAST, *decided_by) if name in last}
     for name in MEANS:
         values = [one[name] for one in metrics if name in one]
         if values:
             found[f"mean/{name}"] = statistics.fmean(values[1:] or values)
-    return {**found, **{name: probe[name] for name in (*METRICS, *decided_by) if name in probe}}
+    return {**found, **{name: probe[name] for name in (*COMPARED, *decided_by) if name in probe}}
 
 
 class KeptCells:

@@ -8,11 +8,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ssl_sec.edges.run.sweeps import METRICS, mean_and_std
+from ssl_sec.edges.run.sweeps import mean_and_std
 from ssl_sec.edges.study.cells import KeptCell
 from ssl_sec.edges.study.differences import Difference, adjusted, difference
 from ssl_sec.figures.study import Cause, Interval, causes_figure, forest_figure
 from ssl_sec.figures.sweeps import Panel, Point, panels_figure
+from ssl_sec.metrics import metric_label
 
 # Effects of an arm on norms and steps: figure -> label.
 _CAUSES = {
@@ -113,7 +114,7 @@ class Comparison:
         with_points = any(row.point for row in self.rows)
         shown = [self.metric, *(name for name in _BESIDE if name != self.metric)]
         shown = [name for name in shown if any(row.of(name) for row in self.rows)]
-        columns = [*(["at"] if with_points else []), "arm", "runs", *(METRICS.get(name, name) for name in shown)]
+        columns = [*(["at"] if with_points else []), "arm", "runs", *map(metric_label, shown)]
         compares = any(row.difference is not None and row.difference.num_pairs > 1 for row in self.rows)
         beside = [_KNN] if compares and _KNN in shown and self.metric != _KNN else []
         if compares:
@@ -121,7 +122,7 @@ class Comparison:
                 f"difference from {self.baseline} [95 %]",
                 f"p (Holm, {self.family})" if self.family > 1 else "p",
             ]
-            columns += [f"{METRICS[name].partition(' ')[0]} difference [95 %]" for name in beside]
+            columns += [f"{metric_label(name).partition(' ')[0]} difference [95 %]" for name in beside]
         lines = [columns]
         for row in self.rows:
             figures = [mean_and_std(list(row.of(name).values())) for name in shown]
@@ -142,7 +143,7 @@ class Comparison:
             ours, theirs = row.of(self.metric), baseline.of(self.metric)
             pairs = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
             points.setdefault(row.point, []).append(Interval(row.arm, found.mean, found.half_width, pairs))
-        return forest_figure(points, METRICS.get(self.metric, self.metric), self.baseline) if points else None
+        return forest_figure(points, metric_label(self.metric), self.baseline) if points else None
 
     def over_values(self) -> Figure | None:
         """The differences over the values of each varied key; None if no key has two numbers or more."""
@@ -154,7 +155,7 @@ class Comparison:
             half_width = None if math.isnan(row.difference.half_width) else row.difference.half_width
             point = Point(number, row.difference.mean, half_width, row.difference.num_pairs)
             keys.setdefault(key, {}).setdefault(row.arm, []).append(point)
-        label = f"difference from {self.baseline}, {METRICS.get(self.metric, self.metric)}"
+        label = f"difference from {self.baseline}, {metric_label(self.metric)}"
         panels = [
             Panel(x_label=key, y_label=label, arms=arms, levels={"": Point(0, 0, None, 0)})
             for key, arms in keys.items()
@@ -172,7 +173,7 @@ class Comparison:
         if not arms:
             return None
         labels = {name: label for name, label in _CAUSES.items() if any(name in arm.ratios for arm in arms)}
-        return causes_figure(arms, labels, METRICS.get(self.metric, self.metric), self.baseline)
+        return causes_figure(arms, labels, metric_label(self.metric), self.baseline)
 
     def metrics(self) -> dict[str, float]:
         """Means, and differences with the ends of their intervals, as metrics of a run in MLflow."""

@@ -15,7 +15,7 @@ from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.names import new_name, user_tags
 from ssl_sec.edges.folder.stored import open_folder
 from ssl_sec.edges.run.summary import ui_command
-from ssl_sec.edges.run.sweeps import METRICS, Sweep
+from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.edges.study.cells import KeptCell, KeptCells, figures_of
 from ssl_sec.edges.study.comparison import Comparison, curves_of
@@ -31,6 +31,7 @@ from ssl_sec.edges.tune.trial import last_line
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError
 from ssl_sec.figures.study import curves_figure
 from ssl_sec.files import replace_text
+from ssl_sec.metrics import metric_label
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 
 logger = logging.getLogger("ssl_sec")
@@ -193,9 +194,7 @@ class _Job:
                     whole.append(60 * minutes)
                 rest = max(rounds * mean(whole) - (time.monotonic() - begun), 0) if whole else None
                 metric = self._study.file.metric
-                shown = (
-                    f"{METRICS.get(metric, metric)} {kept.figures[metric]:.4g}" if metric in kept.figures else "ended"
-                )
+                shown = f"{metric_label(metric)} {kept.figures[metric]:.4g}" if metric in kept.figures else "ended"
                 logger.info(
                     "%s (%d of %d): %s, in %.1f min%s",
                     *(name, num_ended, len(cells), shown, minutes),

@@ -27,6 +27,7 @@ from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.store import connect_to_store, tracking_uri
 from ssl_sec.edges.tracking.tracker import JOB_ID_TAG
 from ssl_sec.errors import Stopped, UserError, first_line
+from ssl_sec.metrics import metric_label
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.recipes.tracking import TrackingConfig
 
@@ -231,7 +232,7 @@ class _Pipeline:
             [", ".join(point.swept) or point.name, each.state, *(_shown(each.metrics.get(name)) for name in names)]
             for point, each in zip(self._plan.points, ended, strict=True)
         ]
-        return in_table(rows, ["point", "state", *names])
+        return in_table(rows, ["point", "state", *map(metric_label, names)])
 
 
 def _shown(value: float | None) -> str:

@@ -23,6 +23,7 @@ from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.tracking.networks import found_network
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.exporting import formats
+from ssl_sec.metrics import metric
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import FACE, PRETRAIN, trainings
@@ -162,7 +163,8 @@ def test_faces_are_exported_with_their_head_under_the_figures_of_their_test_sets
     card = (output / "README.md").read_text()
     assert "An embedding of aligned faces in 16 dimensions" in card
     assert "embeddings = encoder(images)" in card
-    assert f"`face/digits_accuracy` | {faces.metrics['face/digits_accuracy']:.4g} |" in card
+    assert [name for name in faces.metrics if metric(name) is None] == []
+    assert f"digits accuracy (%) (`face/digits_accuracy`) | {faces.metrics['face/digits_accuracy']:.4g} |" in card
     with pytest.raises(ConfigError, match="format: found 'timm', .* a head; allowed for this run: safetensors"):
         run_export(export_config(faces, "timm", f"output={tmp_path / 'timm'}"))
 

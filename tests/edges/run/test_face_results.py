@@ -34,15 +34,15 @@ METRICS = {
 def test_the_summary_describes_the_metrics_of_test_sets(tmp_path):
     finished = Finished(metrics=METRICS, folder=RunFolder(tmp_path), run_id=None, uri="http://a", experiment_id=None)
     assert summary(finished).split("\nfolder: ")[0].splitlines() == [
-        "last loss: 1.5",
-        "cfp_fp accuracy (%): 99.12 ± 0.31",
-        "cfp_fp EER (%): 0.9",
-        "cfp_fp TAR at FAR = 1e-3 (%): 97",
-        "cfp_fp accuracy by the Euclidean distance of directions (%): 98.5 ± 0.25",
+        "total loss: 1.5",
         "blufr TAR at FAR = 1e-3 (%): 94.2 (94.5 - 0.3)",
         "blufr DIR at rank 1 and FAR = 1e-2 (%): 70",
+        "cfp_fp accuracy (%): 99.12 ± 0.31",
+        "cfp_fp accuracy by the Euclidean distance of directions (%): 98.5 ± 0.25",
+        "cfp_fp EER (%): 0.9",
+        "cfp_fp TAR at FAR = 1e-3 (%): 97",
         "megaface rank-1 among 1e6 distractors (%): 91.02",
-        "ytf accuracy by the greatest cosine (%): 90 ± 1",
+        "ytf accuracy by the greatest cosine of two videos' frames (%): 90 ± 1",
         "ytf accuracy by HIK-SVM (%): 95",
     ]
 

@@ -17,6 +17,7 @@ from ssl_sec.edges.run.driver import run_probe, run_replay, run_training
 from ssl_sec.edges.run.summary import summary
 from ssl_sec.edges.tracking.runs import RunArchive
 from ssl_sec.errors import ConfigError
+from ssl_sec.metrics import metric
 from ssl_sec.papers import load
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
@@ -106,6 +107,7 @@ def test_the_registered_model_has_the_figures_of_the_trained_network(finished, c
 
 
 def test_the_summary_describes_the_papers_metrics(finished):
+    assert [name for name in finished.metrics if metric(name) is None] == []
     text = summary(finished)
     for words in ("Recall@1 on the test classes (%)", "NMI on the test classes (%)", "pairwise F1", "held-out"):
         assert words in text

@@ -25,6 +25,7 @@ from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.summary import summary
 from ssl_sec.edges.tracking.runs import tracked_beside
 from ssl_sec.errors import ConfigError, Stopped
+from ssl_sec.metrics import metric
 from ssl_sec.networks import resnet
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import PRETRAIN
@@ -260,6 +261,7 @@ def test_a_separate_probe_finds_the_run_by_its_id(finished, client, tmp_path: Pa
 
 
 def test_the_summary_has_the_addresses_of_the_results(finished):
+    assert [name for name in finished.metrics if metric(name) is None] == []  # the probe's, too
     text = summary(finished)
     assert f"MLflow run: {finished.run_id}" in text
     assert f"ui --backend-store-uri {finished.uri}" in text

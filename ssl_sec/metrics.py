@@ -1,0 +1,197 @@
+"""The metrics that runs report: what each is, and its label in tables and plots.
+
+A name may have variable parts: `probe/few_shot_{labels}` stands for `probe/few_shot_5` and `probe/few_shot_20`.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """A metric.
+
+    Attributes:
+        meaning: what it is, with its unit.
+        label: a shorter form, for the columns of tables and the axes of plots.
+        is_result: whether a job prints it at its end.
+    """
+
+    meaning: str
+    label: str
+    is_result: bool = False
+
+
+def _shown(meaning: str, label: str | None = None) -> Metric:
+    return Metric(meaning=meaning, label=label or meaning)
+
+
+def _result(meaning: str, label: str | None = None) -> Metric:
+    return Metric(meaning=meaning, label=label or meaning, is_result=True)
+
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
+_TEST_SET = "face/{test_set}"
+_ACCURACIES = {
+    "accuracy": "accuracy",
+    "accuracy_inner_product": "accuracy by the inner product",
+    "accuracy_euclidean": "accuracy by the Euclidean distance",
+    "accuracy_inner_product_normalised": "accuracy by the inner product of directions",
+    "accuracy_euclidean_normalised": "accuracy by the Euclidean distance of directions",
+    "accuracy_max": "accuracy by the greatest cosine of two videos' frames",
+    "accuracy_hik": "accuracy by HIK-SVM",
+}
+_RATES = {
+    "tar_at_far_{far}": "TAR at FAR = {far}",
+    "dir_at_far_{far}": "DIR at rank 1 and FAR = {far}",
+}
+_HELD_OUT, _CLASSES, _PEOPLE = "held-out training images", "held-out training classes", "held-out training people"
+
+# Metrics by name, in the order in which they are printed.
+METRICS: Mapping[str, Metric] = {
+    "train/loss": _result("total loss"),
+    "train/metric_loss": _shown("loss without the constraint", "metric loss"),
+    "train/constraint": _shown("constraint without its weight", "constraint (squared norm)"),
+    "train/eta": _shown("weight η of the constraint", "constraint's weight η"),
+    "train/lr": _shown("learning rate"),
+    "train/epoch": _shown("epochs trained", "epoch"),
+    "train/images_per_s": _shown("throughput (images/s)"),
+    "train/norm_mean": _shown("mean norm of the embeddings", "embedding norm (L2)"),
+    "train/norm_std": _shown("standard deviation of the embeddings' norms", "deviation of the embedding norm"),
+    "train/norm_variance": _shown("variance of the embeddings' norms, in reports", "variance of the embedding norm"),
+    "train/turn_mean": _shown(
+        "mean turn of an embedding by a step of SGD on itself (tangent, for a learning rate of 1)",
+        "turn of an embedding (tangent)",
+    ),
+    "train/turn_std": _shown("standard deviation of these turns", "deviation of the turns (tangent)"),
+    "train/step_angle_mean": _shown(
+        "mean angle by which a step of the optimiser turns the embeddings of its views (radians)",
+        "turn of an embedding in a step (radians)",
+    ),
+    "train/step_angle_std": _shown("standard deviation of these angles (radians)", "deviation of the turns (radians)"),
+    "train/gradient_norm_mean": _shown("mean norm of the gradient of an embedding", "gradient of an embedding (L2)"),
+    "train/generated_loss": _shown("loss of the generated embeddings"),
+    "train/generator_loss": _shown("loss of the generator"),
+    "train/agent_distortion": _shown("distortion by agents (squared)"),
+    "train/agent_distortion_bound": _shown("bound of the distortion by agents (squared)", "bound of the distortion"),
+    "train/loss_lower_bound": _shown("least loss at the scale (NormFace, Prop. 2)", "least loss at the scale"),
+    "train/scale": _shown("scale of the logits"),
+    "val/knn_top1": _result(f"kNN top-1 on {_HELD_OUT} (%)", f"kNN top-1 % on {_HELD_OUT}"),
+    "val/probe_top1": _result(f"linear probe top-1 on {_HELD_OUT} (%)", f"probe top-1 % on {_HELD_OUT}"),
+    "val/rankme": _result("RankMe", "effective rank (RankMe)"),
+    "val/alpha_req": _shown("decay of the spectrum (α-ReQ)"),
+    "val/alignment": _shown("alignment (lower is better)"),
+    "val/uniformity": _shown("uniformity (lower is better)"),
+    "val/recall_at_1": _result(f"Recall@1 on {_CLASSES} (%)", "Recall@1 % on held-out classes"),
+    "train/recall_at_1": _result("Recall@1 on training classes (%)", "Recall@1 % on training classes"),
+    "test/recall_at_1": _shown("Recall@1 on the test classes, while training (%)", "Recall@1 % on test classes"),
+    "val/verification_accuracy": _result(
+        f"verification accuracy on {_PEOPLE} (%)", "verification % on held-out people"
+    ),
+    "train/verification_accuracy": _result(
+        "verification accuracy on training people (%)", "verification % on training people"
+    ),
+    "val/verification_eer": _shown(f"equal error rate on {_PEOPLE} (%)", "EER % on held-out people"),
+    "train/verification_eer": _shown("equal error rate on training people (%)", "EER % on training people"),
+    "retrieval/recall_at_{k}": _result("Recall@{k} on the test classes (%)", "Recall@{k} %"),
+    "retrieval/nmi": _result("NMI on the test classes (%)", "NMI %"),
+    "retrieval/f1": _result("pairwise F1 on the test classes (%)", "F1 %"),
+    "retrieval/test_norm_mean": _result("mean norm of the test embeddings"),
+    "retrieval/test_norm_variance": _result("variance of the test embeddings' norms"),
+    "retrieval/train_norm_mean": _shown("mean norm of the training embeddings"),
+    "retrieval/train_norm_variance": _shown("variance of the training embeddings' norms"),
+    "retrieval/rotation_shift_mean": _shown(
+        "mean shift of the variation by a rotation between test classes (SFT, Fig. 6b)", "shift by rotation"
+    ),
+    "retrieval/within_class_energy": _shown(
+        "share of the variation in the directions within classes (SFT, Eq. 8, %)", "r_w %"
+    ),
+    "probe/top1": _result("linear probe top-1 on the test set (%)", "probe top-1 %"),
+    "probe/top5": _result("linear probe top-5 on the test set (%)", "probe top-5 %"),
+    "probe/knn_top1": _result("kNN top-1 on the test set (%)", "kNN top-1 %"),
+    "probe/ece": _result("expected calibration error of the linear probe on the test set (%)", "probe ECE %"),
+    "probe/logistic_top1": _result("logistic regression top-1 on the test set (%)", "logistic regression top-1 %"),
+    "probe/logistic_mean_per_class": _result(
+        "logistic regression, mean of the classes' accuracies on the test set (%)",
+        "logistic regression, mean per class %",
+    ),
+    "probe/logistic_penalty": _shown("L2 penalty of the logistic regression, chosen on held-out training images"),
+    "probe/few_shot_{labels}": _shown(
+        "top-1 on the test set with {labels} labels per class (%)", "{labels} labels per class %"
+    ),
+    "probe/few_shot_{labels}_interval": _shown("half the width of its 95 % interval over the draws (%)"),
+    "probe/corruption/mean_top1": _result(
+        "linear probe top-1 on corrupted test images, mean over kinds and strengths (%)", "corrupted top-1 %"
+    ),
+    "probe/corruption/{kind}_{strength}_top1": _shown("linear probe top-1 with {kind} of strength {strength} (%)"),
+    "val/top1": _result(f"top-1 on {_HELD_OUT} (%)", f"top-1 % on {_HELD_OUT}"),
+    "train/top1": _shown("top-1 on training images (%)", "top-1 % on training images"),
+    "finetune/top1": _result("top-1 on the test set (%)", "top-1 %"),
+    "finetune/top5": _result("top-5 on the test set (%)", "top-5 %"),
+    "finetune/mean_per_class": _result("mean of the classes' accuracies on the test set (%)", "mean per class %"),
+    "finetune/ece": _result("expected calibration error on the test set (%)", "ECE %"),
+    "finetune/epoch": _result("epoch whose network was measured"),
+    "probe/learning_rate": _result("learning rate of the probe, chosen on held-out training images"),
+    "probe/held_out_top1_lr_{rate}": _shown("linear probe top-1 on these images with a learning rate of {rate} (%)"),
+    "probe/loss": _shown("least loss of the probes at all learning rates", "loss of the probe"),
+    "probe/epoch": _shown("epochs of the probe's training", "epoch of the probe"),
+    "face/head_classes_accuracy": _result("accuracy on other images of the head classes (%)"),
+    "face/tail_classes_accuracy": _result("accuracy on other images of the tail classes (%)"),
+    **{f"{_TEST_SET}_{end}": _result(f"{{test_set}} {meaning} (%)") for end, meaning in _ACCURACIES.items()},
+    f"{_TEST_SET}_eer": _result("{test_set} EER (%)"),
+    **{f"{_TEST_SET}_{end}": _result(f"{{test_set}} {meaning} (%)") for end, meaning in _RATES.items()},
+    f"{_TEST_SET}_norm_mean": _shown("mean norm of the embeddings of {test_set}"),
+    f"{_TEST_SET}_norm_std": _shown("standard deviation of the norms of the embeddings of {test_set}"),
+    f"{_TEST_SET}_{{size}}_rank1": _result("{test_set} rank-1 among {size} distractors (%)"),
+    f"{_TEST_SET}_{{measure}}_mean": _shown("mean of such a measure over the trials (%)"),
+    f"{_TEST_SET}_{{measure}}_std": _shown("standard deviation of such a measure over the folds or trials (%)"),
+}
+
+# The variable parts that are words; the others are numbers.
+_WORDS = ("test_set", "kind", "measure")
+
+
+def _pattern(row: str) -> re.Pattern[str]:
+    def part(found: re.Match[str]) -> str:
+        return f"(?P<{found[1]}>{'.+' if found[1] in _WORDS else _NUMBER.pattern})"
+
+    return re.compile(re.sub(r"\{(\w+)\}", part, row))
+
+
+_PATTERNS = {row: _pattern(row) for row in METRICS}
+
+
+def metric(name: str) -> Metric | None:
+    """The metric of a name; None if it is unknown."""
+    row, parts = _row_and_parts(name)
+    if row is None:
+        return None
+    found = METRICS[row]
+    return replace(found, meaning=found.meaning.format_map(parts), label=found.label.format_map(parts))
+
+
+def metric_label(name: str) -> str:
+    """The label of a metric in tables and plots; its name if it is unknown."""
+    found = metric(name)
+    return name if found is None else found.label
+
+
+def known_metrics(names: Iterable[str]) -> list[tuple[str, Metric]]:
+    """The known metrics among names, in the order of `METRICS`; those of face test sets stand last, by test set."""
+    rows = list(METRICS)
+
+    def place(name: str) -> tuple[str, int, list[float]]:
+        row, parts = _row_and_parts(name)
+        assert row is not None
+        return parts.get("test_set", ""), rows.index(row), [float(number) for number in _NUMBER.findall(name)]
+
+    known = {name: found for name in names if (found := metric(name)) is not None}
+    return [(name, known[name]) for name in sorted(known, key=place)]
+
+
+def _row_and_parts(name: str) -> tuple[str | None, Mapping[str, str]]:
+    """The key of `METRICS` that fits a name with the shortest variable parts, and these; None if none fits."""
+    found = {row: match.groupdict() for row, pattern in _PATTERNS.items() if (match := pattern.fullmatch(name))}
+    row = min(found, key=lambda row: sum(map(len, found[row].values())), default=None)
+    return row, {} if row is None else found[row]

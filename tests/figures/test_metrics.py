@@ -1,0 +1,62 @@
+import re
+
+import pytest
+
+from ssl_sec.edges.run.sweeps import COMPARED
+from ssl_sec.metrics import METRICS, Metric, known_metrics, metric, metric_label
+from ssl_sec.recipes.pretraining.config import MONITORED
+from ssl_sec.recipes.registry import RECIPES
+
+
+@pytest.mark.parametrize(
+    ("name", "meaning", "label"),
+    [
+        ("probe/top1", "linear probe top-1 on the test set (%)", "probe top-1 %"),
+        ("retrieval/recall_at_10", "Recall@10 on the test classes (%)", "Recall@10 %"),
+        ("probe/few_shot_5", "top-1 on the test set with 5 labels per class (%)", "5 labels per class %"),
+        ("face/cfp_fp_1e6_rank1", "cfp_fp rank-1 among 1e6 distractors (%)", None),
+        ("face/blufr_tar_at_far_1e-3", "blufr TAR at FAR = 1e-3 (%)", None),
+        ("face/blufr_tar_at_far_1e-3_mean", "mean of such a measure over the trials (%)", None),
+        ("face/lfw_norm_mean", "mean norm of the embeddings of lfw", None),
+        ("face/head_classes_accuracy", "accuracy on other images of the head classes (%)", None),
+        ("probe/corruption/gaussian_noise_3_top1", "linear probe top-1 with gaussian_noise of strength 3 (%)", None),
+    ],
+)
+def test_the_meaning_and_the_label_of_a_name(name, meaning, label):
+    found = metric(name)
+    assert isinstance(found, Metric)
+    assert (found.meaning, found.label) == (meaning, label or meaning)
+
+
+def test_the_most_specific_row_is_taken():
+    found = metric("probe/few_shot_5_interval")
+    assert found is not None and "interval" in found.meaning
+
+
+def test_an_unknown_name_is_its_own_label():
+    assert metric("train/other") is None
+    assert metric_label("train/other") == "train/other"
+
+
+def test_known_metrics_are_in_order_and_test_sets_together():
+    names = ["face/z_eer", "retrieval/recall_at_10", "face/b_eer", "x", "retrieval/recall_at_2", "face/b_accuracy"]
+    assert [name for name, _ in known_metrics([*names, "train/loss"])] == [
+        "train/loss", "retrieval/recall_at_2", "retrieval/recall_at_10", "face/b_accuracy", "face/b_eer", "face/z_eer",
+    ]  # fmt: skip
+
+
+def test_the_metrics_of_tables_and_recipes_are_known():
+    rows = RECIPES.values()
+    named = {name for row in rows for name in (row.score, row.score_without_labels, *row.figures, *row.curves) if name}
+    named |= {row.paper_figure[0] for row in rows if row.paper_figure is not None}
+    named |= {*COMPARED, *MONITORED}
+    assert {name for name in named if metric(name) is None} == set()
+
+
+def test_each_row_names_its_variable_parts():
+    for name in METRICS:
+        filled = metric(
+            re.sub(r"\{(\w+)\}", lambda part: "blur" if part[1] in ("test_set", "kind", "measure") else "5", name)
+        )
+        assert filled is not None
+        assert not {"{", "}"} & {*filled.meaning, *filled.label}, name
