@@ -2,7 +2,7 @@
 
     python -m benchmarks        # or: make bench
 
-Each writes its figures to `results/`. The longer ones are run separately: benchmarks.throughput at full width,
+Each writes its results to `results/`. The longer ones are run separately: benchmarks.throughput at full width,
 .options, .launchers, .classes, .invariance and .overhead.
 """
 

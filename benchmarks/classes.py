@@ -97,7 +97,7 @@ def measure_case(case: str, workers: int, sizes: dict[str, int]) -> dict[str, An
 
 
 def main(arguments: list[str]) -> None:
-    """Measures every case, prints the table and writes the figures."""
+    """Measures every case, prints the table and writes the results."""
     sizes = SIZES | {name: int(value) for name, _, value in (argument.partition("=") for argument in arguments)}
     logits_mib = sizes["rows"] * sizes["classes"] * 4 / 2**20
     templates_mib = sizes["classes"] * DIM * 4 / 2**20

@@ -89,7 +89,7 @@ class Comparison:
 
 
 def main() -> None:
-    """Measures every part, prints the table and writes the figures."""
+    """Measures every part, prints the table and writes the results."""
     parser = make_parser("evaluation", __doc__)
     parser.add_argument("--images", type=int, default=NUM_IMAGES, help="number of rows")
     parser.add_argument("--rounds", type=int, default=1, help="turns of each")

@@ -35,7 +35,7 @@ NAMES = ("ours", "timm")
 
 
 def main() -> None:
-    """Measures both, prints the table and writes the figures."""
+    """Measures both, prints the table and writes the results."""
     parser = make_parser("finetuning", __doc__)
     parser.add_argument("--run", type=Path, required=True, help="folder of the run whose encoder is fine-tuned")
     parser.add_argument("--data", type=Path, required=True, help="folder with train.parquet and test.parquet")

@@ -50,7 +50,7 @@ SETTING = Setting(encoder="resnet18", batch=64, precision="float32", width=0.25)
 
 
 def main() -> None:
-    """Measures everything, prints the tables and writes the figures."""
+    """Measures everything, prints the tables and writes the results."""
     parser = make_parser("growth", __doc__)
     parser.add_argument(
         "--rows", nargs="+", type=int, default=[512, 2048, 8192, 16_384, 65_536], help="rows of NT-Xent"

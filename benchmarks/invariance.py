@@ -94,7 +94,7 @@ class TemporaryStore:
 
 
 def main() -> None:
-    """Trains with every number of workers in every precision, prints the table and writes the figures."""
+    """Trains with every number of workers in every precision, prints the table and writes the results."""
     environment = describe_environment()
     print_environment(environment)
     rows: list[dict[str, Any]] = []

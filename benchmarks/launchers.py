@@ -57,7 +57,7 @@ LAUNCHERS = ("torchrun", "Ray Train")
 
 
 def main() -> None:
-    """Measures, prints the table and writes the figures."""
+    """Measures, prints the table and writes the results."""
     parser = make_parser("launchers", __doc__)
     parser.add_argument("--rounds", type=int, default=12, help="turns of each launcher, two or more")
     parser.add_argument("--workers", nargs="+", type=int, default=WORKERS, help="numbers of workers")

@@ -62,7 +62,7 @@ _PIECE = 2**16
 
 
 def main() -> None:
-    """Measures the loaders, prints the tables and writes the figures."""
+    """Measures the loaders, prints the tables and writes the results."""
     parser = make_parser("loader", __doc__)
     parser.add_argument("--data", help="Parquet files with encoded images, instead of drawn ones")
     parser.add_argument("--size", type=int, default=224, help="side of the decoded images, pixels")

@@ -59,7 +59,7 @@ class Comparison:
 
 
 def main() -> None:
-    """Measures every comparison, prints the table and writes the figures."""
+    """Measures every comparison, prints the table and writes the results."""
     warnings.filterwarnings("ignore")
     environment = describe_environment()
     print_environment(environment)

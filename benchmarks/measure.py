@@ -180,7 +180,7 @@ def print_environment(environment: Mapping[str, Any]) -> None:
 
 
 def save_results(name: str, values: Mapping[str, Any]) -> Path:
-    """Writes a benchmark's figures to `results/<name>-<cpu or gpu>.json`; returns the path."""
+    """Writes a benchmark's results to `results/<name>-<cpu or gpu>.json`; returns the path."""
     path = RESULTS / f"{name}-{'gpu' if torch.cuda.is_available() else 'cpu'}.json"
     write_json(path, values)
     return path

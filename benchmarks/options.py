@@ -43,7 +43,7 @@ SECONDS_PER_TURN = {"cpu": 3.0, "cuda": 5.0}
 
 
 def main() -> None:
-    """Measures every option, prints the tables and writes the figures."""
+    """Measures every option, prints the tables and writes the results."""
     parser = make_parser("options", __doc__)
     parser.add_argument("--encoder", default="resnet18", choices=["resnet18", "resnet50"])
     parser.add_argument("--batch", type=int, default=64, help="images per step")

@@ -82,7 +82,7 @@ def _measure_wait() -> Iterator[None]:
 
 
 def main() -> None:
-    """Measures, prints the table and writes the figures."""
+    """Measures, prints the table and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--storage", help="a URL; runs are kept below it")
     storage: str | None = parser.parse_args().storage

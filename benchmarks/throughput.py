@@ -94,7 +94,7 @@ CHOICES: Mapping[str, Mapping[str, Choice]] = {
 
 
 def main() -> None:
-    """Measures every setting, prints the table and writes the figures."""
+    """Measures every setting, prints the table and writes the results."""
     parser = make_parser("throughput", __doc__)
     parser.add_argument("--encoder", nargs="+", default=["resnet18"], choices=["resnet18", "resnet50"])
     parser.add_argument("--batch", nargs="+", type=int, default=[256], help="images per step")

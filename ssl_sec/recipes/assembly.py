@@ -57,7 +57,7 @@ class RunStore(Protocol):
         ...
 
     def forget_records_from(self, step: int) -> None:
-        """Drops figures of steps that will be repeated."""
+        """Drops metrics of steps that will be repeated."""
         ...
 
     def restored_state(self, device: torch.device, held: slice | None = None) -> Mapping[str, Any] | None:
@@ -147,7 +147,7 @@ def train_recipe(
         recipe: the network, its objective and its data.
         runtime: this worker's runtime.
         store: the run's store, shared by all workers.
-        monitor: steps taken -> figures of the encoder; every worker calls it.
+        monitor: steps taken -> metrics of the encoder; every worker calls it.
         monitor_every_steps: steps between two calls of `monitor`, ≥ 1.
         at_start: whether the network is also monitored before the first step.
     """

@@ -63,7 +63,7 @@ class RecipeRow:
         leaves_head: whether the head belongs to the trained network.
         score: the metric that ranks checkpoints during training.
         score_without_labels: the metric that does so if the images have no labels.
-        figures: the metrics that MLflow's view of the scores shows; runs are sorted by the first.
+        view_metrics: the metrics that MLflow's view of the scores shows; runs are sorted by the first.
         tags: the tags that the view shows beside constraint and seed.
         paper_figure: the metric that the help shows for an experiment, and its title there.
         network: a description of the trained network for its model card; {} is its dimension.
@@ -86,7 +86,7 @@ class RecipeRow:
     leaves_head: bool = False
     score: str | None = None
     score_without_labels: str | None = None
-    figures: tuple[str, ...] = ()
+    view_metrics: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     paper_figure: tuple[str, str] | None = None
     network: str = ""
@@ -150,7 +150,7 @@ PRETRAIN = RecipeRow(
     ),
     score="val/knn_top1",
     score_without_labels="val/rankme",
-    figures=("probe/top1", "probe/knn_top1", "val/knn_top1", "val/probe_top1", "val/rankme"),
+    view_metrics=("probe/top1", "probe/knn_top1", "val/knn_top1", "val/probe_top1", "val/rankme"),
     tags=("probe.protocol",),
     paper_figure=("probe/top1", "top-1 %"),
     network="An image encoder, pretrained without labels by a contrastive loss; {} features an image.",
@@ -183,7 +183,7 @@ METRIC_LEARNING = RecipeRow(
     unit="step",
     leaves_head=True,
     score="val/recall_at_1",
-    figures=("retrieval/recall_at_1", "retrieval/nmi", "val/recall_at_1"),
+    view_metrics=("retrieval/recall_at_1", "retrieval/nmi", "val/recall_at_1"),
     tags=("loss",),
     paper_figure=("retrieval/recall_at_1", "R@1 %"),
     network="An embedding of images by deep metric learning, in {} dimensions: two images of one class should have a "
@@ -210,7 +210,7 @@ FACE = RecipeRow(
     ),
     leaves_head=True,
     score="val/verification_accuracy",
-    figures=("val/verification_accuracy", "train/verification_accuracy"),
+    view_metrics=("val/verification_accuracy", "train/verification_accuracy"),
     tags=("loss",),
     paper_figure=("face/lfw_accuracy", "LFW %"),
     network="An embedding of aligned faces in {} dimensions: two images of one person should have a greater cosine "
@@ -232,7 +232,7 @@ FINETUNE = RecipeRow(
     ),
     usage="[run=<MLflow run id>] [group=option ...] [key=value ...]",
     score="val/top1",
-    figures=("finetune/top1", "val/top1"),
+    view_metrics=("finetune/top1", "val/top1"),
     tags=("labels", "start"),
     paper_figure=("finetune/top1", "top-1 %"),
     network="An image encoder, trained as the features of a classifier; {} features an image.",

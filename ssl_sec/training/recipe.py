@@ -118,7 +118,7 @@ class Recipe:
         observer: learns from the features of every step; None if nothing does.
         best: the best network so far; None if the last network is the result.
         teacher: teacher whose rows of the same views the loss also takes; None if there is none.
-        more_figures: function that returns figures reported in addition to the common ones.
+        more_metrics: function that returns metrics reported in addition to the common ones.
     """
 
     encoder: nn.Module
@@ -137,7 +137,7 @@ class Recipe:
     draws: Callable[[int], Tensor] | None = None
     observer: FeatureObserver | None = None
     best: Stateful | None = None
-    more_figures: Callable[[], Mapping[str, float]] = dict
+    more_metrics: Callable[[], Mapping[str, float]] = dict
     more_views: tuple[Views, ...] = ()
     teacher: Teacher | None = None
 

@@ -221,7 +221,7 @@ def train(
         recipe: the recipe that is trained.
         runtime: runtime of this worker.
         cadence: how often to report, save and monitor.
-        monitor: function from the steps taken to figures of the encoder; every worker calls it.
+        monitor: function from the steps taken to metrics of the encoder; every worker calls it.
         first_step: number of steps already taken.
         take_step: function that takes a step; None for that of `choose_step`.
 
@@ -255,9 +255,9 @@ def train(
         terms, features = take_step(views, recipe.row_labels(batch, rows), step)
         if recipe.observer is not None:
             recipe.observer.update(features, batch)
-        # On a CPU this check is free; on a GPU it waits until figures are reported.
+        # On a CPU this check is free; on a GPU it waits until metrics are reported.
         if runtime.device.type == "cpu" and not math.isfinite(float(terms.total.detach())):
-            _require_finite(recipe, _terms_figures(recipe, terms), step)
+            _require_finite(recipe, _terms_metrics(recipe, terms), step)
         taken = step + 1
         last = taken == recipe.total_steps
         at_epoch_end = taken % sampler.steps_per_epoch == 0
@@ -265,13 +265,13 @@ def train(
         is_saved = last or taken % cadence.save_every_steps == 0
         if step % cadence.log_every_steps and not (at_epoch_end or is_monitored or is_saved):
             continue
-        figures = _figures(recipe, terms, step, _turn_figures(recipe, views, terms.embeddings))
-        _require_finite(recipe, figures, step)
+        metrics = _metrics(recipe, terms, step, _turn_metrics(recipe, views, terms.embeddings))
+        _require_finite(recipe, metrics, step)
         now = time.perf_counter()
-        figures["train/images_per_s"] = (taken - clock_step) * sampler.global_batch_size / (now - clock)
-        figures["train/epoch"] = taken / sampler.steps_per_epoch
+        metrics["train/images_per_s"] = (taken - clock_step) * sampler.global_batch_size / (now - clock)
+        metrics["train/epoch"] = taken / sampler.steps_per_epoch
         with_histogram = at_epoch_end or last or step == first_step
-        runtime.report(step, figures, norm_histogram(terms.norms.cpu(), step) if with_histogram else None)
+        runtime.report(step, metrics, norm_histogram(terms.norms.cpu(), step) if with_histogram else None)
         if is_monitored:
             runtime.report(step, monitor(taken))
             recipe.model.train()
@@ -302,20 +302,20 @@ def _save(recipe: Recipe, runtime: Runtime, step: int) -> None:
     runtime.save(step + 1, recipe.state(step + 1))
 
 
-def _require_finite(recipe: Recipe, figures: Mapping[str, float], step: int) -> None:
-    if not math.isfinite(figures["train/loss"]):
+def _require_finite(recipe: Recipe, metrics: Mapping[str, float], step: int) -> None:
+    if not math.isfinite(metrics["train/loss"]):
         raise FloatingPointError(
-            f"the objective is {figures['train/loss']} at step {step} (metric loss {figures['train/metric_loss']}, "
-            f"constraint {figures['train/constraint']}, learning rate {recipe.learning_rate(step)})"
+            f"the objective is {metrics['train/loss']} at step {step} (metric loss {metrics['train/metric_loss']}, "
+            f"constraint {metrics['train/constraint']}, learning rate {recipe.learning_rate(step)})"
         )
 
 
-def _terms_figures(recipe: Recipe, terms: Terms, more: Mapping[str, Tensor] = MappingProxyType({})) -> dict[str, float]:
+def _terms_metrics(recipe: Recipe, terms: Terms, more: Mapping[str, Tensor] = MappingProxyType({})) -> dict[str, float]:
     """Figures of the objective's terms and others in one transfer: the only place where a step waits for the device."""
     assert terms.embeddings.grad is not None, "the gradient of the embeddings is kept"
     gradients = terms.embeddings.grad / world_size()  # each worker differentiates its own copy of the global loss
     turned = gather_rows(turn_tangents(terms.embeddings.detach(), gradients))
-    figures = {
+    metrics = {
         "train/loss": terms.total.detach(),
         "train/metric_loss": terms.metric_loss,
         "train/constraint": terms.constraint,
@@ -327,17 +327,17 @@ def _terms_figures(recipe: Recipe, terms: Terms, more: Mapping[str, Tensor] = Ma
         **more,
     }
     if recipe.objective.transform is not None:
-        figures["train/generated_loss"] = terms.generated_loss
+        metrics["train/generated_loss"] = terms.generated_loss
     if isinstance(recipe.objective.transform, RowGenerator):
-        figures["train/generator_loss"] = terms.generator_loss
+        metrics["train/generator_loss"] = terms.generator_loss
     if recipe.objective.distortion is not None:
-        figures["train/agent_distortion"] = recipe.objective.distortion.distortion.to(terms.total.dtype)
-        figures["train/agent_distortion_bound"] = recipe.objective.distortion.bound.to(terms.total.dtype)
-    return dict(zip(figures, torch.stack(list(figures.values())).cpu().tolist(), strict=True))
+        metrics["train/agent_distortion"] = recipe.objective.distortion.distortion.to(terms.total.dtype)
+        metrics["train/agent_distortion_bound"] = recipe.objective.distortion.bound.to(terms.total.dtype)
+    return dict(zip(metrics, torch.stack(list(metrics.values())).cpu().tolist(), strict=True))
 
 
 @torch.no_grad()
-def _turn_figures(recipe: Recipe, views: SizedViews, before: Float[Tensor, "rows dim"]) -> dict[str, Tensor]:
+def _turn_metrics(recipe: Recipe, views: SizedViews, before: Float[Tensor, "rows dim"]) -> dict[str, Tensor]:
     """How far the step has turned the embeddings of its own views, in radians; it takes one more forward pass.
 
     Args:
@@ -354,12 +354,12 @@ def _turn_figures(recipe: Recipe, views: SizedViews, before: Float[Tensor, "rows
     return {"train/step_angle_mean": turned.mean(), "train/step_angle_std": turned.std(correction=0)}
 
 
-def _figures(recipe: Recipe, terms: Terms, step: int, more: Mapping[str, Tensor]) -> dict[str, float]:
-    """The figures that are reported for a step."""
+def _metrics(recipe: Recipe, terms: Terms, step: int, more: Mapping[str, Tensor]) -> dict[str, float]:
+    """The metrics that are reported for a step."""
     objective = recipe.objective
     return {
-        **_terms_figures(recipe, terms, more),
+        **_terms_metrics(recipe, terms, more),
         "train/eta": 0.0 if objective.constraint is None else objective.eta(step),
         "train/lr": recipe.learning_rate(step),
-        **recipe.more_figures(),
+        **recipe.more_metrics(),
     }

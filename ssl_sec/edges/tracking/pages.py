@@ -37,14 +37,14 @@ def scores_view(job: str) -> Mapping[str, str]:
         job: job whose runs are listed; jobs that train nothing have no view.
     """
     recipe = RECIPES.get(job)
-    if recipe is None or not recipe.figures:
+    if recipe is None or not recipe.view_metrics:
         return {}
     state = {
         "searchFilter": f"tags.job = '{job}'",
-        "orderByKey": f"metrics.`{recipe.figures[0]}`",
+        "orderByKey": f"metrics.`{recipe.view_metrics[0]}`",
         "orderByAsc": False,
         "selectedColumns": [
-            *(f"metrics.`{name}`" for name in recipe.figures),
+            *(f"metrics.`{name}`" for name in recipe.view_metrics),
             *(f"tags.`{name}`" for name in ("constraint", "seed", *recipe.tags)),
         ],
     }

@@ -114,7 +114,7 @@ def build_recipe(config: FaceConfig, image_set: ImageSet, runtime: Runtime) -> R
         loss=loss,
         views=config.augment.build(config.seed),
         transform=config.transform.build,
-        more_figures=lambda: _loss_figures(loss),
+        more_metrics=lambda: _loss_metrics(loss),
     )
 
 
@@ -157,7 +157,7 @@ def _build_loss(config: FaceConfig, image_set: ImageSet) -> Loss:
     return loss
 
 
-def _loss_figures(loss: Loss) -> dict[str, float]:
+def _loss_metrics(loss: Loss) -> dict[str, float]:
     """NormFace's lower bound of its loss, and the loss's scale."""
     for module in loss.modules():
         if isinstance(module, NormFaceLoss):

@@ -1,4 +1,4 @@
-"""The figures of an encoder while it trains: with labels the accuracy of kNN and of a probe; others need no labels."""
+"""The metrics of an encoder while it trains: with labels the accuracy of kNN and of a probe; others need no labels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -118,7 +118,7 @@ class Monitor:
         return self._own.image_set, self._own.indices
 
     def __call__(self, steps_taken: int) -> Mapping[str, float]:
-        """The figures after some steps; every worker calls it."""
+        """The metrics after some steps; every worker calls it."""
         what = "RankMe and uniformity" if self._labelled is None else "kNN and RankMe"
         log_once(self._runtime, "measuring %s on %s images", what, f"{self.num_images:,}")
         features, labels = self.features()

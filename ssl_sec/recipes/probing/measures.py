@@ -25,7 +25,7 @@ _SPACE_S = 20.0
 def transfer_metrics(
     config: ProbeConfig, rows: tuple[Rows, Rows, Rows], num_classes: int, runtime: Runtime
 ) -> dict[str, float]:
-    """The figures of logistic regression and of few labels, in percent; all workers call it.
+    """The metrics of logistic regression and of few labels, in percent; all workers call it.
 
     Args:
         config: the probe's configuration.
@@ -54,7 +54,7 @@ def transfer_metrics(
         options = {"num_draws": config.few_shot_draws, "per_class": config.mean_per_class}
         try:
             shot = few_shot(everything, test, count, config.seed, **options)
-        except DataError as error:  # the other figures remain valid
+        except DataError as error:  # the other metrics remain valid
             log_once(runtime, "left out: %s", error)
             continue
         found[f"probe/few_shot_{count}"] = 100 * shot.top1
