@@ -20,7 +20,6 @@ from ssl_sec.networks import Encoder, Network, save_weights
 from ssl_sec.networks.batch_norm import globalise_batch_norm
 from ssl_sec.networks.convolutions import lay_out
 from ssl_sec.networks.heads import PredictionHead, ProjectionHead
-from ssl_sec.networks.initialisation import cut_
 from ssl_sec.networks.recomputation import recompute_blocks
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.seeding import derived_seed
@@ -76,7 +75,7 @@ def assemble(
     views: Views,
     transform: Callable[[Transformed], Transform | None] | None = None,
     objective_of: Callable[..., Objective] = Objective,
-    prepare: Callable[[Encoder], None] = lambda encoder: None,
+    prepare: Callable[[Network], None] = lambda network: None,
     **more: Any,
 ) -> Recipe:
     """Everything that a run trains, on the runtime's device; equal on every worker, except for sharded templates.
@@ -91,14 +90,14 @@ def assemble(
         views: augments the images.
         transform: builds the feature transform, which generates further rows; None for none.
         objective_of: makes the objective from its parts.
-        prepare: changes the encoder after it has its initial weights, for example freezes some of them.
+        prepare: changes the network after it has its initial weights, for example freezes some of them.
         more: further fields of the `Recipe`.
 
     Raises:
         ConfigError: if the workers cannot share the batch equally.
     """
     encoder, head = _initialise(config, image_set, runtime)
-    prepare(encoder)
+    prepare(Network(encoder, head))
     eta = config.constraint.weight(sampler.steps_per_epoch, total_steps)
     made = None
     if transform is not None:
@@ -111,7 +110,7 @@ def assemble(
                 seed=config.seed,
             )
         )
-    objective = objective_of(loss, config.constraint.build(), eta, made, config.gradient_power, config.gradient_by)
+    objective = objective_of(loss, config.constraint.build(), eta, made)
     computation = config.runtime.on(runtime.device)
     model = _to_device(encoder, head, objective, runtime, computation)
     return Recipe(
@@ -208,7 +207,6 @@ def _initialise(config: TrainingConfig, image_set: ImageSet, runtime: Runtime) -
     head = config.head.build(encoder.num_features, config.seed)
     if isinstance(config.loss, TeacherLossConfig):
         head = PredictionHead(head, ProjectionHead(config.head.dim, config.loss.predictor_dim, config.head.dim))
-    cut_(Network(encoder, head), config.initial_cut)
     return encoder, head
 
 

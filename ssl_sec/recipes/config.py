@@ -14,7 +14,6 @@ from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.losses import PAIR_LOSSES, Loss
 from ssl_sec.losses.angular import DisjointLoss
 from ssl_sec.losses.config import ClassLossConfig, PairLossConfig, TeacherLossConfig
-from ssl_sec.losses.geometry import GradScaleBy
 from ssl_sec.networks.config import EncoderConfig, HeadConfig
 from ssl_sec.recipes.tracking import OutputDir, TrackingConfig
 from ssl_sec.settings import (
@@ -156,21 +155,6 @@ class TrainingConfig(RunConfig, is_base=True):
     def constraint_name(self) -> str:
         """The constraint's name, or that of a random network if nothing is trained."""
         return self.constraint.name if self.length > 0 else UNTRAINED
-
-    @property
-    def gradient_power(self) -> float:
-        """The power p of GradScale."""
-        return 0.0
-
-    @property
-    def gradient_by(self) -> GradScaleBy:
-        """Whether GradScale uses the norm of each row or the mean norm of the batch."""
-        return "rows"
-
-    @property
-    def initial_cut(self) -> float:
-        """The factor that the initial weights are divided by."""
-        return 1.0
 
     @property
     def more_tags(self) -> dict[str, str]:

@@ -72,9 +72,9 @@ class Objective(nn.Module):
         constraint: the norm constraint; None for none.
         eta: weight of the constraint as a function of the global step.
         transform: transform or generator of further rows; None for none.
-        gradient_power: exponent p of GradScale, for the gradients of the loss but not of the constraint; see
+        grad_scale: exponent p of GradScale, for the gradients of the loss but not of the constraint; see
             `ssl_sec.losses.geometry.grad_scale`.
-        gradient_by: the norms that GradScale uses.
+        grad_scale_by: the norms that GradScale uses.
 
     Attributes:
         distortion: how much the agents of classes distort distances; None if the loss has no agents.
@@ -86,16 +86,16 @@ class Objective(nn.Module):
         constraint: SphericalConstraint | None,
         eta: Schedule,
         transform: Transform | None = None,
-        gradient_power: float = 0.0,
-        gradient_by: GradScaleBy = "rows",
+        grad_scale: float = 0.0,
+        grad_scale_by: GradScaleBy = "rows",
     ) -> None:
         super().__init__()
         self.loss = loss
         self.constraint = constraint
         self.eta = eta
         self.transform = transform
-        self.gradient_power = gradient_power
-        self.gradient_by: GradScaleBy = gradient_by
+        self.grad_scale = grad_scale
+        self.grad_scale_by: GradScaleBy = grad_scale_by
         self.distortion = None if self._agents is None else AgentDistortion()
 
     def forward(
@@ -122,7 +122,7 @@ class Objective(nn.Module):
         own = in_full_precision(embeddings)
         rows, labels = gather_rows(own), gather_rows(labels)
         # The losses take these rows. The constraint takes the rows themselves: its gradient is not scaled.
-        embeddings = grad_scale(rows, self.gradient_power, self.gradient_by)
+        embeddings = grad_scale(rows, self.grad_scale, self.grad_scale_by)
         total = metric_loss = self._on_all_workers(embeddings, labels, targets)
         if self.training:
             self._watch_agents(embeddings.detach(), labels)

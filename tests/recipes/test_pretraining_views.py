@@ -197,7 +197,7 @@ def test_only_initial_weights_are_divided_by_the_cut():
         build_recipe(settings, settings.data.open("train"), FakeRuntime())
         for settings in (config(), config(cut_init=4.0, grad_scale=1.0))
     )
-    assert cut.objective.gradient_power == 1.0 and plain.objective.gradient_power == 0.0
+    assert cut.objective.grad_scale == 1.0 and plain.objective.grad_scale == 0.0
     torch.testing.assert_close(4 * cut.head.layers[0].weight, plain.head.layers[0].weight)
     with pytest.raises(ConfigError, match=r"cut_init: found 4.0, must be 1 with encoder.weights=.*, which are not in"):
         config(encoder={"name": "resnet50", "weights": "w.pth"}, cut_init=4.0)

@@ -128,7 +128,7 @@ def test_gradients_are_multiplied_by_a_power_of_the_norm(power):
     plain, scaled = rows(8, 5).requires_grad_(), rows(8, 5).requires_grad_()
     labels = torch.arange(4).repeat(2)
     for embeddings, given in ((plain, 0.0), (scaled, power)):
-        Objective(NTXentLoss(0.2), None, Constant(0.0), gradient_power=given)(embeddings, labels, 0).total.backward()
+        Objective(NTXentLoss(0.2), None, Constant(0.0), grad_scale=given)(embeddings, labels, 0).total.backward()
     for row, gradient, expected in zip(plain.tolist(), scaled.grad.tolist(), plain.grad.tolist(), strict=True):
         factor = math.sqrt(sum(value**2 for value in row)) ** power
         assert gradient == pytest.approx([factor * value for value in expected], rel=1e-12)
@@ -138,7 +138,7 @@ def test_gradients_are_multiplied_by_a_power_of_the_mean_norm():
     plain, scaled = rows(8, 5).requires_grad_(), rows(8, 5).requires_grad_()
     labels = torch.arange(4).repeat(2)
     for embeddings, given in ((plain, 0.0), (scaled, 1.5)):
-        objective = Objective(NTXentLoss(0.2), None, Constant(0.0), gradient_power=given, gradient_by="batch")
+        objective = Objective(NTXentLoss(0.2), None, Constant(0.0), grad_scale=given, grad_scale_by="batch")
         objective(embeddings, labels, 0).total.backward()
     mean_norm = sum(math.sqrt(sum(value**2 for value in row)) for row in plain.tolist()) / 8
     torch.testing.assert_close(scaled.grad, mean_norm**1.5 * plain.grad, rtol=1e-12, atol=0)
@@ -149,7 +149,7 @@ def test_the_gradient_of_the_constraint_is_not_multiplied():
 
     def gradient(power: float, eta: float):
         embeddings = rows(8, 5).requires_grad_()
-        objective = Objective(NTXentLoss(0.2), SphericalConstraint(), Constant(eta), gradient_power=power)
+        objective = Objective(NTXentLoss(0.2), SphericalConstraint(), Constant(eta), grad_scale=power)
         terms = objective(embeddings, labels, 0)
         return torch.autograd.grad(terms.total, embeddings)[0]
 
@@ -162,7 +162,7 @@ def test_with_the_second_power_the_turn_of_a_row_is_the_same_at_any_norm():
     turns = []
     for length in (0.1, 1.0, 10.0):
         embeddings = (length * rows(8, 5)).requires_grad_()
-        objective = Objective(NTXentLoss(0.2), None, Constant(0.0), gradient_power=2.0)
+        objective = Objective(NTXentLoss(0.2), None, Constant(0.0), grad_scale=2.0)
         objective(embeddings, labels, 0).total.backward()
         turns.append(turn_tangents(embeddings.detach(), embeddings.grad))
     torch.testing.assert_close(turns[0], turns[1], rtol=1e-10, atol=0)
@@ -173,7 +173,7 @@ def test_a_zero_row_has_no_gradient_where_it_is_scaled():
     embeddings = rows(8, 5)
     embeddings[3] = 0
     embeddings.requires_grad_()
-    Objective(NTXentLoss(0.2), None, Constant(0.0), gradient_power=1.0)(
+    Objective(NTXentLoss(0.2), None, Constant(0.0), grad_scale=1.0)(
         embeddings, torch.arange(4).repeat(2), 0
     ).total.backward()
     assert embeddings.grad[3].tolist() == [0.0] * 5
@@ -209,7 +209,7 @@ def trained(constraint):
     power = 1.5 if constraint in (GRAD_SCALE, BY_BATCH) else 0.0
     by = "batch" if constraint == BY_BATCH else "rows"
     objective = Objective(
-        NTXentLoss(0.2), constraints().get(constraint), Constant(0.7), gradient_power=power, gradient_by=by
+        NTXentLoss(0.2), constraints().get(constraint), Constant(0.7), grad_scale=power, grad_scale_by=by
     )
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     taken = []

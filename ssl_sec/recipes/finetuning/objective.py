@@ -1,5 +1,7 @@
 """Cross-entropy of mixed images; without mixup a fine-tuning has the objective of every recipe."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
@@ -20,8 +22,8 @@ class MixedObjective(Objective):
         mixup: the mixup that mixes the images.
     """
 
-    def __init__(self, *parts: object, mixup: Mixup) -> None:
-        super().__init__(*parts)  # pyright: ignore[reportArgumentType]
+    def __init__(self, *parts: Any, mixup: Mixup) -> None:
+        super().__init__(*parts)
         assert self.constraint is None and self.transform is None
         self.mixup = mixup
 

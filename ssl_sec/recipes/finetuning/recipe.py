@@ -32,7 +32,7 @@ from ssl_sec.evaluation.splits import (
     require_same_classes,
     stratified_split,
 )
-from ssl_sec.networks import Encoder
+from ssl_sec.networks import Encoder, Network
 from ssl_sec.networks.stages import freeze_all_but
 from ssl_sec.networks.weights import UnfitWeightsError
 from ssl_sec.recipes.assembly import RunStore, assemble, extractor, save_network, train_recipe
@@ -255,9 +255,10 @@ def build_recipe(config: FinetuneConfig, image_set: ImageSet, runtime: Runtime) 
         views = Mixup(views, config.mixup, seed)
         objective_of = partial(MixedObjective, mixup=views)
 
-    def freeze(encoder: Encoder) -> None:
+    def freeze(network: Network) -> None:
         if config.trained_stages != "all":
-            freeze_all_but(encoder.backbone, config.trained_stages, key="trained_stages")
+            assert isinstance(network.encoder, Encoder)
+            freeze_all_but(network.encoder.backbone, config.trained_stages, key="trained_stages")
 
     return assemble(
         replace(config, head=replace(config.head, dim=len(image_set.class_names))),

@@ -99,21 +99,6 @@ class PretrainConfig(TrainingConfig):
         return (*super().name_parts, *([] if self.positives == "views" else ["supervised"]), *power, *cut)
 
     @property
-    def gradient_power(self) -> float:
-        """The power p of GradScale."""
-        return self.grad_scale
-
-    @property
-    def gradient_by(self) -> GradScaleBy:
-        """Whether GradScale uses the norm of each row or the mean norm of the batch."""
-        return self.grad_scale_by
-
-    @property
-    def initial_cut(self) -> float:
-        """The factor that the initial weights are divided by."""
-        return self.cut_init
-
-    @property
     def length(self) -> int | float:
         """Epochs of the run."""
         return self.epochs

@@ -9,12 +9,14 @@ from ssl_sec.data.image_set import ImageSet, on_device, require_labels
 from ssl_sec.data.shards.streamed import shuffled_batches
 from ssl_sec.losses.config import TeacherLossConfig
 from ssl_sec.networks.encoder import Network, check_size
+from ssl_sec.networks.initialisation import cut_
 from ssl_sec.recipes.assembly import RunStore, assemble, save_network, train_recipe
 from ssl_sec.recipes.pretraining.checking import check_images
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.pretraining.examples import neighbours, save_first_views
 from ssl_sec.recipes.pretraining.monitor import Monitor
 from ssl_sec.recipes.pretraining.opening import open_encoded
+from ssl_sec.training.objective import Objective
 from ssl_sec.training.recipe import Recipe, class_labels_of_views, image_labels
 from ssl_sec.training.step import Runtime, log_once
 
@@ -79,6 +81,8 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
         sampler=sampler,
         total_steps=config.epochs * sampler.steps_per_epoch,
         loss=config.loss.build(),
+        objective_of=partial(Objective, grad_scale=config.grad_scale, grad_scale_by=config.grad_scale_by),
+        prepare=partial(cut_, cut=config.cut_init),
         views=augment.build(size_px, num_channels, config.seed, **options),
         more_views=augment.build_small(size_px, num_channels, config.seed, **options),
         row_labels=partial(
