@@ -66,7 +66,7 @@ def test_each_metric_has_a_panel_with_labelled_axes():
 
 def test_the_metrics_of_retrieval_are_named_on_their_axes():
     metrics = ("train/recall_at_1", "val/recall_at_1", "retrieval/recall_at_1", "retrieval/nmi", "retrieval/f1")
-    labels = ["Recall@1 % on training classes", "Recall@1 % on held-out classes", "Recall@1 %", "NMI %", "F1 %"]
+    labels = ["training Recall@1 %", "held-out Recall@1 %", "Recall@1 %", "NMI %", "F1 %"]
     figure = curves_figure({metric: [(0, 10.0), (1, 20.0)] for metric in metrics})
     assert [axes.get_ylabel() for axes in figure.axes] == labels
     compared = compared_curves_figure({metric: {"run": Curve([0, 1], [10.0, 20.0])} for metric in metrics}, "")

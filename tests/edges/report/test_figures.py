@@ -106,9 +106,9 @@ def test_each_loss_has_a_panel_of_the_curve_that_most_arms_have(store):
     report = store.report(figure=4, recipes=("triplet", "triplet_sec", "ms"))
     assert {row["metric"] for row in report.rows} == {"val/recall_at_1"}
     assert {axes.get_title(): len(axes.lines) for axes in report.figure.axes} == {"triplet": 2, "ms": 1}
-    assert {axes.get_ylabel() for axes in report.figure.axes} == {"Recall@1 % on held-out classes"}
+    assert {axes.get_ylabel() for axes in report.figure.axes} == {"held-out Recall@1 %"}
     (alone,) = store.report(figure=4, recipes=("triplet",)).figure.axes
-    assert (alone.get_title(), alone.get_ylabel()) == ("", "Recall@1 % on test classes")
+    assert (alone.get_title(), alone.get_ylabel()) == ("", "test Recall@1 %")
 
 
 def test_the_numbers_of_metric_learning_are_drawn_from_the_store_alone(store):

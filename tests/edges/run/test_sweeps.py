@@ -110,7 +110,7 @@ def test_each_run_is_a_point_and_each_arm_a_row():
     first, second = figure.axes
     assert [label.get_text() for label in first.get_yticklabels()] == list(RESULTS)
     assert sorted(x for line in first.lines for x in line.get_xdata()[:2] if line.get_marker() == "o") == [80, 84, 90]
-    assert second.get_xlabel() == "kNN top-1 % on held-out training images"
+    assert second.get_xlabel() == "held-out kNN top-1 %"
     assert as_markdown(RESULTS).splitlines()[0].startswith("| arm | runs | probe top-1 %")
 
 
