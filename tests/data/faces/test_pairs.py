@@ -184,6 +184,14 @@ def test_a_folder_without_people(tmp_path):
     assert pairs.people == frozenset() and pairs.images.labels.tolist() == [0, 0, 0]
 
 
+def test_images_at_any_depth_are_of_the_people_whose_folders_are_above(tmp_path):
+    files = {"ann/2019/a.png": plain(1), "ann/b.png": plain(2), "bo/x/y/c.png": plain(3)}
+    root = write_folder(tmp_path / "team", files)
+    (tmp_path / "pairs.csv").write_text("first,second,same\na.png,ann/b.png,1\nann/2019/a.png,c.png,0\n")
+    pairs = open_pair_table(tmp_path / "pairs.csv", root)
+    assert shown(pairs) == [(1, 2, True, 0), (1, 3, False, 0)] and pairs.people == {"ann", "bo"}
+
+
 def write_faces(path, class_names=None):
     """Parquet files with the images of the folder."""
     labels = [0, 0, 2, 2, 1, 1]
