@@ -1,5 +1,7 @@
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from ssl_sec.collectives import rank, world_size
@@ -9,6 +11,7 @@ from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.metric_learning.recipe import build_recipe
 from ssl_sec.recipes.metric_learning.recipe import run as learn_metric
 from ssl_sec.settings import from_values
+from tests.data.files import encode, write_folder
 from tests.fakes import FakeRuntime, FakeStore, assert_identical
 from tests.recipes.test_pretraining import assert_the_same_curve, assert_views_are_equal, figures
 from tests.workers import on_workers
@@ -169,6 +172,45 @@ def test_without_held_out_classes_the_training_classes_are_watched(tmp_path):
     assert list(runtime.series("train/recall_at_1")) == [0, 1]
     assert runtime.series("val/recall_at_1") == {}
     assert store.described == [("digits/train", 866)]
+
+
+def write_photos(root, num_bad):
+    """Four training and three test classes of four images; some of the test images are damaged."""
+    pixels = np.random.default_rng(0).integers(0, 256, (7, 4, 16, 16, 3), dtype=np.uint8)
+    for number, images in enumerate(pixels):
+        split = "train" if number < 4 else "test"
+        files = {f"{each}.png": encode(Image.fromarray(image)) for each, image in enumerate(images)}
+        write_folder(root / split / str(number), files)
+    for path in sorted((root / "test").rglob("*.png"))[::2][:num_bad]:
+        path.write_bytes(b"damaged")
+    return str(root)
+
+
+@pytest.mark.distributed
+def test_images_that_cannot_be_read_are_left_out_of_the_measures(tmp_path):
+    root = write_photos(tmp_path / "photos", num_bad=5)
+    changes = {
+        "data": {"name": "folder", "root": root, "on_bad_image": "skip"},
+        "augment": {"short_side_px": 16, "size_px": 16},
+        "transform": {"name": "none"},
+        "global_batch_size": 8,
+        "sampler": {"name": "classes", "images_per_class": 2},
+        "held_out_share": 0.0,
+        "monitor": {"every_steps": 1, "test_classes": True},
+        "steps": 1,
+    }
+    for name in ("skipped", "parted", "left"):
+        (tmp_path / name).mkdir()
+    runtime, store = run(tmp_path / "skipped", **changes)
+    (parted, _), _ = on_workers(2, tmp_path, on_a_worker, tmp_path / "parted", changes)
+    for path in (tmp_path / "photos/test").rglob("*.png"):
+        if path.read_bytes() == b"damaged":
+            path.unlink()
+    left, left_store = run(tmp_path / "left", **changes)
+    expected = [(step, metrics) for step, metrics, _ in left.reports]
+    assert_the_same_curve([(step, metrics) for step, metrics, _ in runtime.reports], expected)
+    assert_the_same_curve(parted, expected)
+    assert_identical(*(torch.load(each.examples_path, weights_only=True) for each in (store, left_store)))
 
 
 @pytest.mark.parametrize("loss", ["triplet_disjoint", "angular_hinge"])

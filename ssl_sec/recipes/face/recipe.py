@@ -20,6 +20,7 @@ from ssl_sec.evaluation.faces.verification import (
     sum_of_directions,
     sum_of_embeddings,
 )
+from ssl_sec.evaluation.features import readable
 from ssl_sec.evaluation.plane import plane_grid
 from ssl_sec.losses import Loss, NormFaceLoss
 from ssl_sec.losses.config import PairLossConfig
@@ -218,6 +219,12 @@ class _Monitor:
         images, places = torch.cat([first, second]).unique(return_inverse=True)
         embeddings = self._embed(self._watched, images)
         scores = cosines(embeddings[places[: len(first)]], embeddings[places[len(first) :]])
+        # In the place of an image that cannot be read is another one, of the same person as its own pair or not.
+        is_read = readable(self._watched, self._runtime.device).cpu()
+        is_read = is_read[first] & is_read[second]
+        scores, same = scores[is_read], same[is_read]
+        if min(int(same.sum()), int((~same).sum())) < _LEAST_PAIRS:
+            return {}
         accuracy = kfold_accuracy_of_scores(scores, same, 10)
         return {
             f"{self._name}/verification_accuracy": 100 * accuracy.mean,

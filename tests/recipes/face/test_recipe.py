@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from ssl_sec.collectives import rank, world_size
+from ssl_sec.data.decode import Decoding
+from ssl_sec.data.folders import open_folder
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.worker import Worker, work
@@ -16,10 +19,10 @@ from ssl_sec.evaluation.plane import plane_grid
 from ssl_sec.losses import normalized_softmax_lower_bound
 from ssl_sec.recipes.face import recipe as face_recipe
 from ssl_sec.recipes.face.config import FaceConfig
-from ssl_sec.recipes.face.recipe import _WithFlips, build_recipe, drawn_pairs
+from ssl_sec.recipes.face.recipe import _Monitor, _WithFlips, build_recipe, drawn_pairs
 from ssl_sec.recipes.face.recipe import run as recognise_faces
 from ssl_sec.settings import from_values
-from tests.data.files import write_digit_pairs
+from tests.data.files import plain, write_digit_pairs, write_folder
 from tests.fakes import FakeRuntime, FakeStore, assert_identical
 from tests.recipes.test_pretraining import assert_the_same_curve, figures
 from tests.workers import on_workers
@@ -319,6 +322,22 @@ def test_a_checkpoint_of_other_classes_is_refused(whole):
     recipe = build_recipe(config(), open_digits("train"), FakeRuntime())
     with pytest.raises(StorageError, match="digits/train has 10 classes, but the checkpoint's run had 11"):
         recipe.restore(state)
+
+
+def test_pairs_with_an_image_that_cannot_be_read_are_not_verified(tmp_path):
+    grey = {"a": plain(40), "b": plain(160)}
+    files = {f"train/{person}/{number:02d}.png": grey[person] for person in grey for number in range(20)}
+    write_folder(tmp_path, files | {"train/a/19.png": b"damaged"})
+    images = open_folder("train", tmp_path, Decoding(on_bad_image="skip", resident_limit_mib=0))
+
+    def embed(image_set, indices):
+        return torch.stack([torch.eye(2)[int(level > 100)] for level in image_set.read(indices).images[:, 0, 0, 0]])
+
+    # The next image, of the other person, stands in for the damaged one.
+    assert embed(images, torch.tensor([19])).tolist() == [[0, 1]]
+    assert _Monitor("val", images, 100, embed, FakeRuntime())(0)["val/verification_accuracy"] == 100
+    few = replace(images, bad_indices=set(range(31)))
+    assert _Monitor("val", few, 100, embed, FakeRuntime())(0) == {}
 
 
 @given(
