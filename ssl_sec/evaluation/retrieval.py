@@ -67,8 +67,8 @@ def recall_at_k(
 
     Raises:
         ConfigError: a k is below 1.
-        DataError: the number of labels is not that of embeddings, `query` does not fit them, or there are no queries or
-            no gallery.
+        DataError: the number of labels is not that of embeddings, `query` does not fit them or has an index twice, or
+            there are no queries or no gallery.
     """
     ks = list(ks)
     for k in ks:
@@ -182,7 +182,12 @@ def _best_positives(queries: _Images, gallery: _Images, tile_size: int) -> Float
 
 def _mask(selection: Selection, num_images: int, name: str) -> Bool[Tensor, " images"]:
     mask = torch.zeros(num_images, dtype=torch.bool)
-    mask[_indices(selection, num_images, name)] = True
+    indices = _indices(selection, num_images, name)
+    if len(indices.unique()) < len(indices):
+        raise DataError(
+            f"retrieval: {name} has an index more than once; allowed: different ones, or a mask of booleans"
+        )
+    mask[indices] = True
     return mask
 
 

@@ -198,6 +198,8 @@ def test_wrong_arguments_are_refused():
         recall_at_k(rows, labels, [1], torch.ones(3, dtype=torch.bool))
     with pytest.raises(DataError, match="query has the index -1; allowed: 0 to 3"):
         recall_at_k(rows, labels, [1], torch.tensor([2, -1]))
+    with pytest.raises(DataError, match="query has an index more than once; allowed: different ones, or a mask of "):
+        recall_at_k(rows, labels, [1], torch.tensor([0, 1, 1, 0]))  # a mask of numbers
 
 
 def test_nearest_are_those_of_a_sort():
