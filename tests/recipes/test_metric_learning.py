@@ -221,6 +221,17 @@ def test_disjoint_triplets_are_trained_on(tmp_path, loss):
     assert torch.load(store.examples_path, weights_only=True)["correct"].shape == (8, 5)
 
 
+def test_disjoint_triplets_keep_their_classes_where_images_cannot_be_read(tmp_path):
+    root = write_photos(tmp_path / "photos", num_bad=0)
+    for path in (tmp_path / "photos/train").rglob("3.png"):  # the last image of each class
+        path.write_bytes(b"damaged")
+    changes = {"loss": {"name": "triplet_disjoint"}, "sampler": {"name": "triplets"}, "transform": {"name": "none"}}
+    data = {"name": "folder", "root": root, "on_bad_image": "skip"}
+    crop = {"short_side_px": 16, "size_px": 16}
+    runtime, _ = run(tmp_path, data=data, augment=crop, steps=5, global_batch_size=6, held_out_share=0.0, **changes)
+    assert len(runtime.series("train/loss")) == 5
+
+
 def test_zero_steps_measure_the_initial_encoder(tmp_path):
     runtime, _ = run(tmp_path, steps=0)
     assert [list(metrics)[0] for _, metrics, _ in runtime.reports] == ["val/recall_at_1", "retrieval/recall_at_1"]
