@@ -1,5 +1,6 @@
 """Folders of images, a folder for each split and class; reading of files that list images."""
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,8 @@ from ssl_sec.data.decode import AS_THEY_ARE, Decoding
 from ssl_sec.data.image_set import UNLABELLED, ImageSet, Split
 from ssl_sec.data.stores import FileStore, from_store
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
+
+logger = logging.getLogger("ssl_sec.data")
 
 # Files in the folder of a run, or of all runs, and names of MLflow's folders of artifacts.
 _OF_RUNS = frozenset(("metrics.jsonl", "mlflow.db"))
@@ -105,6 +108,10 @@ def _list_classes(
     if unknown := [name for name in found if name not in classes]:
         listed = ", ".join(map(_display, unknown[:5]))
         raise DataError(f"{printable(str(folder))}: classes that {train.name} does not have: {listed}")
+    beside = [name for name in _inside(folder, root) if _is_image(name) and not (folder / name).is_dir()]
+    if beside:
+        shown = _display(str(folder)), len(beside), _display(beside[0])
+        logger.warning("%s: %d images beside the class folders are left out, first: %s", *shown)
     paths: list[bytes] = []
     labels: list[int] = []
     for name in found:

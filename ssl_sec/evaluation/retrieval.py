@@ -90,6 +90,21 @@ def recall_at_k(
     return {k: int((ranks < k).sum()) / num_queries for k in ks}
 
 
+def num_without_positive(labels: Labels, query: Selection | None = None) -> int:
+    """How many queries have no image of their class to find, and are wrong at every k.
+
+    Args:
+        labels: class of each image.
+        query: mask or indices of the queries, as for `recall_at_k`.
+    """
+    labels = as_tensor(labels).cpu()
+    if query is None:
+        _, numbers, sizes = labels.unique(return_inverse=True, return_counts=True)
+        return int((sizes[numbers] == 1).sum())
+    is_query = _mask(query, len(labels), "query")
+    return int((~torch.isin(labels[is_query], labels[~is_query])).sum())
+
+
 @torch.no_grad()
 def nearest(
     embeddings: Embeddings, queries: Selection, k: int, gallery: Selection | None = None

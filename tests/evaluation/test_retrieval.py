@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.retrieval import nearest, recall_at_k
+from ssl_sec.evaluation.retrieval import nearest, num_without_positive, recall_at_k
 
 KS = [1, 2, 4, 8, 1000]
 
@@ -152,6 +152,13 @@ def test_a_query_without_a_positive_is_wrong_at_every_k():
     rows = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
     assert recall_at_k(rows, torch.tensor([0, 0, 1]), [1, 100]) == {1: 2 / 3, 100: 2 / 3}
     assert recall_at_k(rows, torch.tensor([0, 1, 2]), [1, 100], torch.tensor([0])) == {1: 0, 100: 0}
+
+
+def test_queries_without_a_positive_are_counted():
+    labels = torch.tensor([3, 3, 5, 7, 7, 7])
+    assert num_without_positive(labels) == num_without_positive(labels.numpy()) == 1
+    assert num_without_positive(labels, torch.tensor([0, 1, 2, 3])) == 3
+    assert num_without_positive(labels, torch.tensor([True, False, False, True, False, False])) == 0
 
 
 def test_one_class_alone_scores_1():

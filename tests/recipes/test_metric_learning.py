@@ -221,6 +221,18 @@ def test_disjoint_triplets_are_trained_on(tmp_path, loss):
     assert torch.load(store.examples_path, weights_only=True)["correct"].shape == (8, 5)
 
 
+def test_test_images_that_can_find_nothing_are_counted_in_the_log(tmp_path, caplog):
+    root = write_photos(tmp_path / "photos", num_bad=0)
+    for number in range(1, 4):
+        (tmp_path / f"photos/test/5/{number}.png").unlink()
+    crop = {"short_side_px": 16, "size_px": 16}
+    changes = {"data": {"name": "folder", "root": root}, "augment": crop, "steps": 0, "held_out_share": 0.0}
+    with caplog.at_level("INFO"):
+        run(tmp_path, global_batch_size=8, sampler={"name": "classes", "images_per_class": 2}, **changes)
+    expected = "1 of the test images have no other of their class to find: they are wrong at any K"
+    assert caplog.messages.count(expected) == 1
+
+
 def test_disjoint_triplets_keep_their_classes_where_images_cannot_be_read(tmp_path):
     root = write_photos(tmp_path / "photos", num_bad=0)
     for path in (tmp_path / "photos/train").rglob("3.png"):  # the last image of each class

@@ -210,6 +210,8 @@ class _Monitor:
         self._pairs = drawn_pairs(watched.labels, max_pairs, seed=0)
         self._embed = embed
         self._runtime = runtime
+        if self._pairs is None:
+            log_once(runtime, "%s: fewer than %d pairs of one person or of two; not verified", name, _LEAST_PAIRS)
 
     def __call__(self, steps_taken: int) -> dict[str, float]:
         if self._pairs is None:

@@ -16,7 +16,7 @@ from ssl_sec.errors import DataError
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.feature_maps import strongest_feature_maps
 from ssl_sec.evaluation.features import readable
-from ssl_sec.evaluation.retrieval import nearest, recall_at_k
+from ssl_sec.evaluation.retrieval import nearest, num_without_positive, recall_at_k
 from ssl_sec.evaluation.splits import stratified_sample
 from ssl_sec.evaluation.variation import rotation_shifts
 from ssl_sec.losses.geometry import norms
@@ -54,6 +54,8 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
     image_set = on_device(config.data.open_by_class("train", crop), runtime.device)
     # Opened before the training, so that a missing test split is an error at once.
     test = on_device(config.data.open_by_class("test", centre), runtime.device)
+    if alone := num_without_positive(test.labels, test.queries):
+        log_once(runtime, "%s of the test images have no other of their class to find: they are wrong at any K", alone)
     trained_on, watched, watched_name = hold_out(image_set, config.held_out_share)
     recipe = build_recipe(config, trained_on, runtime)
     extract = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=128)

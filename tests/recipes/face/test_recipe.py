@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from ssl_sec.collectives import rank, world_size
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.folders import open_folder
+from ssl_sec.data.image_set import subset
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.worker import Worker, work
@@ -324,20 +325,22 @@ def test_a_checkpoint_of_other_classes_is_refused(whole):
         recipe.restore(state)
 
 
-def test_pairs_with_an_image_that_cannot_be_read_are_not_verified(tmp_path):
-    grey = {"a": plain(40), "b": plain(160)}
-    files = {f"train/{person}/{number:02d}.png": grey[person] for person in grey for number in range(20)}
-    write_folder(tmp_path, files | {"train/a/19.png": b"damaged"})
-    images = open_folder("train", tmp_path, Decoding(on_bad_image="skip", resident_limit_mib=0))
+def test_pairs_with_an_image_that_cannot_be_read_are_not_verified(tmp_path, caplog):
+    content = {"a": plain(40), "b": plain(160), "c": b"damaged"}
+    files = {f"train/{person}/{number:02d}.png": content[person] for person in content for number in range(20)}
+    images = open_folder("train", write_folder(tmp_path, files), Decoding(on_bad_image="skip", resident_limit_mib=0))
 
     def embed(image_set, indices):
         return torch.stack([torch.eye(2)[int(level > 100)] for level in image_set.read(indices).images[:, 0, 0, 0]])
 
-    # The next image, of the other person, stands in for the damaged one.
-    assert embed(images, torch.tensor([19])).tolist() == [[0, 1]]
+    # The next image that can be read, of the first person, stands in for those of the third.
+    assert embed(images, torch.tensor([59])).tolist() == [[1, 0]]
     assert _Monitor("val", images, 100, embed, FakeRuntime())(0)["val/verification_accuracy"] == 100
     few = replace(images, bad_indices=set(range(31)))
     assert _Monitor("val", few, 100, embed, FakeRuntime())(0) == {}
+    with caplog.at_level("INFO"):
+        assert _Monitor("val", subset(images, torch.arange(5)), 100, embed, FakeRuntime())(0) == {}
+    assert "val: fewer than 10 pairs of one person or of two; not verified" in caplog.messages
 
 
 @given(

@@ -132,7 +132,7 @@ def test_drawn_trials_have_the_images_of_people_at_any_depth(tmp_path, root):
 def test_too_few_distractors_and_too_few_people(root):
     message = line(lambda: opened("megaface", root, sizes=(10, 21)))
     assert message == f"{root / 'distractors.json'}: 20 images, but test_sets.sizes asks for 21"
-    assert "a gallery of 9 people; 8 have two images or more" in line(
+    assert "found 8 people with two images or more beside the 0 of 8 who are left out (num_training_people), " in line(
         lambda: opened("drawn", root, num_gallery=9, num_training_people=0)
     )
     assert "trial 1 looks up 16 images of people in the gallery and 0 of others; needed: 1 or more of each" in line(
