@@ -5,6 +5,7 @@ table. An image that cannot be read is always an error, as a pair without it wou
 """
 
 import csv
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -301,6 +302,8 @@ def _open_named(
     named = torch.tensor(
         [[_row(image, rows, pair.where, listed.where) for image in (pair.first, pair.second)] for pair in pairs]
     )
+    for pair in itertools.compress(pairs, named[:, 0] == named[:, 1]):
+        raise DataError(f"{pair.where}: {printable(pair.first)} is compared with itself")
     used, positions = named.unique(return_inverse=True)
     shown = [listed.people[row] for row in used.tolist()]
     # If only some names are known, people cannot be left out of a training set reliably.

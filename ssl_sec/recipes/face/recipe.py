@@ -65,6 +65,11 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     require_labels(image_set, "face recognition")
     require_any_order(image_set, "face recognition")
     num_channels, height, width = image_set.image_shape
+    if config.test_sets and height != width:
+        raise DataError(
+            f"{image_set.name}: found images of {width} x {height} pixels, must be square, as those of test_sets are; "
+            "data.image_size_px cuts squares"
+        )
     # Opened before the training, so that missing files are errors at once.
     decoding = Decoding(image_size_px=min(height, width), num_channels=num_channels)
     test_sets = {each.figures_title: open_test_set(each, decoding) for each in config.test_sets}

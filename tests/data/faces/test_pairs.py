@@ -227,6 +227,7 @@ def test_a_table_of_parquet_files(tmp_path, resident_limit_mib):
         (",1,3", ",2,3", "line 2: same '2'; allowed: 0, 1"),
         ("0,7", "0,-7", "line 3: fold '-7'; allowed: integers, 0 or more"),
         ("0,7", '0,"7', "line 3: unexpected end of data"),
+        ("Cy_0001.jpg", "Bo_0003.jpg", "line 3: Bo/Bo_0003.jpg is compared with itself"),
         ("Cy_0001.jpg", "Cy_0009.jpg", "line 3: no image 'Cy_0009.jpg' in "),
         ("Cy_0001.jpg", "../pairs.csv", "line 3: no image '../pairs.csv' in "),
         ("Cy_0001.jpg,0", "Bo_0012.jpg,1", "all 2 pairs show one person; both are needed"),

@@ -318,6 +318,14 @@ def test_a_person_with_one_image_is_refused_where_a_loss_needs_two(tmp_path):
         run(tmp_path, data=data, **changes)
 
 
+def test_images_that_are_not_square_are_refused_before_test_sets_would_be_cut_to_squares(tmp_path, tested):
+    pixels = {f"train/{person}/{n}.png": plain(n, width=6, height=8) for person in "ab" for n in range(4)}
+    data = {"name": "folder", "root": str(write_folder(tmp_path, pixels)), "num_channels": 1}
+    message = "folder/train: found images of 6 x 8 pixels, must be square, as those of test_sets are"
+    with pytest.raises(DataError, match=message):
+        run(tmp_path, data=data, test_sets=[tested], global_batch_size=4)
+
+
 def test_a_checkpoint_of_other_classes_is_refused(whole):
     state = {**whole[0].last_state(), "num_classes": 11}
     recipe = build_recipe(config(), open_digits("train"), FakeRuntime())
