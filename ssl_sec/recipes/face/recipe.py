@@ -74,6 +74,9 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     decoding = Decoding(image_size_px=min(height, width), num_channels=num_channels)
     test_sets = {each.figures_title: open_test_set(each, decoding) for each in config.test_sets}
     tested = frozenset[str]().union(*(each.people for each in test_sets.values()))
+    unnamed = [title for title, each in test_sets.items() if not each.people]
+    if config.leave_out_tested and unnamed:
+        log_once(runtime, "test sets without names of people, none of whom can be left out: %s", ", ".join(unnamed))
     if config.leave_out_tested and tested:
         image_set = without_people(image_set, tested)
     divided = config.split.divide(image_set) if isinstance(config.split, HeadAndTailConfig) else None

@@ -207,6 +207,18 @@ def test_held_out_people_are_watched_and_not_trained_on(tmp_path):
     assert runtime.series("train/verification_accuracy") == {}
 
 
+@pytest.mark.parametrize("leave_out", [True, False])
+def test_a_test_set_that_names_nobody_is_said_to_leave_nobody_out(tmp_path, tested, caplog, leave_out):
+    images = write_folder(tmp_path / "flat", {f"{n}.png": plain(20 * n) for n in range(8)})
+    pairs = [f"{n}.png,{n + 1}.png,{n % 2},{n % 4 // 2}" for n in range(7)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["first,second,same,fold", *pairs]))
+    flat = {"name": "pairs", "title": "flat", "pairs": str(tmp_path / "pairs.csv"), "images": str(images)}
+    with caplog.at_level("INFO"):
+        run(tmp_path, test_sets=[tested, flat], epochs=0, leave_out_tested=leave_out)
+    said = "test sets without names of people, none of whom can be left out: flat"
+    assert caplog.messages.count(said) == int(leave_out)
+
+
 def test_people_of_a_test_set_are_left_out(tmp_path, tested):
     folder = tmp_path / "train"
     for label in range(12):
