@@ -3,12 +3,14 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torch.nn.functional import one_hot
 
 from ssl_sec.collectives import rank, world_size
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.errors import ConfigError, DataError, Stopped
+from ssl_sec.evaluation.retrieval import recall_at_k
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
-from ssl_sec.recipes.metric_learning.recipe import build_recipe
+from ssl_sec.recipes.metric_learning.recipe import build_recipe, watched_images
 from ssl_sec.recipes.metric_learning.recipe import run as learn_metric
 from ssl_sec.settings import from_values
 from tests.data.files import encode, write_folder
@@ -231,6 +233,16 @@ def test_test_images_that_can_find_nothing_are_counted_in_the_log(tmp_path, capl
         run(tmp_path, global_batch_size=8, sampler={"name": "classes", "images_per_class": 2}, **changes)
     expected = "1 of the test images have no other of their class to find: they are wrong at any K"
     assert caplog.messages.count(expected) == 1
+
+
+@pytest.mark.parametrize("max_images", [50, 900, 3000])
+def test_perfect_embeddings_find_all_watched_images(max_images):
+    sizes = torch.randint(1, 12, (400,), generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(400).repeat_interleave(sizes)
+    chosen = watched_images(labels, max_images)
+    assert 0.7 * min(max_images, len(labels)) < len(chosen) <= max_images and len(chosen.unique()) == len(chosen)
+    assert recall_at_k(one_hot(labels[chosen]).float(), labels[chosen], (1,)) == {1: 1.0}
+    assert watched_images(torch.arange(9), 4).shape == (4,)
 
 
 def test_disjoint_triplets_keep_their_classes_where_images_cannot_be_read(tmp_path):

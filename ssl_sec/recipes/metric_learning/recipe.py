@@ -61,7 +61,7 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
     extract = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=128)
     embed = partial(_embed_readable, extract, runtime.device)
     if len(watched) > config.monitor.max_images:
-        watched = subset(watched, stratified_sample(watched.labels, config.monitor.max_images, seed=0), "watched")
+        watched = subset(watched, watched_images(watched.labels, config.monitor.max_images), "watched")
     tested = test if config.monitor.test_classes else None
     monitor = _Monitor(watched_name, with_crop(watched, centre), tested, embed, store, runtime)
     train_recipe(config, recipe, runtime, store, monitor, config.monitor.every_steps, at_start=True)
@@ -96,6 +96,21 @@ def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Run
         transform=config.transform.build,
         draws=partial(row_draws, config.seed, global_batch_size=config.global_batch_size),
     )
+
+
+def watched_images(labels: Int64[Tensor, " images"], max_images: int) -> Int64[Tensor, " chosen"]:
+    """At most `max_images` images to measure Recall@1 on: a stratified sample without those that are alone in it.
+
+    An image without another of its class would be wrong with any embedding.
+
+    Args:
+        labels: class of each image, on the CPU.
+        max_images: largest number of images, ≥ 2.
+    """
+    chosen = stratified_sample(labels, max_images, seed=0)
+    _, numbers, sizes = labels[chosen].unique(return_inverse=True, return_counts=True)
+    in_pairs = chosen[sizes[numbers] > 1]
+    return in_pairs if len(in_pairs) else chosen
 
 
 def retrieval_figures(
