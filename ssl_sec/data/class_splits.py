@@ -94,7 +94,7 @@ def hold_out_classes(image_set: ImageSet, share: float, seed: int) -> tuple[Imag
     """
     assert 0 < share < 1
     present = image_set.labels.unique()
-    _require_classes(image_set, len(present), 4, "to hold some out")
+    _require_classes(image_set, len(present), 4, "to hold some out; held_out_share=0 holds out none")
     num_held_out = min(max(round(share * len(present)), 2), len(present) - 2)
     generator = torch.Generator().manual_seed(derived_seed(seed, "held-out classes"))
     order = present[torch.randperm(len(present), generator=generator)]

@@ -236,7 +236,8 @@ class _RetrievalConfig(DataSetConfig):
     """A data set of metric learning in the layout that it is published in; its images have no common size.
 
     Attributes:
-        on_bad_image: action on an unreadable image: raise stops; skip replaces it by the next one and counts it.
+        on_bad_image: action on an unreadable image: raise stops; skip replaces it by the next one of its class, and
+            counts it.
         root: the folder of the data set in its published layout.
     """
 

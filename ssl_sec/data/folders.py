@@ -1,5 +1,6 @@
 """Folders of images, a folder for each split and class; reading of files that list images."""
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,8 @@ from ssl_sec.data.decode import AS_THEY_ARE, Decoding
 from ssl_sec.data.image_set import UNLABELLED, ImageSet, Split
 from ssl_sec.data.stores import FileStore, from_store
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
+
+logger = logging.getLogger("ssl_sec.data")
 
 # Files in the folder of a run, or of all runs, and names of MLflow's folders of artifacts.
 _OF_RUNS = frozenset(("metrics.jsonl", "mlflow.db"))
@@ -105,6 +108,10 @@ def _list_classes(
     if unknown := [name for name in found if name not in classes]:
         listed = ", ".join(map(_display, unknown[:5]))
         raise DataError(f"{printable(str(folder))}: classes that {train.name} does not have: {listed}")
+    beside = [name for name in _inside(folder, root) if _is_image(name) and not (folder / name).is_dir()]
+    if beside:
+        shown = _display(str(folder)), len(beside), _display(beside[0])
+        logger.warning("%s: %d images beside the class folders are left out, first: %s", *shown)
     paths: list[bytes] = []
     labels: list[int] = []
     for name in found:
@@ -132,6 +139,15 @@ def _class_folders(folder: Path, root: Path) -> list[str]:
 
 def _images_below(folder: Path, root: Path) -> list[str]:
     """Paths of the images in a folder and all folders below it, in the order of their names; not the plots of runs."""
+    found = _find_images(folder, root)
+    if not found:
+        allowed = ", ".join(sorted(EXTENSIONS))
+        raise DataError(f"{printable(str(folder))}: no images in it or below it; allowed: {allowed}; {_LAYOUT}")
+    return sorted(found, key=os.fsencode)
+
+
+def _find_images(folder: Path, root: Path) -> list[str]:
+    """Paths of the images in a folder and all folders below it, in no order; not the plots of runs."""
     found: list[str] = []
     # Links may form cycles, and lead up to the folders of other classes.
     real_folders = {str(parent) for parent in Path(os.path.realpath(folder)).parents}
@@ -152,48 +168,38 @@ def _images_below(folder: Path, root: Path) -> list[str]:
                     waiting.append(path)
             elif _is_image(name):
                 found.append(path)
-    if not found:
-        allowed = ", ".join(sorted(EXTENSIONS))
-        raise DataError(f"{printable(str(folder))}: no images in it or below it; allowed: {allowed}; {_LAYOUT}")
-    return sorted(found, key=os.fsencode)
+    return found
 
 
-def image_files(folder: Path, root: Path) -> list[str]:
-    """Sorted names of the images directly in a folder below `root`.
+def image_paths(folder: Path, root: Path | None = None) -> list[str]:
+    """Paths, relative to a folder, of the images in it and in all folders below it: its own first, then by names.
 
-    Raises:
-        DataError: the folder has no images, or a link leads out of `root`.
-        OSError: the folder cannot be read.
-    """
-    files = [name for name in _inside(folder, root) if _is_image(name)]
-    if not files:
-        raise DataError(f"{printable(str(folder))}: no images; allowed: {', '.join(sorted(EXTENSIONS))}")
-    return files
-
-
-def image_paths(root: Path) -> list[str]:
-    """Paths, relative to a folder, of the images in it and in the folders in it, which are classes.
+    Args:
+        folder: the folder.
+        root: the folder that no link may lead out of; None for `folder`.
 
     Raises:
         MissingDataError: there is no such folder.
-        DataError: the folder has no images, or a link leads out of it.
+        DataError: there are no images, a folder cannot be read, or a link leads out of `root`.
     """
-    printed = printable(str(root))
-    if not root.is_dir():
+    printed = printable(str(folder))
+    if not folder.is_dir():
         raise MissingDataError(f"{printed}: no such folder; it must hold images, or folders of them")
     try:
-        names = _inside(root, root)
-        paths = [name for name in names if _is_image(name)]
-        for folder in names:
-            if not _is_image(folder) and (root / folder).is_dir():
-                paths += [f"{folder}/{name}" for name in _inside(root / folder, root) if _is_image(name)]
+        found = _find_images(folder, folder if root is None else root)
     except DataError:
         raise
     except OSError as error:
         raise DataError(f"{printed}: cannot be read: {first_line(error)}") from error
-    if not paths:
-        raise DataError(f"{printed}: no images; allowed: {', '.join(sorted(EXTENSIONS))}")
-    return paths
+    if not found:
+        raise DataError(f"{printed}: no images in it or below it; allowed: {', '.join(sorted(EXTENSIONS))}")
+    paths = [os.path.relpath(path, folder) for path in found]
+    return sorted(paths, key=lambda path: ("/" in path, path.split("/")))
+
+
+def top_folder(path: str) -> str:
+    """The first folder of a relative path, which is the person on the image; empty if the path has none."""
+    return path.partition("/")[0] if "/" in path else ""
 
 
 def check_paths(listed: Iterable[tuple[str, str]], root: Path, called: str) -> None:

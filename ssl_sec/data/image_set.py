@@ -20,10 +20,8 @@ logger = logging.getLogger("ssl_sec.data")
 
 # This many unreadable images in a row mean that the store is unavailable, not that some files are bad.
 MAX_BAD_IN_A_ROW = 100
-
 # Class names are listed up to the largest label, so that absurd labels must be refused.
 MAX_CLASSES = 2**24
-
 # A set may have this many classes, or sixteen for each image if that is more.
 _MAX_EMPTY_CLASSES = 2**20
 
@@ -184,10 +182,9 @@ class ImageStore(Protocol):
 class EncodedImages:
     """Images that are decoded whenever they are read.
 
-    An unreadable image is an error (`on_bad_image="raise"`) or is replaced (`"skip"`) by the next readable
-    one of this set, the first following the last: a function of the index alone, so that the batches do
-    not depend on how many workers read them. The draw of its row determines its crop. Each such image is counted and
-    logged once.
+    An unreadable image is an error (`on_bad_image="raise"`) or is replaced (`"skip"`) by the next readable one of its
+    class, or else of the set, the first following the last: a function of the index alone, so that batches do not
+    depend on how many workers read them. The draw of its row determines its crop. It is counted and logged once.
 
     Attributes:
         store: the encoded images.
@@ -243,7 +240,7 @@ class EncodedImages:
         read = indices.clone()
         each_draw = [None] * len(indices) if draws is None else draws.tolist()
         for position, (index, draw) in enumerate(zip(indices.tolist(), each_draw, strict=True)):
-            images[position], read[position] = self._next_readable(index, draw, bad)
+            images[position], read[position] = first_readable(self, self._in_turn(index), draw, bad)
         return Batch(images=images, labels=self.labels[read], indices=read), bad
 
     def record_bad(self, bad: dict[int, str]) -> None:
@@ -259,9 +256,12 @@ class EncodedImages:
             row = index if self.rows is None else int(self.rows[index])
             yield index, self.store.image_name(row), partial(self.store.source, row)
 
-    def _next_readable(self, index: int, draw: int | None, bad: dict[int, str]) -> tuple[Tensor, int]:
-        following = (index + torch.arange(min(len(self), MAX_BAD_IN_A_ROW))) % len(self)
-        return first_readable(self, self.candidates(following), draw, bad)
+    def _in_turn(self, index: int) -> Iterator[Candidate]:
+        """The image, and those that may replace it."""
+        yield from self.candidates(torch.tensor([index]))
+        following = (index + torch.arange(1, len(self))) % len(self)
+        is_own = self.labels[following] == self.labels[index]
+        yield from self.candidates(torch.cat([following[is_own], following[~is_own]])[: MAX_BAD_IN_A_ROW - 1])
 
 
 @runtime_checkable
@@ -360,11 +360,10 @@ def subset(image_set: ImageSet, indices: Int64[Tensor, " chosen"], which: str = 
     """
     whole = cast(Any, image_set)  # a dataclass of any kind of set
     rows = indices if whole.rows is None else whole.rows[indices]
-    labels = image_set.labels[indices]
     queries = None if image_set.queries is None else image_set.queries[indices]
     description = f"{image_set.description}; {len(indices)} of {len(image_set)} images, {which}"
     bad = {} if isinstance(image_set, ResidentImages) else {"bad_indices": set[int]()}
-    return replace(whole, labels=labels, queries=queries, rows=rows, description=description, **bad)
+    return replace(whole, labels=image_set.labels[indices], queries=queries, rows=rows, description=description, **bad)
 
 
 def require_labels(image_set: ImageSet, purpose: str) -> None:
@@ -378,8 +377,9 @@ def require_labels(image_set: ImageSet, purpose: str) -> None:
         DataError: the images have no labels.
     """
     if not image_set.class_names:
+        hint = ", as folders are with labels=true" if image_set.name.startswith("folder/") else ""
         found = f"{image_set.name}: {len(image_set):,} images without labels found"
-        raise DataError(f"{found}; {purpose} needs the class of each image")
+        raise DataError(f"{found}; {purpose} needs the class of each image{hint}")
 
 
 def on_device(image_set: ImageSet, device: torch.device) -> ImageSet:

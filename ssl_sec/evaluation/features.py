@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from ssl_sec.augment.views import unit_range
-from ssl_sec.collectives import gather_rows, rank, world_size
-from ssl_sec.data.image_set import ImageSet
+from ssl_sec.collectives import gather_rows, highest_over_workers, rank, world_size
+from ssl_sec.data.image_set import EncodedImages, ImageSet
 from ssl_sec.data.loading import batches
 
 Corrupt = Callable[[Float[Tensor, "batch channels height width"], Int64[Tensor, " batch"]], Tensor]
@@ -37,7 +37,8 @@ def extract_features(
         corrupt: function from images in [0, 1] and their indices to the encoder's input; None changes nothing.
 
     Returns:
-        Features in float32 or the encoder's float64, and labels, both on `device`.
+        Features in float32 or the encoder's float64, and labels, both on `device`. An image that cannot be read has
+        those of the image that replaces it, which then occurs twice; `readable` tells which images these are.
     """
     indices = torch.arange(len(image_set)) if indices is None else indices
     device = next((p.device for p in encoder.parameters()), torch.device("cpu")) if device is None else device
@@ -58,3 +59,11 @@ def extract_features(
     encoder.train(was_training)
     gathered = gather_rows(torch.cat(features)), gather_rows(torch.cat(labels))
     return gathered[0][: len(indices)], gathered[1][: len(indices)]
+
+
+def readable(image_set: ImageSet, device: torch.device) -> Bool[Tensor, " images"]:
+    """Mask of the images that no worker has failed to read so far, on `device`; every worker calls this function."""
+    is_bad = torch.zeros(len(image_set), dtype=torch.int32, device=device)
+    if isinstance(image_set, EncodedImages):
+        is_bad[sorted(image_set.bad_indices)] = 1
+    return highest_over_workers(is_bad) == 0

@@ -67,8 +67,8 @@ def recall_at_k(
 
     Raises:
         ConfigError: a k is below 1.
-        DataError: the number of labels is not that of embeddings, `query` does not fit them, or there are no queries or
-            no gallery.
+        DataError: the number of labels is not that of embeddings, `query` does not fit them or has an index twice, or
+            there are no queries or no gallery.
     """
     ks = list(ks)
     for k in ks:
@@ -88,6 +88,21 @@ def recall_at_k(
         raise DataError(f"retrieval: {num_queries} queries and {max(num_ranked, 0)} images that they rank; 1 or more")
     ranks = _ranks(queries, gallery, ks, tile_size)
     return {k: int((ranks < k).sum()) / num_queries for k in ks}
+
+
+def num_without_positive(labels: Labels, query: Selection | None = None) -> int:
+    """How many queries have no image of their class to find, and are wrong at every k.
+
+    Args:
+        labels: class of each image.
+        query: mask or indices of the queries, as for `recall_at_k`.
+    """
+    labels = as_tensor(labels).cpu()
+    if query is None:
+        _, numbers, sizes = labels.unique(return_inverse=True, return_counts=True)
+        return int((sizes[numbers] == 1).sum())
+    is_query = _mask(query, len(labels), "query")
+    return int((~torch.isin(labels[is_query], labels[~is_query])).sum())
 
 
 @torch.no_grad()
@@ -182,7 +197,12 @@ def _best_positives(queries: _Images, gallery: _Images, tile_size: int) -> Float
 
 def _mask(selection: Selection, num_images: int, name: str) -> Bool[Tensor, " images"]:
     mask = torch.zeros(num_images, dtype=torch.bool)
-    mask[_indices(selection, num_images, name)] = True
+    indices = _indices(selection, num_images, name)
+    if len(indices.unique()) < len(indices):
+        raise DataError(
+            f"retrieval: {name} has an index more than once; allowed: different ones, or a mask of booleans"
+        )
+    mask[indices] = True
     return mask
 
 

@@ -33,6 +33,16 @@ def test_images_below_a_class_folder_are_of_its_class(tmp_path, labels):
     assert values(test.read(torch.arange(4))) == [2, 3, 4, 5] and test.labels.tolist() == [0, 0, 0, 1]
 
 
+def test_images_beside_the_class_folders_are_left_out_with_a_word(tmp_path, caplog):
+    files = {"train/cat/1.png": plain(1), "train/dog/2.png": plain(2)}
+    write_folder(tmp_path, files)
+    open_folder("train", tmp_path, labels=True)
+    assert not caplog.messages
+    write_folder(tmp_path, {"train/a.png": plain(3), "train/b.jpg": plain(4)})
+    assert open_folder("train", tmp_path, labels=True).labels.tolist() == [0, 1]
+    assert caplog.messages == [f"{tmp_path}/train: 2 images beside the class folders are left out, first: a.png"]
+
+
 def test_a_class_folder_may_hold_nothing_but_folders(tmp_path):
     write_folder(tmp_path, {"train/cat/2019/1.png": plain(1), "train/dog/2.png": plain(2)})
     images = open_folder("train", tmp_path)
@@ -84,4 +94,4 @@ def test_a_link_to_itself_is_an_image_that_cannot_be_read(tmp_path, resident_lim
     assert "2.png: cannot be decoded: [Errno 40]" in told
     images = open_folder("train", tmp_path, replace(decoding, on_bad_image="skip"))
     read = images.read(torch.arange(len(images)))
-    assert values(read) == ([1, 3] if resident_limit_mib else [1, 3, 3]) and images.num_bad_images == 1
+    assert values(read) == ([1, 3] if resident_limit_mib else [1, 1, 3]) and images.num_bad_images == 1

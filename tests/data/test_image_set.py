@@ -87,6 +87,14 @@ def test_bad_images_are_replaced_counted_and_named_once(tmp_path, caplog):
     assert all("not an image" in line for line in caplog.messages)
 
 
+def test_a_replacement_is_of_the_same_class_while_it_has_one_that_can_be_read(tmp_path):
+    image_set = replace(
+        encoded(tmp_path, bad=(1, 3, 5)), labels=torch.tensor([0, 0, 1, 1, 2, 3]), class_names=(*"abcd",)
+    )
+    batch = image_set.read(torch.arange(6))
+    assert batch.indices.tolist() == [0, 0, 2, 2, 4, 0] == values(batch) and batch.labels.tolist() == [0, 0, 1, 1, 2, 0]
+
+
 def test_a_replacement_comes_from_the_view(tmp_path):
     view = subset(encoded(tmp_path, bad=(2,)), torch.tensor([0, 2, 5]))
     batch = view.read(torch.tensor([1]))

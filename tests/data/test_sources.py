@@ -235,7 +235,8 @@ def test_any_tree_of_images_without_labels(tmp_path, tree, resident_limit_mib):
     limited = limit_images(images, 2, seed=0)
     assert len(limited) == 2 and limited.description.endswith("2 of 3 images, drawn, seed 0")
     assert line(lambda: own_classes(images)) == (
-        "folder/train: 3 images without labels found; training by classes needs the class of each image"
+        "folder/train: 3 images without labels found; training by classes needs the class of each image, as folders "
+        "are with labels=true"
     )
 
 

@@ -80,6 +80,12 @@ def test_an_error_is_one_line_and_its_exit_code(tmp_path, capsys, change, code, 
     assert output.startswith("error: ") and message in output
 
 
+def test_images_at_any_depth_are_aligned(tmp_path):
+    arguments = given(tmp_path, {"ann/2019/may/1.png": encode(FACE)}, [f"ann/2019/may/1.png,{POINTS}"])
+    aligned = run_align(AlignConfig(**dict(pair.split("=") for pair in arguments), num_workers=0))
+    assert aligned.num_aligned == 1 and tree(tmp_path / "faces") == ["ann/2019/may/1.png"]
+
+
 def test_a_tree_without_readable_images_is_refused(tmp_path, capsys):
     arguments = given(tmp_path, {"ann/1.png": b"text", "ann/2.png": encode(FACE)}, [f"ann/1.png,{POINTS}"])
     assert run_job("align", align, [*arguments, "num_workers=0"]) == 3

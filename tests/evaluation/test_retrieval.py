@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.retrieval import nearest, recall_at_k
+from ssl_sec.evaluation.retrieval import nearest, num_without_positive, recall_at_k
 
 KS = [1, 2, 4, 8, 1000]
 
@@ -154,6 +154,13 @@ def test_a_query_without_a_positive_is_wrong_at_every_k():
     assert recall_at_k(rows, torch.tensor([0, 1, 2]), [1, 100], torch.tensor([0])) == {1: 0, 100: 0}
 
 
+def test_queries_without_a_positive_are_counted():
+    labels = torch.tensor([3, 3, 5, 7, 7, 7])
+    assert num_without_positive(labels) == num_without_positive(labels.numpy()) == 1
+    assert num_without_positive(labels, torch.tensor([0, 1, 2, 3])) == 3
+    assert num_without_positive(labels, torch.tensor([True, False, False, True, False, False])) == 0
+
+
 def test_one_class_alone_scores_1():
     embeddings, labels = clusters(0)
     assert recall_at_k(embeddings, torch.zeros_like(labels), [1]) == {1: 1}
@@ -198,6 +205,8 @@ def test_wrong_arguments_are_refused():
         recall_at_k(rows, labels, [1], torch.ones(3, dtype=torch.bool))
     with pytest.raises(DataError, match="query has the index -1; allowed: 0 to 3"):
         recall_at_k(rows, labels, [1], torch.tensor([2, -1]))
+    with pytest.raises(DataError, match="query has an index more than once; allowed: different ones, or a mask of "):
+        recall_at_k(rows, labels, [1], torch.tensor([0, 1, 1, 0]))  # a mask of numbers
 
 
 def test_nearest_are_those_of_a_sort():

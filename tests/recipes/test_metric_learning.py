@@ -1,14 +1,19 @@
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
+from torch.nn.functional import one_hot
 
 from ssl_sec.collectives import rank, world_size
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.errors import ConfigError, DataError, Stopped
+from ssl_sec.evaluation.retrieval import recall_at_k
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
-from ssl_sec.recipes.metric_learning.recipe import build_recipe
+from ssl_sec.recipes.metric_learning.recipe import build_recipe, watched_images
 from ssl_sec.recipes.metric_learning.recipe import run as learn_metric
 from ssl_sec.settings import from_values
+from tests.data.files import encode, write_folder
 from tests.fakes import FakeRuntime, FakeStore, assert_identical
 from tests.recipes.test_pretraining import assert_the_same_curve, assert_views_are_equal, figures
 from tests.workers import on_workers
@@ -171,12 +176,84 @@ def test_without_held_out_classes_the_training_classes_are_watched(tmp_path):
     assert store.described == [("digits/train", 866)]
 
 
+def write_photos(root, num_bad):
+    """Four training and three test classes of four images; some of the test images are damaged."""
+    pixels = np.random.default_rng(0).integers(0, 256, (7, 4, 16, 16, 3), dtype=np.uint8)
+    for number, images in enumerate(pixels):
+        split = "train" if number < 4 else "test"
+        files = {f"{each}.png": encode(Image.fromarray(image)) for each, image in enumerate(images)}
+        write_folder(root / split / str(number), files)
+    for path in sorted((root / "test").rglob("*.png"))[::2][:num_bad]:
+        path.write_bytes(b"damaged")
+    return str(root)
+
+
+@pytest.mark.distributed
+def test_images_that_cannot_be_read_are_left_out_of_the_measures(tmp_path):
+    root = write_photos(tmp_path / "photos", num_bad=5)
+    changes = {
+        "data": {"name": "folder", "root": root, "on_bad_image": "skip"},
+        "augment": {"short_side_px": 16, "size_px": 16},
+        "transform": {"name": "none"},
+        "global_batch_size": 8,
+        "sampler": {"name": "classes", "images_per_class": 2},
+        "held_out_share": 0.0,
+        "monitor": {"every_steps": 1, "test_classes": True},
+        "steps": 1,
+    }
+    for name in ("skipped", "parted", "left"):
+        (tmp_path / name).mkdir()
+    runtime, store = run(tmp_path / "skipped", **changes)
+    (parted, _), _ = on_workers(2, tmp_path, on_a_worker, tmp_path / "parted", changes)
+    for path in (tmp_path / "photos/test").rglob("*.png"):
+        if path.read_bytes() == b"damaged":
+            path.unlink()
+    left, left_store = run(tmp_path / "left", **changes)
+    expected = [(step, metrics) for step, metrics, _ in left.reports]
+    assert_the_same_curve([(step, metrics) for step, metrics, _ in runtime.reports], expected)
+    assert_the_same_curve(parted, expected)
+    assert_identical(*(torch.load(each.examples_path, weights_only=True) for each in (store, left_store)))
+
+
 @pytest.mark.parametrize("loss", ["triplet_disjoint", "angular_hinge"])
 def test_disjoint_triplets_are_trained_on(tmp_path, loss):
     changes = {"loss": {"name": loss}, "sampler": {"name": "triplets"}, "transform": {"name": "none"}}
     runtime, store = run(tmp_path, steps=2, global_batch_size=21, evaluation={"neighbours": 5}, **changes)
     assert all(value >= 0 for value in runtime.series("train/metric_loss").values())
     assert torch.load(store.examples_path, weights_only=True)["correct"].shape == (8, 5)
+
+
+def test_test_images_that_can_find_nothing_are_counted_in_the_log(tmp_path, caplog):
+    root = write_photos(tmp_path / "photos", num_bad=0)
+    for number in range(1, 4):
+        (tmp_path / f"photos/test/5/{number}.png").unlink()
+    crop = {"short_side_px": 16, "size_px": 16}
+    changes = {"data": {"name": "folder", "root": root}, "augment": crop, "steps": 0, "held_out_share": 0.0}
+    with caplog.at_level("INFO"):
+        run(tmp_path, global_batch_size=8, sampler={"name": "classes", "images_per_class": 2}, **changes)
+    expected = "1 of the test images have no other of their class to find: they are wrong at any K"
+    assert caplog.messages.count(expected) == 1
+
+
+@pytest.mark.parametrize("max_images", [50, 900, 3000])
+def test_perfect_embeddings_find_all_watched_images(max_images):
+    sizes = torch.randint(1, 12, (400,), generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(400).repeat_interleave(sizes)
+    chosen = watched_images(labels, max_images)
+    assert 0.7 * min(max_images, len(labels)) < len(chosen) <= max_images and len(chosen.unique()) == len(chosen)
+    assert recall_at_k(one_hot(labels[chosen]).float(), labels[chosen], (1,)) == {1: 1.0}
+    assert watched_images(torch.arange(9), 4).shape == (4,)
+
+
+def test_disjoint_triplets_keep_their_classes_where_images_cannot_be_read(tmp_path):
+    root = write_photos(tmp_path / "photos", num_bad=0)
+    for path in (tmp_path / "photos/train").rglob("3.png"):  # the last image of each class
+        path.write_bytes(b"damaged")
+    changes = {"loss": {"name": "triplet_disjoint"}, "sampler": {"name": "triplets"}, "transform": {"name": "none"}}
+    data = {"name": "folder", "root": root, "on_bad_image": "skip"}
+    crop = {"short_side_px": 16, "size_px": 16}
+    runtime, _ = run(tmp_path, data=data, augment=crop, steps=5, global_batch_size=6, held_out_share=0.0, **changes)
+    assert len(runtime.series("train/loss")) == 5
 
 
 def test_zero_steps_measure_the_initial_encoder(tmp_path):

@@ -95,7 +95,7 @@ class PairTableConfig(_PairsConfig):
 
     Attributes:
         pairs: the CSV file of the pairs.
-        images: the folder of the images, or a list of Parquet files that hold them.
+        images: the folder of the images, at any depth, or a list of Parquet files that hold them.
         image_column: the column of the images in Parquet files; None finds the one that holds images.
         label_column: the column of the person in Parquet files.
     """

@@ -1,4 +1,4 @@
-"""Image files that a list names, or that are in one folder for each person or video.
+"""Image files that a list names, or that are in and below one folder for each person or video.
 
 Opening a set checks that all of them exist, so that missing ones are errors before the training.
 """
@@ -13,10 +13,10 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ssl_sec.data.decode import AS_THEY_ARE, Decoding
-from ssl_sec.data.folders import check_paths, image_files, image_paths, require_folder
+from ssl_sec.data.folders import check_paths, image_paths, require_folder
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.stores import FileStore, from_store
-from ssl_sec.errors import DataError, first_line, printable
+from ssl_sec.errors import DataError, printable
 
 
 def open_listed(
@@ -60,7 +60,7 @@ def paths_by_stem(names: Sequence[str], root: Path, where: str) -> list[str]:
 
     Args:
         names: names of the images in the list.
-        root: folder of the images and of folders of them.
+        root: folder of the images, at any depth.
         where: prefix of an image's number in errors, as for `open_listed`.
 
     Raises:
@@ -81,7 +81,7 @@ def paths_by_stem(names: Sequence[str], root: Path, where: str) -> list[str]:
 
 
 def frames_of_videos(videos: Sequence[str], root: Path, where: str) -> tuple[list[str], Int64[Tensor, " frames"]]:
-    """Paths of the frames of videos, each video in its own folder, and the video of each frame.
+    """Paths of the frames of videos, each in and below its own folder, and the video of each frame.
 
     Args:
         videos: folders of the videos, relative to `root`.
@@ -94,10 +94,7 @@ def frames_of_videos(videos: Sequence[str], root: Path, where: str) -> tuple[lis
     """
     require_folder(root)
     check_paths(((video, where) for video in videos), root, printable(str(root)))
-    try:
-        frames = [image_files(root / video, root) for video in videos]
-    except OSError as error:
-        raise DataError(f"{where}: a video cannot be read: {first_line(error)}") from error
+    frames = [image_paths(root / video, root) for video in videos]
     paths = [f"{video}/{frame}" for video, names in zip(videos, frames, strict=True) for frame in names]
     return paths, torch.arange(len(videos)).repeat_interleave(torch.tensor([len(names) for names in frames]))
 

@@ -134,9 +134,13 @@ def read_video_pairs(path: str | Path) -> VideoPairs:
     printed = printable(str(path))
     positions: dict[str, int] = {}
     pairs: list[tuple[int, int, int, int]] = []
-    rows = csv.reader(read_text(Path(path)).splitlines()[1:], skipinitialspace=True, quoting=csv.QUOTE_NONE)
-    for number, row in enumerate(rows, start=2):
+    rows = csv.reader(read_text(Path(path)).splitlines(), skipinitialspace=True, quoting=csv.QUOTE_NONE)
+    for number, row in enumerate(rows, start=1):
         fields = [field.strip() for field in row]
+        if number == 1:
+            if fields and is_number(fields[0]):
+                raise DataError(f"{printed} line 1: found a pair, must be a header: split, number, first, second, same")
+            continue
         if len(fields) != 5:
             raise DataError(f"{printed} line {number}: {len(fields)} fields found, 5 expected")
         split, _, first, second, same = fields
@@ -144,6 +148,8 @@ def read_video_pairs(path: str | Path) -> VideoPairs:
             raise DataError(f"{printed} line {number}: split {printable(split)!r}; allowed: whole numbers")
         if same not in ("0", "1"):
             raise DataError(f"{printed} line {number}: same is {printable(same)!r}; allowed: 0, 1")
+        if first == second:
+            raise DataError(f"{printed} line {number}: {printable(first)} is compared with itself")
         first, second = (positions.setdefault(video, len(positions)) for video in (first, second))
         pairs.append((first, second, int(same), int(split)))
     if not pairs:

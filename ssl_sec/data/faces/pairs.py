@@ -5,6 +5,7 @@ table. An image that cannot be read is always an error, as a pair without it wou
 """
 
 import csv
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from ssl_sec.data.decode import AS_THEY_ARE, Decoding
 from ssl_sec.data.faces.bins import read_bin
-from ssl_sec.data.folders import image_paths, is_number, read_text
+from ssl_sec.data.folders import image_paths, is_number, read_text, top_folder
 from ssl_sec.data.image_set import NAMED_AS_USUAL, Columns, ImageSet, ImageStore
 from ssl_sec.data.stores import FileStore, MemoryStore, from_store
 from ssl_sec.errors import DataError, first_line, printable
@@ -164,8 +165,8 @@ def open_pair_table(
 
     Args:
         table: path of the file. An image is named by its path, or by the last part of its path if that is unique.
-        images: a folder with images or with folders of each person's images, whose paths are relative to it; or Parquet
-            files, in the Hugging Face layout, with the paths of the images.
+        images: a folder with images at any depth, whose paths are relative to it; the folders directly below it are the
+            people. Or Parquet files, in the Hugging Face layout, with the paths of the images.
         name: name of the set in figures; None takes that of the table.
         decoding: how images become pixels.
         columns: columns of Parquet files; the labels are the people.
@@ -256,12 +257,12 @@ def read_pair_table(path: Path) -> list[NamedPair]:
 
 
 def _in_folder(root: Path) -> _Listed:
-    """All images of a folder and of the folders in it, one for each person."""
+    """All images in a folder and below it; the folders in it are the people."""
     paths = image_paths(root)
     return _Listed(
         store=FileStore.of(root, paths),
         paths=paths,
-        people=[printable(path.rpartition("/")[0]) or None for path in paths],
+        people=[printable(top_folder(path)) or None for path in paths],
         where=printable(str(root)),
     )
 
@@ -301,6 +302,8 @@ def _open_named(
     named = torch.tensor(
         [[_row(image, rows, pair.where, listed.where) for image in (pair.first, pair.second)] for pair in pairs]
     )
+    for pair in itertools.compress(pairs, named[:, 0] == named[:, 1]):
+        raise DataError(f"{pair.where}: {printable(pair.first)} is compared with itself")
     used, positions = named.unique(return_inverse=True)
     shown = [listed.people[row] for row in used.tolist()]
     # If only some names are known, people cannot be left out of a training set reliably.

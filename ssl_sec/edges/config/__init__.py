@@ -34,7 +34,7 @@ class AlignConfig(Settings):
     """Faces cut out of images by five points each; see `ssl_sec.data.faces.alignment`.
 
     Attributes:
-        images: the folder of the images, or of a folder of images for each person.
+        images: the folder of the images, at any depth.
         landmarks: a CSV file with the columns path, x1, y1, …, x5, y5: eyes, nose and corners of the mouth, in pixels;
             paths are relative to the folder.
         output: folder for the aligned images, under the same paths; images that already exist are kept.

@@ -136,8 +136,8 @@ def random_open_set_trials(
         known = tested[counts[tested] > 1][:num_gallery]
         if len(known) < num_gallery:
             raise DataError(
-                f"open-set trials: a gallery of {num_gallery} people; {len(known)} have two images or more, "
-                f"beside the {num_training_people} of {len(people)} who are left out"
+                f"open-set trials: found {len(known)} people with two images or more beside the {num_training_people} "
+                f"of {len(people)} who are left out (num_training_people), must be num_gallery = {num_gallery} or more"
             )
         images = torch.randperm(len(person), generator=generator)
         images = images[person[images].argsort(stable=True)]

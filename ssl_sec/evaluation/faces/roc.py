@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.arrays import Same, Scores, as_tensor
+from ssl_sec.evaluation.arrays import Same, Scores, as_same, as_tensor
 
 
 class ROC(NamedTuple):
@@ -134,7 +134,7 @@ def _num_accepted(far: float, num_impostors: int) -> int:
 
 def _split(scores: Scores, same: Same) -> tuple[Float[Tensor, " genuine"], Float[Tensor, " impostors"]]:
     """The scores of the genuine pairs and of the impostors, without NaN."""
-    scores, same = as_tensor(scores), as_tensor(same)
+    scores, same = as_tensor(scores), as_same(same)
     if len(scores) != len(same):
         raise DataError(f"verification: {len(scores)} scores for {len(same)} pairs")
     same = same.to(scores.device)

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.arrays import Labels, Rows, Same, Scores, as_tensor, rounded, unit_rows
+from ssl_sec.evaluation.arrays import Labels, Rows, Same, Scores, as_same, as_tensor, rounded, unit_rows
 from ssl_sec.evaluation.faces.components import fit_components
 
 Folds = int | Labels
@@ -59,7 +59,7 @@ def kfold_accuracy(first: Rows, second: Rows, same: Same, folds: Folds = 10, pca
         ConfigError: `folds` or `pca` is outside its range.
         DataError: the numbers of pairs differ, or there is one fold only.
     """
-    first, second, same = as_tensor(first), as_tensor(second), as_tensor(same)
+    first, second, same = as_tensor(first), as_tensor(second), as_same(same)
     if first.shape != second.shape:
         raise DataError(f"verification: {tuple(first.shape)} and {tuple(second.shape)} embeddings; as many of each")
     if pca is None:
@@ -113,7 +113,7 @@ def kfold_accuracy_of_scores(scores: Scores, same: Same, folds: Folds = 10) -> F
         ConfigError: `folds` is outside its range.
         DataError: the numbers of pairs differ, or there is one fold only.
     """
-    scores, same = as_tensor(scores), as_tensor(same)
+    scores, same = as_tensor(scores), as_same(same)
     if len(scores) != len(same):
         raise DataError(f"verification: {len(scores)} scores for {len(same)} pairs")
     same = same.to(scores.device)

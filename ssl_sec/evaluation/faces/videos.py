@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from ssl_sec.errors import DataError
-from ssl_sec.evaluation.arrays import Rows, Same, as_tensor, rounded, unit_rows
+from ssl_sec.evaluation.arrays import Rows, Same, as_same, as_tensor, rounded, unit_rows
 from ssl_sec.evaluation.faces.components import fit_components
 from ssl_sec.evaluation.faces.verification import FoldedAccuracy, Folds, accuracy_of_scores, fold_masks, folded
 
@@ -78,7 +78,7 @@ def videos_kfold_accuracy(
     videos: Sequence[Float[Tensor, "_ dim"]],
     first: Int64[Tensor, " pairs"],
     second: Int64[Tensor, " pairs"],
-    same: Bool[Tensor, " pairs"],
+    same: Same,
     folds: Folds,
     pca: int | None = None,
 ) -> VideoAccuracies:
@@ -98,6 +98,7 @@ def videos_kfold_accuracy(
         ConfigError: `folds` or `pca` is outside its range.
         DataError: as for `hik_svm_kfold_accuracy`, or a video has no frames.
     """
+    same = as_same(same)
     masks = fold_masks(folds, same)
     if pca is None:
         scores = compare_videos(videos, first, second)
@@ -144,7 +145,7 @@ def hik_svm_kfold_accuracy(histograms: Float[Tensor, "pairs bins"], same: Same, 
         ConfigError: `folds` is outside its range.
         DataError: the numbers of pairs differ, or the other folds of some fold have pairs of one kind or none.
     """
-    histograms, same = histograms.cpu().double(), as_tensor(same).cpu()
+    histograms, same = histograms.cpu().double(), as_same(same).cpu()
     if len(histograms) != len(same):
         raise DataError(f"verification: {len(histograms)} histograms for {len(same)} pairs")
     kernel, is_finite = _intersections(histograms)

@@ -20,6 +20,7 @@ from ssl_sec.evaluation.faces.verification import (
     sum_of_directions,
     sum_of_embeddings,
 )
+from ssl_sec.evaluation.features import readable
 from ssl_sec.evaluation.plane import plane_grid
 from ssl_sec.losses import Loss, NormFaceLoss
 from ssl_sec.losses.config import PairLossConfig
@@ -64,10 +65,18 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     require_labels(image_set, "face recognition")
     require_any_order(image_set, "face recognition")
     num_channels, height, width = image_set.image_shape
+    if config.test_sets and height != width:
+        raise DataError(
+            f"{image_set.name}: found images of {width} x {height} pixels, must be square, as those of test_sets are; "
+            "data.image_size_px cuts squares"
+        )
     # Opened before the training, so that missing files are errors at once.
     decoding = Decoding(image_size_px=min(height, width), num_channels=num_channels)
     test_sets = {each.figures_title: open_test_set(each, decoding) for each in config.test_sets}
     tested = frozenset[str]().union(*(each.people for each in test_sets.values()))
+    unnamed = [title for title, each in test_sets.items() if not each.people]
+    if config.leave_out_tested and unnamed:
+        log_once(runtime, "test sets without names of people, none of whom can be left out: %s", ", ".join(unnamed))
     if config.leave_out_tested and tested:
         image_set = without_people(image_set, tested)
     divided = config.split.divide(image_set) if isinstance(config.split, HeadAndTailConfig) else None
@@ -209,6 +218,8 @@ class _Monitor:
         self._pairs = drawn_pairs(watched.labels, max_pairs, seed=0)
         self._embed = embed
         self._runtime = runtime
+        if self._pairs is None:
+            log_once(runtime, "%s: fewer than %d pairs of one person or of two; not verified", name, _LEAST_PAIRS)
 
     def __call__(self, steps_taken: int) -> dict[str, float]:
         if self._pairs is None:
@@ -218,6 +229,12 @@ class _Monitor:
         images, places = torch.cat([first, second]).unique(return_inverse=True)
         embeddings = self._embed(self._watched, images)
         scores = cosines(embeddings[places[: len(first)]], embeddings[places[len(first) :]])
+        # In the place of an image that cannot be read is another one, of the same person as its own pair or not.
+        is_read = readable(self._watched, self._runtime.device).cpu()
+        is_read = is_read[first] & is_read[second]
+        scores, same = scores[is_read], same[is_read]
+        if min(int(same.sum()), int((~same).sum())) < _LEAST_PAIRS:
+            return {}
         accuracy = kfold_accuracy_of_scores(scores, same, 10)
         return {
             f"{self._name}/verification_accuracy": 100 * accuracy.mean,

@@ -21,7 +21,7 @@ from ssl_sec.data.faces.lists import (
     read_video_pairs,
 )
 from ssl_sec.data.faces.pairs import UNKNOWN, VerificationPairs, require_both_kinds
-from ssl_sec.data.folders import image_paths
+from ssl_sec.data.folders import image_paths, top_folder
 from ssl_sec.errors import DataError, printable
 from ssl_sec.evaluation.faces.identification import random_open_set_trials
 from ssl_sec.recipes.face.test_sets import (
@@ -60,7 +60,7 @@ class BLUFRConfig(_TestSetConfig):
     """LFW by BLUFR; see `ssl_sec.recipes.face.test_sets.OpenSetTestSet`.
 
     Attributes:
-        root: the folder of LFW's images, with one folder for each person.
+        root: the folder of LFW's images, with one folder for each person, in and below which the person's images are.
         lists: BLUFR's `blufr_lfw_config.mat`; None draws similar trials of any people, by the other options.
         seed: seed of the draws.
         num_trials: trials that are drawn, ≥ 1.
@@ -82,8 +82,8 @@ class BLUFRConfig(_TestSetConfig):
         root, where = Path(self.root).expanduser(), f"test_sets.root of {self.title}, image"
         if self.lists is None:
             # An image beside the folders belongs to nobody.
-            paths = [path for path in image_paths(root) if "/" in path]
-            names, labels = _numbered([path.rpartition("/")[0] for path in paths])
+            paths = [path for path in image_paths(root) if top_folder(path)]
+            names, labels = _numbered([top_folder(path) for path in paths])
             drawn = random_open_set_trials(
                 labels,
                 self.seed,
@@ -99,7 +99,7 @@ class BLUFRConfig(_TestSetConfig):
             numbers, labels = protocol.labels.unique(return_inverse=True)
             names = tuple(map(str, numbers.tolist()))
         _require_known_and_unknown(trials, labels, f"test set {self.title}")
-        people = frozenset(printable(path.rpartition("/")[0]) for path in paths) - {""}
+        people = frozenset(printable(top_folder(path)) for path in paths) - {""}
         images = open_listed(paths, labels, names, root, where, self.title, decoding)
         return OpenSetTestSet(images=images, trials=trials, people=people)
 
@@ -212,7 +212,7 @@ class VideosConfig(_TestSetConfig):
 
     Attributes:
         splits: YouTube Faces' `splits.txt`.
-        root: the folder of the videos, <person>/<number>/, each with the images of its frames.
+        root: the folder of the videos, <person>/<number>/, in and below each of which the images of its frames are.
     """
 
     name: Literal["videos"] = "videos"

@@ -15,7 +15,8 @@ from ssl_sec.data.image_set import ImageSet, on_device, subset, with_crop
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.feature_maps import strongest_feature_maps
-from ssl_sec.evaluation.retrieval import nearest, recall_at_k
+from ssl_sec.evaluation.features import readable
+from ssl_sec.evaluation.retrieval import nearest, num_without_positive, recall_at_k
 from ssl_sec.evaluation.splits import stratified_sample
 from ssl_sec.evaluation.variation import rotation_shifts
 from ssl_sec.losses.geometry import norms
@@ -53,16 +54,19 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
     image_set = on_device(config.data.open_by_class("train", crop), runtime.device)
     # Opened before the training, so that a missing test split is an error at once.
     test = on_device(config.data.open_by_class("test", centre), runtime.device)
+    if alone := num_without_positive(test.labels, test.queries):
+        log_once(runtime, "%s of the test images have no other of their class to find: they are wrong at any K", alone)
     trained_on, watched, watched_name = hold_out(image_set, config.held_out_share)
     recipe = build_recipe(config, trained_on, runtime)
-    embed = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=128)
+    extract = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=128)
+    embed = partial(_embed_readable, extract, runtime.device)
     if len(watched) > config.monitor.max_images:
-        watched = subset(watched, stratified_sample(watched.labels, config.monitor.max_images, seed=0), "watched")
+        watched = subset(watched, watched_images(watched.labels, config.monitor.max_images), "watched")
     tested = test if config.monitor.test_classes else None
     monitor = _Monitor(watched_name, with_crop(watched, centre), tested, embed, store, runtime)
     train_recipe(config, recipe, runtime, store, monitor, config.monitor.every_steps, at_start=True)
     log_once(runtime, "measuring retrieval on %s images of the test classes", f"{len(test):,}")
-    (embeddings, labels), (trained, _) = embed(test), embed(with_crop(trained_on, centre))
+    (embeddings, labels, test), (trained, *_) = embed(test), embed(with_crop(trained_on, centre))
     if runtime.rank == 0:
         figures = {
             **retrieval_figures(config.evaluation, embeddings, labels, test.queries),
@@ -94,6 +98,21 @@ def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Run
     )
 
 
+def watched_images(labels: Int64[Tensor, " images"], max_images: int) -> Int64[Tensor, " chosen"]:
+    """At most `max_images` images to measure Recall@1 on: a stratified sample without those that are alone in it.
+
+    An image without another of its class would be wrong with any embedding.
+
+    Args:
+        labels: class of each image, on the CPU.
+        max_images: largest number of images, ≥ 2.
+    """
+    chosen = stratified_sample(labels, max_images, seed=0)
+    _, numbers, sizes = labels[chosen].unique(return_inverse=True, return_counts=True)
+    in_pairs = chosen[sizes[numbers] > 1]
+    return in_pairs if len(in_pairs) else chosen
+
+
 def retrieval_figures(
     config: RetrievalConfig,
     embeddings: Float[Tensor, "images dim"],
@@ -115,6 +134,20 @@ def retrieval_figures(
         nmi, f1 = nmi_f1(assignments, labels)
         figures |= {"retrieval/nmi": 100 * nmi, "retrieval/f1": 100 * f1}
     return figures
+
+
+def _embed_readable(
+    extract: Callable[[ImageSet], tuple[Tensor, Tensor]], device: torch.device, image_set: ImageSet
+) -> tuple[Float[Tensor, "images dim"], Int64[Tensor, " images"], ImageSet]:
+    """Embeddings and labels of the images that can be read, and these images; every worker calls this function.
+
+    An image that replaces an unreadable one would find itself.
+    """
+    embeddings, labels = extract(image_set)
+    is_read = readable(image_set, device)
+    if bool(is_read.all()):
+        return embeddings, labels, image_set
+    return embeddings[is_read], labels[is_read], subset(image_set, is_read.cpu().nonzero().flatten(), "the readable")
 
 
 def _norm_figures(name: str, embeddings: Float[Tensor, "images dim"]) -> dict[str, float]:
@@ -143,7 +176,7 @@ class _Monitor:
         name: str,
         watched: ImageSet,
         tested: ImageSet | None,
-        embed: Callable[[ImageSet], tuple[Tensor, Tensor]],
+        embed: Callable[[ImageSet], tuple[Tensor, Tensor, ImageSet]],
         store: EmbeddingStore,
         runtime: Runtime,
     ) -> None:
@@ -156,15 +189,15 @@ class _Monitor:
 
     def __call__(self, steps_taken: int) -> dict[str, float]:
         log_once(self._runtime, "measuring Recall@1 on %s images", f"{len(self._watched):,}")
-        embeddings, labels = self._embed(self._watched)
+        embeddings, labels, _ = self._embed(self._watched)
         if self._runtime.rank == 0:
             path = self._store.watched_path(steps_taken)
             path.parent.mkdir(exist_ok=True)
             save_file({"embeddings": embeddings.float().cpu()}, path)
         figures = {f"{self._name}/recall_at_1": 100 * recall_at_k(embeddings, labels, (1,))[1]}
         if self._tested is not None:
-            embeddings, labels = self._embed(self._tested)
-            figures["test/recall_at_1"] = 100 * recall_at_k(embeddings, labels, (1,), self._tested.queries)[1]
+            embeddings, labels, tested = self._embed(self._tested)
+            figures["test/recall_at_1"] = 100 * recall_at_k(embeddings, labels, (1,), tested.queries)[1]
         return figures
 
 

@@ -3,6 +3,7 @@ import torch
 
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.faces.listed_images import frames_of_videos, open_listed, paths_by_stem
+from ssl_sec.data.folders import image_paths
 from ssl_sec.data.image_set import EncodedImages, ResidentImages
 from ssl_sec.errors import MissingDataError
 from tests.data.files import plain, write_folder
@@ -65,11 +66,29 @@ def test_names_without_their_folder_and_with_another_extension(root):
     line(lambda: paths_by_stem(["a"], root / "none", ""), MissingDataError)
 
 
+def test_images_are_found_at_any_depth(root):
+    assert paths_by_stem(["b", "a_1"], root, "") == ["bo/deep/b.png", "ann/a_1.jpg"]
+    write_folder(root, {"bo/first.png": plain(4), "bo/deep/er/c.png": plain(5)})
+    paths, video = frames_of_videos(["ann", "bo"], root, "l.txt")
+    assert paths[2:] == ["bo/first.png", "bo/deep/b.png", "bo/deep/er/c.png"] and video.tolist() == [0, 0, 1, 1, 1]
+    (root / "bo/deep/out").symlink_to(root.parent)
+    assert f"leads out of {root}; copy the file into it" in line(lambda: frames_of_videos(["bo"], root, "l.txt"))
+
+
+def test_the_order_of_images_is_that_of_folders_then_names(root):
+    write_folder(root, {name: plain(1) for name in ("z.png", "ann b/1.png", "ann/10.png", "ann.d/1.png")})
+    expected = ["z.png", "ann/10.png", "ann/a_1.jpg", "ann/a_2.png", "ann b/1.png", "ann.d/1.png", "bo/deep/b.png"]
+    assert image_paths(root) == expected
+
+
 def test_frames_of_videos(root):
     paths, video = frames_of_videos(["bo/deep", "ann"], root, "l.txt")
     assert paths == ["bo/deep/b.png", "ann/a_1.jpg", "ann/a_2.png"] and video.tolist() == [0, 1, 1]
     assert line(lambda: frames_of_videos(["ann", "bo/none"], root, "l.txt")) == "l.txt: bo/none is not there"
     assert line(lambda: frames_of_videos(["../faces/ann"], root, "l.txt")).startswith("l.txt: ../faces/ann leads out")
-    assert line(lambda: frames_of_videos(["bo"], root, "l.txt")).startswith(f"{root}/bo: no images; allowed: .bmp")
-    assert line(lambda: frames_of_videos(["ann/a_1.jpg"], root, "l.txt")).startswith("l.txt: a video cannot be read: ")
+    (root / "cy").mkdir()
+    told = line(lambda: frames_of_videos(["cy"], root, "l.txt"))
+    assert told.startswith(f"{root}/cy: no images in it or below it; allowed: .bmp")
+    told = line(lambda: frames_of_videos(["ann/a_1.jpg"], root, "l.txt"), MissingDataError)
+    assert told.startswith(f"{root}/ann/a_1.jpg: no such folder")
     line(lambda: frames_of_videos(["ann"], root / "none", "l.txt"), MissingDataError)

@@ -88,6 +88,7 @@ def test_pairs_of_videos(path):
     [
         ("1, 1, a, b, 0\n1, 2, a, b\n", " line 3: 4 fields found, 5 expected"),
         ("1, 1, a, b, yes\n", " line 2: same is 'yes'; allowed: 0, 1"),
+        ("1, 1, a, b, 0\n1, 2, a, a, 1\n", " line 3: a is compared with itself"),
         ("one, 1, a, b, 1\n", " line 2: split 'one'; allowed: whole numbers"),
         ("1, 1, a, b, 0\n\n1, 2, a, b, 1\n", " line 3: 0 fields found, 5 expected"),
         ("", ": no pairs"),
@@ -96,6 +97,12 @@ def test_pairs_of_videos(path):
 def test_malformed_pairs_of_videos(path, rows, problem):
     path.write_text(SPLITS_HEADER + rows)
     assert line(lambda: read_video_pairs(path)) == f"{path}{problem}"
+
+
+def test_pairs_of_videos_without_a_header_lose_no_pair(path):
+    path.write_text("1, 1, a, b, 0\n1, 2, a, c, 1\n")
+    told = line(lambda: read_video_pairs(path))
+    assert told == f"{path} line 1: found a pair, must be a header: split, number, first, second, same"
 
 
 def test_lists_of_megaface(path):

@@ -184,6 +184,14 @@ def test_a_folder_without_people(tmp_path):
     assert pairs.people == frozenset() and pairs.images.labels.tolist() == [0, 0, 0]
 
 
+def test_images_at_any_depth_are_of_the_people_whose_folders_are_above(tmp_path):
+    files = {"ann/2019/a.png": plain(1), "ann/b.png": plain(2), "bo/x/y/c.png": plain(3)}
+    root = write_folder(tmp_path / "team", files)
+    (tmp_path / "pairs.csv").write_text("first,second,same\na.png,ann/b.png,1\nann/2019/a.png,c.png,0\n")
+    pairs = open_pair_table(tmp_path / "pairs.csv", root)
+    assert shown(pairs) == [(1, 2, True, 0), (1, 3, False, 0)] and pairs.people == {"ann", "bo"}
+
+
 def write_faces(path, class_names=None):
     """Parquet files with the images of the folder."""
     labels = [0, 0, 2, 2, 1, 1]
@@ -219,6 +227,7 @@ def test_a_table_of_parquet_files(tmp_path, resident_limit_mib):
         (",1,3", ",2,3", "line 2: same '2'; allowed: 0, 1"),
         ("0,7", "0,-7", "line 3: fold '-7'; allowed: integers, 0 or more"),
         ("0,7", '0,"7', "line 3: unexpected end of data"),
+        ("Cy_0001.jpg", "Bo_0003.jpg", "line 3: Bo/Bo_0003.jpg is compared with itself"),
         ("Cy_0001.jpg", "Cy_0009.jpg", "line 3: no image 'Cy_0009.jpg' in "),
         ("Cy_0001.jpg", "../pairs.csv", "line 3: no image '../pairs.csv' in "),
         ("Cy_0001.jpg,0", "Bo_0012.jpg,1", "all 2 pairs show one person; both are needed"),

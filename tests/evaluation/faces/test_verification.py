@@ -8,15 +8,36 @@ from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
 from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.evaluation.faces.roc import equal_error_rate, tar_at_far
 from ssl_sec.evaluation.faces.verification import (
     best_threshold,
     closeness,
+    cosines,
     inner_products,
     kfold_accuracy,
     kfold_accuracy_of_scores,
     sum_of_directions,
     sum_of_embeddings,
 )
+from ssl_sec.evaluation.faces.videos import hik_svm_kfold_accuracy
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_pairs_of_one_person_may_be_given_as_0_and_1(dtype):
+    first, second, same = faces(0)
+    scores, numbers = cosines(first, second), same.to(dtype)
+    histograms = torch.stack([1 + scores.double(), 1 - scores.double()], 1)
+    for measure in (
+        lambda same: kfold_accuracy(first, second, same),
+        lambda same: kfold_accuracy(first, second, same, pca=3),
+        lambda same: kfold_accuracy_of_scores(scores, same),
+        lambda same: hik_svm_kfold_accuracy(histograms, same),
+        lambda same: tar_at_far(scores, same, (0.1,)),
+        lambda same: equal_error_rate(scores, same),
+    ):
+        assert measure(numbers) == measure(numbers.numpy()) == measure(same)
+        with pytest.raises(DataError, match="found 2 in same, must be booleans, or 0 and 1"):
+            measure(2 * numbers)
 
 
 def dot(a, b):

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from ssl_sec.collectives import rank, world_size
+from ssl_sec.data.decode import Decoding
+from ssl_sec.data.folders import open_folder
+from ssl_sec.data.image_set import subset
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.worker import Worker, work
@@ -16,10 +20,10 @@ from ssl_sec.evaluation.plane import plane_grid
 from ssl_sec.losses import normalized_softmax_lower_bound
 from ssl_sec.recipes.face import recipe as face_recipe
 from ssl_sec.recipes.face.config import FaceConfig
-from ssl_sec.recipes.face.recipe import _WithFlips, build_recipe, drawn_pairs
+from ssl_sec.recipes.face.recipe import _Monitor, _WithFlips, build_recipe, drawn_pairs
 from ssl_sec.recipes.face.recipe import run as recognise_faces
 from ssl_sec.settings import from_values
-from tests.data.files import write_digit_pairs
+from tests.data.files import plain, write_digit_pairs, write_folder
 from tests.fakes import FakeRuntime, FakeStore, assert_identical
 from tests.recipes.test_pretraining import assert_the_same_curve, figures
 from tests.workers import on_workers
@@ -203,6 +207,18 @@ def test_held_out_people_are_watched_and_not_trained_on(tmp_path):
     assert runtime.series("train/verification_accuracy") == {}
 
 
+@pytest.mark.parametrize("leave_out", [True, False])
+def test_a_test_set_that_names_nobody_is_said_to_leave_nobody_out(tmp_path, tested, caplog, leave_out):
+    images = write_folder(tmp_path / "flat", {f"{n}.png": plain(20 * n) for n in range(8)})
+    pairs = [f"{n}.png,{n + 1}.png,{n % 2},{n % 4 // 2}" for n in range(7)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["first,second,same,fold", *pairs]))
+    flat = {"name": "pairs", "title": "flat", "pairs": str(tmp_path / "pairs.csv"), "images": str(images)}
+    with caplog.at_level("INFO"):
+        run(tmp_path, test_sets=[tested, flat], epochs=0, leave_out_tested=leave_out)
+    said = "test sets without names of people, none of whom can be left out: flat"
+    assert caplog.messages.count(said) == int(leave_out)
+
+
 def test_people_of_a_test_set_are_left_out(tmp_path, tested):
     folder = tmp_path / "train"
     for label in range(12):
@@ -314,11 +330,37 @@ def test_a_person_with_one_image_is_refused_where_a_loss_needs_two(tmp_path):
         run(tmp_path, data=data, **changes)
 
 
+def test_images_that_are_not_square_are_refused_before_test_sets_would_be_cut_to_squares(tmp_path, tested):
+    pixels = {f"train/{person}/{n}.png": plain(n, width=6, height=8) for person in "ab" for n in range(4)}
+    data = {"name": "folder", "root": str(write_folder(tmp_path, pixels)), "num_channels": 1}
+    message = "folder/train: found images of 6 x 8 pixels, must be square, as those of test_sets are"
+    with pytest.raises(DataError, match=message):
+        run(tmp_path, data=data, test_sets=[tested], global_batch_size=4)
+
+
 def test_a_checkpoint_of_other_classes_is_refused(whole):
     state = {**whole[0].last_state(), "num_classes": 11}
     recipe = build_recipe(config(), open_digits("train"), FakeRuntime())
     with pytest.raises(StorageError, match="digits/train has 10 classes, but the checkpoint's run had 11"):
         recipe.restore(state)
+
+
+def test_pairs_with_an_image_that_cannot_be_read_are_not_verified(tmp_path, caplog):
+    content = {"a": plain(40), "b": plain(160), "c": b"damaged"}
+    files = {f"train/{person}/{number:02d}.png": content[person] for person in content for number in range(20)}
+    images = open_folder("train", write_folder(tmp_path, files), Decoding(on_bad_image="skip", resident_limit_mib=0))
+
+    def embed(image_set, indices):
+        return torch.stack([torch.eye(2)[int(level > 100)] for level in image_set.read(indices).images[:, 0, 0, 0]])
+
+    # The next image that can be read, of the first person, stands in for those of the third.
+    assert embed(images, torch.tensor([59])).tolist() == [[1, 0]]
+    assert _Monitor("val", images, 100, embed, FakeRuntime())(0)["val/verification_accuracy"] == 100
+    few = replace(images, bad_indices=set(range(31)))
+    assert _Monitor("val", few, 100, embed, FakeRuntime())(0) == {}
+    with caplog.at_level("INFO"):
+        assert _Monitor("val", subset(images, torch.arange(5)), 100, embed, FakeRuntime())(0) == {}
+    assert "val: fewer than 10 pairs of one person or of two; not verified" in caplog.messages
 
 
 @given(

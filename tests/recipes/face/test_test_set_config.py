@@ -15,6 +15,7 @@ from ssl_sec.recipes.face.test_set_config import (
     TestSetConfig,
     VideosConfig,
 )
+from ssl_sec.recipes.face.test_sets import OpenSetTestSet
 from ssl_sec.settings import from_values
 from tests.data.test_sources import line
 from tests.recipes.face.conftest import KINDS, config_of, opened, write_lists
@@ -76,7 +77,7 @@ def test_missing_lists_and_folders(root, tmp_path, kind):
         ("megaface", "distractors/4/deep/19.png", "distractors.json image 20: 4/deep/19.png is not there"),
         ("templates", "lfw/Person_1/Person_1_0001.png", "faces.txt line 4: Person_1/Person_1_0001.png is not there"),
         ("videos", "ytf/Person_3/0", "splits.txt: Person_3/0 is not there"),
-        ("videos", "ytf/Person_0/0/0.0.png", "Person_0/0: no images; allowed: .bmp, "),
+        ("videos", "ytf/Person_0/0/0.0.png", "Person_0/0: no images in it or below it; allowed: .bmp, "),
     ],
 )
 def test_a_missing_image_is_named_with_its_list(tmp_path, kind, missing, message):
@@ -117,10 +118,21 @@ def test_lists_that_cannot_be_measured_are_refused_before_anything_is_embedded(t
     assert message in line(lambda: opened(kind, root))
 
 
+def test_drawn_trials_have_the_images_of_people_at_any_depth(tmp_path, root):
+    nested = write_lists(tmp_path)
+    for person in (nested / "lfw").iterdir():
+        first, *_ = sorted(person.iterdir())
+        (person / "2019/more").mkdir(parents=True)
+        first.rename(person / "2019/more" / first.name)
+    found, flat = (opened("drawn", each) for each in (nested, root))
+    assert isinstance(found, OpenSetTestSet) and isinstance(flat, OpenSetTestSet)
+    assert found.people == flat.people and found.images.labels.tolist() == flat.images.labels.tolist()
+
+
 def test_too_few_distractors_and_too_few_people(root):
     message = line(lambda: opened("megaface", root, sizes=(10, 21)))
     assert message == f"{root / 'distractors.json'}: 20 images, but test_sets.sizes asks for 21"
-    assert "a gallery of 9 people; 8 have two images or more" in line(
+    assert "found 8 people with two images or more beside the 0 of 8 who are left out (num_training_people), " in line(
         lambda: opened("drawn", root, num_gallery=9, num_training_people=0)
     )
     assert "trial 1 looks up 16 images of people in the gallery and 0 of others; needed: 1 or more of each" in line(
