@@ -14,7 +14,7 @@ from ssl_sec.training.objective import Objective
 from ssl_sec.training.schedules import Constant
 from tests.fakes import FakeRuntime, assert_identical
 from tests.recipes.face.test_recipe import run
-from tests.recipes.test_pretraining import assert_the_same_curve, figures
+from tests.recipes.test_pretraining import assert_the_same_curve, curve
 from tests.workers import on_workers
 
 CPU = torch.device("cpu")
@@ -185,7 +185,7 @@ def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole):
         run(tmp_path, runtime, **DROPPED)
     torch.manual_seed(99)
     resumed, _ = run(tmp_path, state=runtime.last_state(), **DROPPED)
-    assert figures([r[:2] for r in runtime.reports + resumed.reports]) == figures([r[:2] for r in whole[0].reports])
+    assert curve(runtime.reports + resumed.reports) == curve(whole[0].reports)
     assert_identical(resumed.last_state(), whole[0].last_state())
 
 

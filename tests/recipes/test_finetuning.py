@@ -19,7 +19,7 @@ from ssl_sec.recipes.finetuning.recipe import run as finetune
 from ssl_sec.settings import from_values
 from ssl_sec.training.step import train_step
 from tests.fakes import FakeRuntime, FakeStore, assert_identical, loaded
-from tests.recipes.test_pretraining import assert_the_same_curve, figures
+from tests.recipes.test_pretraining import assert_the_same_curve, curve
 from tests.workers import on_workers
 
 VALUES = {
@@ -107,7 +107,7 @@ def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole):
         run(tmp_path, runtime)
     torch.manual_seed(99)
     resumed, store = run(tmp_path, state=runtime.last_state())
-    assert figures([r[:2] for r in runtime.reports + resumed.reports]) == figures([r[:2] for r in whole[0].reports])
+    assert curve(runtime.reports + resumed.reports) == curve(whole[0].reports)
     assert_identical(resumed.last_state(), whole[0].last_state())
     assert_identical(load_file(store.head_path), load_file(whole[1].head_path))
 

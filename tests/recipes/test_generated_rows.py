@@ -6,7 +6,7 @@ import torch
 from ssl_sec.errors import ConfigError, Stopped
 from tests.fakes import FakeRuntime, assert_identical
 from tests.recipes.test_metric_learning import config, on_a_worker, run
-from tests.recipes.test_pretraining import assert_the_same_curve, figures
+from tests.recipes.test_pretraining import assert_the_same_curve, curve
 from tests.workers import on_workers
 
 # An epoch has seven steps: both halves of HDML's loss count from then on.
@@ -48,7 +48,7 @@ def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole):
         run(tmp_path, runtime, **changes)
     torch.manual_seed(99)
     resumed, _ = run(tmp_path, state=runtime.last_state(), **changes)
-    assert figures([r[:2] for r in runtime.reports + resumed.reports]) == figures([r[:2] for r in expected.reports])
+    assert curve(runtime.reports + resumed.reports) == curve(expected.reports)
     assert_identical(resumed.last_state(), expected.last_state())
 
 

@@ -15,7 +15,7 @@ from ssl_sec.recipes.metric_learning.recipe import run as learn_metric
 from ssl_sec.settings import from_values
 from tests.data.files import encode, write_folder
 from tests.fakes import FakeRuntime, FakeStore, assert_identical
-from tests.recipes.test_pretraining import assert_the_same_curve, assert_views_are_equal, figures
+from tests.recipes.test_pretraining import assert_the_same_curve, assert_views_are_equal, curve
 from tests.workers import on_workers
 
 VALUES = {
@@ -80,7 +80,7 @@ def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole):
         run(tmp_path, runtime)
     torch.manual_seed(99)
     resumed, store = run(tmp_path, state=runtime.last_state())
-    assert figures([r[:2] for r in runtime.reports + resumed.reports]) == figures([r[:2] for r in whole[0].reports])
+    assert curve(runtime.reports + resumed.reports) == curve(whole[0].reports)
     assert_identical(resumed.last_state(), whole[0].last_state())
     assert_identical(load_file(store.head_path), load_file(whole[1].head_path))
 
@@ -90,9 +90,9 @@ def test_the_papers_metrics_are_reported_at_their_intervals(whole):
     assert list(runtime.series("train/loss")) == list(range(10))
     assert list(runtime.series("val/recall_at_1")) == [0, 3, 7, 9]  # at the start, too
     assert [step for step, _ in runtime.saves] == [3, 6, 9, 10]
-    step, figures_at_the_end, _ = runtime.reports[-1]
+    step, metrics_at_the_end, _ = runtime.reports[-1]
     assert step == 10
-    assert set(figures_at_the_end) == {
+    assert set(metrics_at_the_end) == {
         *(f"retrieval/recall_at_{k}" for k in (1, 2, 4, 8)),
         "retrieval/nmi",
         "retrieval/f1",
@@ -100,7 +100,7 @@ def test_the_papers_metrics_are_reported_at_their_intervals(whole):
         "retrieval/within_class_energy",
         *(f"retrieval/{split}_norm_{figure}" for split in ("test", "train") for figure in ("mean", "variance")),
     }
-    recalls = [figures_at_the_end[f"retrieval/recall_at_{k}"] for k in (1, 2, 4, 8)]
+    recalls = [metrics_at_the_end[f"retrieval/recall_at_{k}"] for k in (1, 2, 4, 8)]
     assert recalls == sorted(recalls) and 25 < recalls[0] <= 100  # four classes
 
 
@@ -165,8 +165,8 @@ def test_feature_maps_of_some_test_images_are_kept(whole):
     means = examples["maps"].mean((2, 3))
     assert torch.equal(means, means.sort(descending=True).values)
     kept = torch.load(store.features_path, weights_only=True)["training_norms"]
-    (figures_at_the_end,) = [metrics for _, metrics, _ in runtime.reports if "retrieval/nmi" in metrics]
-    assert float(kept.mean()) == pytest.approx(figures_at_the_end["retrieval/train_norm_mean"], rel=1e-6)
+    (metrics_at_the_end,) = [metrics for _, metrics, _ in runtime.reports if "retrieval/nmi" in metrics]
+    assert float(kept.mean()) == pytest.approx(metrics_at_the_end["retrieval/train_norm_mean"], rel=1e-6)
 
 
 def test_without_held_out_classes_the_training_classes_are_watched(tmp_path):
@@ -210,7 +210,7 @@ def test_images_that_cannot_be_read_are_left_out_of_the_measures(tmp_path):
             path.unlink()
     left, left_store = run(tmp_path / "left", **changes)
     expected = [(step, metrics) for step, metrics, _ in left.reports]
-    assert_the_same_curve([(step, metrics) for step, metrics, _ in runtime.reports], expected)
+    assert_the_same_curve(runtime.reports, expected)
     assert_the_same_curve(parted, expected)
     assert_identical(*(torch.load(each.examples_path, weights_only=True) for each in (store, left_store)))
 

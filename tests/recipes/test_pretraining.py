@@ -64,13 +64,13 @@ def on_a_worker(folder, changes, stop_at=None, state=None):
     return [(step, metrics) for step, metrics, _ in runtime.reports], runtime.last_state()
 
 
-def figures(reports):
+def curve(reports):
     """All metrics that must not depend on the number of workers: all but the speed."""
-    return [(step, {name: m[name] for name in sorted(m) if name != "train/images_per_s"}) for step, m in reports]
+    return [(step, {name: m[name] for name in sorted(m) if name != "train/images_per_s"}) for step, m, *_ in reports]
 
 
 def assert_the_same_curve(one, other):
-    one, other = figures(one), figures(other)
+    one, other = curve(one), curve(other)
     assert [(step, list(metrics)) for step, metrics in one] == [(step, list(metrics)) for step, metrics in other]
     for (_, mine), (_, theirs) in zip(one, other, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-8)
@@ -103,12 +103,12 @@ def test_four_blurred_views_of_another_size_are_the_same_on_two_workers(tmp_path
     # Without training each of the 4 x 40 views has 3 positives among the 159 others.
     assert 2 < alone.series("train/metric_loss")[0] < 2 * math.log(159)
     for reports, _ in on_workers(2, tmp_path, on_a_worker, tmp_path, changes):
-        assert_the_same_curve(reports, [report[:2] for report in alone.reports])
+        assert_the_same_curve(reports, alone.reports)
 
 
 def test_a_run_that_recomputes_its_blocks_ends_bit_equal(tmp_path, whole):
     recomputed, _ = run(tmp_path, runtime={**VALUES["runtime"], "recompute": True})
-    assert figures([r[:2] for r in recomputed.reports]) == figures([r[:2] for r in whole[0].reports])
+    assert curve(recomputed.reports) == curve(whole[0].reports)
     assert_identical(recomputed.last_state(), whole[0].last_state())
 
 
@@ -129,7 +129,7 @@ def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole):
     torch.manual_seed(99)
     resumed, store = run(tmp_path, state=runtime.last_state())
     assert store.forgotten == [4]
-    assert figures([r[:2] for r in runtime.reports + resumed.reports]) == figures([r[:2] for r in whole[0].reports])
+    assert curve(runtime.reports + resumed.reports) == curve(whole[0].reports)
     assert_identical(resumed.last_state(), whole[0].last_state())
     assert_identical(load_file(store.encoder_path), load_file(whole[1].encoder_path))
 
@@ -168,7 +168,7 @@ def test_the_reported_metrics_have_the_expected_names(whole):
 
 
 def monitored():
-    """The figures of an encoder that was not trained, on this worker."""
+    """The metrics of an encoder that was not trained, on this worker."""
     settings = config(data={"name": "digits"}, global_batch_size=42)
     runtime = FakeRuntime(rank(), world_size())
     recipe = build_recipe(settings, settings.data.open("train"), runtime)
@@ -179,8 +179,8 @@ def monitored():
 def test_any_number_of_workers_monitors_the_same(tmp_path):
     # Four chunks of views, which three workers take in two turns.
     alone = monitored()
-    for figures in on_workers(3, tmp_path, monitored):
-        assert figures == pytest.approx(alone, rel=1e-8)
+    for metrics in on_workers(3, tmp_path, monitored):
+        assert metrics == pytest.approx(alone, rel=1e-8)
 
 
 def without_labels(folder):
@@ -247,7 +247,7 @@ def test_the_online_probe_changes_nothing_else_and_can_be_left_out(tmp_path, who
     runtime, store = run(tmp_path, monitor={**VALUES["monitor"], "online_probe": False})
     assert not runtime.series("val/probe_top1") and list(whole[0].series("val/probe_top1")) == [4, 9]
     without = [(step, {n: v for n, v in m.items() if n != "val/probe_top1"}) for step, m, _ in whole[0].reports]
-    assert figures([r[:2] for r in runtime.reports]) == figures(without)
+    assert curve(runtime.reports) == curve(without)
     assert_identical(load_file(store.encoder_path), load_file(whole[1].encoder_path))
     # A run with a probe can resume a state without one; the probe then starts anew.
     state = runtime.last_state()
@@ -278,7 +278,7 @@ def test_alignment_and_uniformity_are_those_of_the_embedded_views(tmp_path):
     settings = config(data={"name": "digits"}, epochs=0)
     runtime, images = FakeRuntime(), settings.data.open("train")
     recipe = build_recipe(settings, images, runtime)
-    figures = Monitor(settings, recipe, runtime)(0)
+    metrics = Monitor(settings, recipe, runtime)(0)
     assert recipe.encoder.training and recipe.head.training
     seed = derived_seed(0, "monitored views")
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[:1024]
@@ -292,8 +292,8 @@ def test_alignment_and_uniformity_are_those_of_the_embedded_views(tmp_path):
             first.append(one), second.append(other)
     first, second = torch.cat(first), torch.cat(second)
     distances = torch.pdist(first).square()
-    assert figures["val/alignment"] == pytest.approx(float((first - second).square().sum(1).mean()))
-    assert figures["val/uniformity"] == pytest.approx(float((-2 * distances).exp().mean().log()))
+    assert metrics["val/alignment"] == pytest.approx(float((first - second).square().sum(1).mean()))
+    assert metrics["val/uniformity"] == pytest.approx(float((-2 * distances).exp().mean().log()))
 
 
 def test_the_store_has_the_results_of_the_run(whole):

@@ -17,7 +17,7 @@ from ssl_sec.recipes.pretraining.checking import check, check_images
 from tests.data.files import plain, write_folder, write_parquet
 from tests.data.shards.test_tar import write_tar
 from tests.fakes import FakeRuntime, assert_identical
-from tests.recipes.test_pretraining import config, figures, run
+from tests.recipes.test_pretraining import config, curve, run
 from tests.workers import on_workers
 
 BAD = (b"no image", plain(7)[:40], b"")
@@ -187,7 +187,7 @@ def test_the_check_does_not_change_the_run(tmp_path):
     (tmp_path / "one").mkdir(), (tmp_path / "other").mkdir()
     with_check, _ = run(tmp_path / "one", data=data, global_batch_size=4)
     without, _ = run(tmp_path / "other", data=data, global_batch_size=4, check_images=0)
-    assert figures([each[:2] for each in with_check.reports]) == figures([each[:2] for each in without.reports])
+    assert curve(with_check.reports) == curve(without.reports)
     assert_identical(with_check.last_state(), without.last_state())
 
 

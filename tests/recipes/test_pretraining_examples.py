@@ -15,7 +15,7 @@ from ssl_sec.recipes.pretraining.figures import draw_at_start
 from ssl_sec.recipes.pretraining.recipe import build_recipe
 from tests.data.files import encode, write_folder, write_parquet
 from tests.fakes import FakeRuntime, assert_identical
-from tests.recipes.test_pretraining import config, figures, run
+from tests.recipes.test_pretraining import config, curve, run
 from tests.workers import on_workers
 
 CPU = torch.device("cpu")
@@ -91,7 +91,7 @@ def test_a_run_with_pictures_is_the_run_without(tmp_path, monkeypatch):
     plain, other = run(tmp_path / "without")
     assert torch.equal(torch.get_rng_state(), after)
     assert not other.views_path.exists()
-    assert figures([r[:2] for r in drawn.reports]) == figures([r[:2] for r in plain.reports])
+    assert curve(drawn.reports) == curve(plain.reports)
     assert_identical(drawn.last_state(), plain.last_state())
 
 

@@ -19,7 +19,14 @@ from ssl_sec.training.recipe import image_labels
 from ssl_sec.training.replaying import WARM_UP_CALLS
 from ssl_sec.training.step import train_step
 from tests.fakes import FakeRuntime, assert_identical
-from tests.recipes.test_pretraining import assert_the_same_curve, config, figures, on_a_worker, run, without_labels
+from tests.recipes.test_pretraining import (
+    assert_the_same_curve,
+    config,
+    curve,
+    on_a_worker,
+    run,
+    without_labels,
+)
 from tests.training.fake_graphs import FakeGraphs
 from tests.training.test_step import Noise, fused_sgd
 from tests.training.test_step import recipe as small_recipe
@@ -49,7 +56,7 @@ def test_all_views_of_an_image_are_positives(alone):
 @two_and_four
 def test_any_number_of_workers_gives_the_same_run(alone, num_workers, tmp_path):
     for reports, state in on_workers(num_workers, tmp_path, on_a_worker, tmp_path, CHANGES):
-        assert_the_same_curve(reports, [report[:2] for report in alone.reports])
+        assert_the_same_curve(reports, alone.reports)
         torch.testing.assert_close(state, alone.last_state(), rtol=1e-7, atol=1e-9)
 
 
@@ -59,7 +66,7 @@ def test_a_stopped_and_resumed_run_ends_bit_equal(alone, tmp_path):
         run(tmp_path, runtime, **CHANGES)
     torch.manual_seed(99)
     resumed, _ = run(tmp_path, state=runtime.last_state(), **CHANGES)
-    assert figures([r[:2] for r in runtime.reports + resumed.reports]) == figures([r[:2] for r in alone.reports])
+    assert curve(runtime.reports + resumed.reports) == curve(alone.reports)
     assert_identical(resumed.last_state(), alone.last_state())
 
 
@@ -136,7 +143,7 @@ def test_small_views_that_an_encoder_cannot_take_are_refused_in_one_line(encoder
 
 
 def steps(reports):
-    """Without the figures of the monitor, whose RankMe of almost equal features magnifies what rounding leaves."""
+    """Without the metrics of the monitor, whose RankMe of almost equal features magnifies what rounding leaves."""
     return [(step, metrics) for step, metrics in reports if "train/loss" in metrics]
 
 

@@ -21,7 +21,7 @@ class _PairsConfig(Settings, key="test_sets"):
     """The options of every set of pairs; its images have the size and the channels of the training images.
 
     Attributes:
-        title: name of the set in figures; None takes that of the file that lists the pairs.
+        title: name of the set in metrics and plots; None takes that of the file that lists the pairs.
         resident_limit_mib: a set that is no larger once decoded is kept in memory.
     """
 
@@ -30,11 +30,11 @@ class _PairsConfig(Settings, key="test_sets"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        PlainName().check("test_sets.title", self.figures_title)
+        PlainName().check("test_sets.title", self.shown_title)
 
     @property
-    def figures_title(self) -> str:
-        """The name of the set in metrics and figures."""
+    def shown_title(self) -> str:
+        """The name of the set in metrics and plots."""
         return self.title or Path(self._list).stem
 
     @property

@@ -33,7 +33,7 @@ class VerificationPairs:
     """Pairs of images.
 
     Attributes:
-        name: name of the set in figures.
+        name: name of the set in metrics and plots.
         images: images that the pairs name, each once.
         first: position in `images` of each pair's first image, on the CPU.
         second: position in `images` of each pair's second image, on the CPU.
@@ -93,7 +93,7 @@ def open_bin(path: str | Path, name: str | None = None, decoding: Decoding = AS_
 
     Args:
         path: the file.
-        name: name of the set in figures; None takes that of the file.
+        name: name of the set in metrics and plots; None takes that of the file.
         decoding: how images become pixels.
 
     Raises:
@@ -141,7 +141,7 @@ def open_lfw_pairs(
     Args:
         pairs: path of the list.
         root: folder of LFW's images, <name>/<name>_0001.jpg or .png.
-        name: name of the set in figures; None takes that of the list.
+        name: name of the set in metrics and plots; None takes that of the list.
         decoding: how images become pixels.
 
     Raises:
@@ -167,7 +167,7 @@ def open_pair_table(
         table: path of the file. An image is named by its path, or by the last part of its path if that is unique.
         images: a folder with images at any depth, whose paths are relative to it; the folders directly below it are the
             people. Or Parquet files, in the Hugging Face layout, with the paths of the images.
-        name: name of the set in figures; None takes that of the table.
+        name: name of the set in metrics and plots; None takes that of the table.
         decoding: how images become pixels.
         columns: columns of Parquet files; the labels are the people.
 

@@ -89,7 +89,7 @@ class FaceConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        titles = [test_set.figures_title for test_set in self.test_sets]
+        titles = [test_set.shown_title for test_set in self.test_sets]
         for title in titles:
             check(titles.count(title) == 1, "test_sets.title", title, "another for each test set")
             # MLflow refuses other characters in a metric's name.

@@ -72,7 +72,7 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
         )
     # Opened before the training, so that missing files are errors at once.
     decoding = Decoding(image_size_px=min(height, width), num_channels=num_channels)
-    test_sets = {each.figures_title: open_test_set(each, decoding) for each in config.test_sets}
+    test_sets = {each.shown_title: open_test_set(each, decoding) for each in config.test_sets}
     tested = frozenset[str]().union(*(each.people for each in test_sets.values()))
     unnamed = [title for title, each in test_sets.items() if not each.people]
     if config.leave_out_tested and unnamed:
@@ -98,14 +98,14 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     for title, test_set in test_sets.items():
         log_once(runtime, "measuring %s", title)
         kept = store.test_set_path(title) if runtime.rank == 0 else None
-        figures = test_set.measure(embed, protocols, kept)
-        runtime.report(recipe.total_steps, {f"face/{title}_{name}": value for name, value in figures.items()})
+        metrics = test_set.measure(embed, protocols, kept)
+        runtime.report(recipe.total_steps, {f"face/{title}_{name}": value for name, value in metrics.items()})
     if config.head.dim == 2:
         _keep_plane(config, recipe, trained_on, runtime, store)
     if divided is not None:
         log_once(runtime, "classifying the %s other images of the training classes", f"{len(divided.test):,}")
-        figures = classification_figures(recipe.objective.loss, *extract(divided.test), divided.tail)
-        runtime.report(recipe.total_steps, figures)
+        metrics = classification_metrics(recipe.objective.loss, *extract(divided.test), divided.tail)
+        runtime.report(recipe.total_steps, metrics)
     if runtime.rank == 0:
         save_network(recipe, store, with_head=True)
 
@@ -127,7 +127,7 @@ def build_recipe(config: FaceConfig, image_set: ImageSet, runtime: Runtime) -> R
     )
 
 
-def classification_figures(
+def classification_metrics(
     loss: nn.Module,
     embeddings: Float[Tensor, "images dim"],
     labels: Int64[Tensor, " images"],

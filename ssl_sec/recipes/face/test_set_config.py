@@ -42,7 +42,7 @@ class _TestSetConfig(Settings, key="test_sets"):
     """The options of every test set except pairs; its images have the size and the channels of the training images.
 
     Attributes:
-        title: name of the test set in metrics and figures.
+        title: name of the test set in metrics and plots.
         resident_limit_mib: images that are no larger once decoded are kept in memory.
     """
 
@@ -50,8 +50,8 @@ class _TestSetConfig(Settings, key="test_sets"):
     resident_limit_mib: CountOrZero = Decoding.resident_limit_mib
 
     @property
-    def figures_title(self) -> str:
-        """Its name in metrics and figures."""
+    def shown_title(self) -> str:
+        """Its name in metrics and plots."""
         return self.title
 
 

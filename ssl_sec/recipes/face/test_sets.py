@@ -65,7 +65,7 @@ class FaceTestSet(Protocol):
         ...
 
     def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
-        """The figures that the papers report, in percent, by the ends of the metrics' names.
+        """The metrics that the papers report, in percent, by the ends of the metrics' names.
 
         Args:
             embed: computes the embeddings of images; every worker calls it with the same images.
@@ -163,12 +163,12 @@ class OpenSetTestSet:
                 rates[f"tar_at_far_{power_of_ten(far)}"].append(100 * rate)
             for far, rate in open_set_identification(rows, labels, trial, _IDENTIFICATION_FARS).items():
                 rates[f"dir_at_far_{power_of_ten(far)}"].append(100 * rate)
-        figures: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for name, values in rates.items():
             # The sample standard deviation, as in BLUFR's own code.
             mean, std = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
-            figures |= {name: mean - std, f"{name}_mean": mean, f"{name}_std": std}
-        return figures
+            metrics |= {name: mean - std, f"{name}_mean": mean, f"{name}_std": std}
+        return metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,7 +323,7 @@ def _hardest(pairs: VerificationPairs, scores: Float[Tensor, " pairs"]) -> dict[
 _HARDEST = 6
 _HISTOGRAMS = 100
 
-# The figures that BLUFR reports.
+# The rates that BLUFR reports.
 _VERIFICATION_FARS = (1e-3,)
 _IDENTIFICATION_FARS = (1e-2,)
 

@@ -68,13 +68,13 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
     log_once(runtime, "measuring retrieval on %s images of the test classes", f"{len(test):,}")
     (embeddings, labels, test), (trained, *_) = embed(test), embed(with_crop(trained_on, centre))
     if runtime.rank == 0:
-        figures = {
-            **retrieval_figures(config.evaluation, embeddings, labels, test.queries),
-            **_norm_figures("retrieval/test", embeddings),
-            **_norm_figures("retrieval/train", trained),
-            **_variation_figures(embeddings, labels),
+        metrics = {
+            **retrieval_metrics(config.evaluation, embeddings, labels, test.queries),
+            **_norm_metrics("retrieval/test", embeddings),
+            **_norm_metrics("retrieval/train", trained),
+            **_variation_metrics(embeddings, labels),
         }
-        runtime.report(recipe.total_steps, figures)
+        runtime.report(recipe.total_steps, metrics)
         save_network(recipe, store, with_head=True)
         kept = {"features": embeddings.cpu(), "labels": labels.cpu(), "training_norms": norms(trained).cpu()}
         torch.save(kept, store.features_path)
@@ -113,27 +113,27 @@ def watched_images(labels: Int64[Tensor, " images"], max_images: int) -> Int64[T
     return in_pairs if len(in_pairs) else chosen
 
 
-def retrieval_figures(
+def retrieval_metrics(
     config: RetrievalConfig,
     embeddings: Float[Tensor, "images dim"],
     labels: Int64[Tensor, " images"],
     queries: Bool[Tensor, " images"] | None = None,
 ) -> dict[str, float]:
-    """The figures that the papers report for the test classes: Recall@K, NMI and F1, in percent.
+    """The metrics that the papers report for the test classes: Recall@K, NMI and F1, in percent.
 
     Args:
-        config: the figures to compute.
+        config: the metrics to compute.
         embeddings: raw embeddings of all images.
         labels: class of each image.
         queries: the images that are queries, with the others as the gallery; None: each image is both.
     """
     recalls = recall_at_k(embeddings, labels, config.ks, queries)
-    figures = {f"retrieval/recall_at_{k}": 100 * share for k, share in recalls.items()}
+    metrics = {f"retrieval/recall_at_{k}": 100 * share for k, share in recalls.items()}
     if config.clustering:
         assignments = kmeans_assignments(embeddings, len(labels.unique()), seed=config.seed)
         nmi, f1 = nmi_f1(assignments, labels)
-        figures |= {"retrieval/nmi": 100 * nmi, "retrieval/f1": 100 * f1}
-    return figures
+        metrics |= {"retrieval/nmi": 100 * nmi, "retrieval/f1": 100 * f1}
+    return metrics
 
 
 def _embed_readable(
@@ -150,12 +150,12 @@ def _embed_readable(
     return embeddings[is_read], labels[is_read], subset(image_set, is_read.cpu().nonzero().flatten(), "the readable")
 
 
-def _norm_figures(name: str, embeddings: Float[Tensor, "images dim"]) -> dict[str, float]:
+def _norm_metrics(name: str, embeddings: Float[Tensor, "images dim"]) -> dict[str, float]:
     lengths = norms(embeddings)
     return {f"{name}_norm_mean": float(lengths.mean()), f"{name}_norm_variance": float(lengths.var(correction=0))}
 
 
-def _variation_figures(embeddings: Float[Tensor, "images dim"], labels: Int64[Tensor, " images"]) -> dict[str, float]:
+def _variation_metrics(embeddings: Float[Tensor, "images dim"], labels: Int64[Tensor, " images"]) -> dict[str, float]:
     """How far rotations between classes move the variation, and r_w (SFT, Fig. 6b, Eq. 8); none without directions."""
     try:
         found = rotation_shifts(embeddings, labels, seed=0)
@@ -194,11 +194,11 @@ class _Monitor:
             path = self._store.watched_path(steps_taken)
             path.parent.mkdir(exist_ok=True)
             save_file({"embeddings": embeddings.float().cpu()}, path)
-        figures = {f"{self._name}/recall_at_1": 100 * recall_at_k(embeddings, labels, (1,))[1]}
+        metrics = {f"{self._name}/recall_at_1": 100 * recall_at_k(embeddings, labels, (1,))[1]}
         if self._tested is not None:
             embeddings, labels, tested = self._embed(self._tested)
-            figures["test/recall_at_1"] = 100 * recall_at_k(embeddings, labels, (1,), tested.queries)[1]
-        return figures
+            metrics["test/recall_at_1"] = 100 * recall_at_k(embeddings, labels, (1,), tested.queries)[1]
+        return metrics
 
 
 def _examples(embeddings: Float[Tensor, "images dim"], test: ImageSet, num_neighbours: int) -> dict[str, Tensor]:

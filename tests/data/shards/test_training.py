@@ -10,7 +10,7 @@ from ssl_sec.errors import Stopped
 from tests.data.files import encode, write_folder, write_parquet
 from tests.data.shards.test_tar import write_tar
 from tests.fakes import FakeRuntime, assert_identical
-from tests.recipes.test_pretraining import WITHOUT_LABELS, assert_the_same_curve, figures, on_a_worker, run
+from tests.recipes.test_pretraining import WITHOUT_LABELS, assert_the_same_curve, curve, on_a_worker, run
 from tests.workers import on_workers
 
 # Blocks of 16 images, windows of three of them, six steps an epoch.
@@ -42,10 +42,6 @@ def by_blocks(data):
     return {**data, "resident_limit_mib": 0, "shuffle_window": 3 * PER_BLOCK}
 
 
-def curve(runtime):
-    return [(step, metrics) for step, metrics, _ in runtime.reports]
-
-
 @pytest.fixture(scope="module")
 def whole(sets, tmp_path_factory):
     """An uninterrupted run from shards that are read by blocks."""
@@ -58,18 +54,18 @@ def test_the_curve_is_the_same_from_a_folder_shards_and_parquet(sets, whole, tmp
     runs = [run(tmp_path, data=data, **SMALL)[0] for data in sets.values()]
     assert WITHOUT_LABELS <= runs[0].reports[-1][1].keys()
     for other in runs[1:]:
-        assert figures(curve(other)) == figures(curve(runs[0]))
+        assert curve(other.reports) == curve(runs[0].reports)
         assert_identical(other.last_state(), runs[0].last_state())
     parquet, _ = run(tmp_path, data=by_blocks(sets["parquet"]), **SMALL)
-    assert figures(curve(parquet)) == figures(curve(whole))
-    assert figures(curve(whole)) != figures(curve(runs[0]))  # blocks have an order of their own
+    assert curve(parquet.reports) == curve(whole.reports)
+    assert curve(whole.reports) != curve(runs[0].reports)  # blocks have an order of their own
 
 
 @pytest.mark.distributed
 def test_two_workers_that_read_blocks_equal_one(sets, whole, tmp_path):
     changes = {"data": by_blocks(sets["webdataset"]), **SMALL}
     for reports, state in on_workers(2, tmp_path, on_a_worker, tmp_path, changes):
-        assert_the_same_curve(reports, curve(whole))
+        assert_the_same_curve(reports, whole.reports)
         torch.testing.assert_close(state, whole.last_state(), rtol=1e-7, atol=1e-9)
 
 
@@ -78,5 +74,5 @@ def test_a_run_stopped_in_mid_epoch_resumes_bit_equal(sets, whole, tmp_path):
     with pytest.raises(Stopped):
         run(tmp_path, first, **changes)
     second, _ = run(tmp_path, state=first.last_state(), **changes)
-    assert figures(curve(first) + curve(second)) == figures(curve(whole))
+    assert curve(first.reports + second.reports) == curve(whole.reports)
     assert_identical(second.last_state(), whole.last_state())

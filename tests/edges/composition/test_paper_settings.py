@@ -182,7 +182,7 @@ def test_face_experiments_have_what_their_papers_share(name):
     assert config.optimiser.momentum == 0.9
     assert config.optimiser.decay_factor == 0.1 or name == "casia_softmax_wu"
     assert config.optimiser.weight_decay == 5e-4
-    assert [test_set.figures_title for test_set in config.test_sets][0] == "lfw"
+    assert [test_set.shown_title for test_set in config.test_sets][0] == "lfw"
     assert config.test_sets[0].path == "x/lfw.bin"
 
 
@@ -204,7 +204,7 @@ def test_face_experiments_have_the_weights_of_table_11(name):
     assert (config.optimiser.learning_rate, config.optimiser.decay_at_epochs, config.epochs) == (0.1, (10, 14), 16)
     assert config.transform.name == "none"
     verified = {column.metric for column in load("sec").table(11).columns if column.group == "verification"}
-    assert {f"face/{test_set.figures_title}_accuracy" for test_set in config.test_sets} == verified
+    assert {f"face/{test_set.shown_title}_accuracy" for test_set in config.test_sets} == verified
 
 
 @pytest.mark.parametrize("name", load("normface").table(2).recipes())
@@ -248,7 +248,7 @@ def test_the_test_sets_of_normfaces_tables_are_added_as_documented():
     test_sets = from_values(FaceConfig, values).test_sets
     assert test_sets[0] == face_config("casia_normface_wen").test_sets[0]
     columns = [column for number in (2, 3, 5) for column in load("normface").table(number).columns]
-    assert {one.figures_title for one in test_sets} == {re.split("[/_]", column.metric)[1] for column in columns}
+    assert {one.shown_title for one in test_sets} == {re.split("[/_]", column.metric)[1] for column in columns}
 
 
 @pytest.mark.parametrize("name", load("normface").table(4).recipes())

@@ -24,4 +24,4 @@ def test_the_test_sets_of_version_0_1_had_another_name(tmp_path):
     path.write_text(yaml.safe_dump(STORED))
     assert "benchmarks" not in stored_values(path)
     (test_set,) = training_config(FACE, path).test_sets
-    assert (test_set.name, test_set.figures_title) == ("bin", "lfw")
+    assert (test_set.name, test_set.shown_title) == ("bin", "lfw")

@@ -25,7 +25,7 @@ from ssl_sec.recipes.face.recipe import run as recognise_faces
 from ssl_sec.settings import from_values
 from tests.data.files import plain, write_digit_pairs, write_folder
 from tests.fakes import FakeRuntime, FakeStore, assert_identical
-from tests.recipes.test_pretraining import assert_the_same_curve, figures
+from tests.recipes.test_pretraining import assert_the_same_curve, curve
 from tests.workers import on_workers
 
 CPU = torch.device("cpu")
@@ -80,7 +80,7 @@ def on_a_worker(folder, changes):
 
 @pytest.mark.distributed
 def test_two_workers_give_the_same_run(tmp_path, whole, tested):
-    expected = [(step, metrics) for step, metrics, _ in whole[0].reports]
+    expected = whole[0].reports
     for reports, state in on_workers(2, tmp_path, on_a_worker, tmp_path, {"test_sets": [tested]}):
         assert_the_same_curve(reports, expected)
         torch.testing.assert_close(state, whole[0].last_state(), rtol=1e-7, atol=1e-9)
@@ -107,7 +107,7 @@ def test_sharded_classes_equal_one_worker_also_if_the_number_of_workers_changes(
     assert on_workers(after, tmp_path, work_on_a_worker, folder.path, changes) == ["finished"] * after
     records = [json.loads(line) for line in folder.metrics_path.read_text().splitlines()]
     reports = [(record["step"], record["metrics"]) for record in records if "metrics" in record]
-    assert_the_same_curve(reports, [(step, metrics) for step, metrics, _ in whole[0].reports])
+    assert_the_same_curve(reports, whole[0].reports)
     torch.testing.assert_close(load_file(folder.encoder_path), load_file(whole[1].encoder_path), rtol=1e-7, atol=1e-9)
 
 
@@ -117,7 +117,7 @@ def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole, tested):
         run(tmp_path, runtime, test_sets=[tested])
     torch.manual_seed(99)
     resumed, _ = run(tmp_path, state=runtime.last_state(), test_sets=[tested])
-    assert figures([r[:2] for r in runtime.reports + resumed.reports]) == figures([r[:2] for r in whole[0].reports])
+    assert curve(runtime.reports + resumed.reports) == curve(whole[0].reports)
     assert_identical(resumed.last_state(), whole[0].last_state())
 
 

@@ -38,7 +38,7 @@ def test_kinds_are_distinguished_by_name():
     found = from_values(Settings, {"test_sets": values}).test_sets
     kinds = [LFWPairsConfig, BLUFRConfig, MegaFaceConfig, TemplatesConfig, TemplatesConfig, VideosConfig]
     assert [type(one) for one in found] == kinds
-    assert [one.figures_title for one in found] == ["pairs", "blufr", "megaface", "ijbc", "ijbb", "ytf"]
+    assert [one.shown_title for one in found] == ["pairs", "blufr", "megaface", "ijbc", "ijbb", "ytf"]
     assert found[2].sizes == (1000, 10000, 100000, 1000000)
     message = line(lambda: from_values(Settings, {"test_sets": [{"name": "video"}]}), ConfigError)
     assert message.startswith("test_sets[0].name: found 'video'; did you mean 'videos'?")
