@@ -2,7 +2,6 @@
 
 import logging
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -193,9 +192,7 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
     # A service that starts jobs again passes resume=auto, maybe before the lease of a killed process has expired.
     with _reserved(open_folder(path), waits=config.resume == "auto") as folder:
         if not (folder.holds_run if config.resume == "auto" else config.resume):
-            folder.start(to_values(config))
-            if initial is not None:
-                shutil.copy(initial, folder.initial_path)
+            folder.start(to_values(config), {} if initial is None else {folder.initial_path: initial})
         elif not resume_run(recipe, folder, config):
             logger.info(
                 "%s is finished: there is nothing to resume; if MLflow misses part of it, upload it with: %s",
@@ -223,9 +220,8 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
     config = _named(config, trained.recipe_name, f"{trained.run_name or run_name_of(trained)}{of}-probe")
     assert config.run_name is not None
     with _reserved(open_folder(_output_dir(config) / trained.recipe_name / config.run_name)) as folder:
-        folder.start(to_values(config))
-        shutil.copy(trained_path / "encoder.safetensors", folder.encoder_path)
-        shutil.copy(trained_path / "config.yaml", folder.probed_config_path)
+        copied = {folder.encoder_path: "encoder.safetensors", folder.probed_config_path: "config.yaml"}
+        folder.start(to_values(config), {path: trained_path / name for path, name in copied.items()})
         tags = {**training_tags(trained), "data": (config.data or trained.data).title}
         if config.checkpoint != "last":
             tags[CHECKPOINT_TAG] = str(config.checkpoint)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from ssl_sec.collectives import wait_for_workers
-from ssl_sec.edges.folder.folder import SCORES, RunFolder
+from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.cpu import keep_freed_memory, schedule_as_batch
 from ssl_sec.errors import Stopped, StorageError, UserError, out_of_memory
-from ssl_sec.recipes.registry import RECIPES
+from ssl_sec.recipes.registry import RECIPES, SCORES
 from ssl_sec.settings import from_values
 from ssl_sec.training.checkpoint import CheckpointWriter, save_part, without_held_rows
 from ssl_sec.training.norms import NormHistogram

@@ -31,6 +31,21 @@ def test_a_folder_with_a_run_is_refused(folder: RunFolder):
         folder.start(VALUES)
 
 
+def test_a_folder_with_a_probe_is_refused_without_the_hint_to_resume_it(tmp_path: Path):
+    (tmp_path / "config.yaml").write_text("{}")
+    probe = RunFolder(tmp_path / "probe")
+    probe.start(VALUES, {probe.probed_config_path: tmp_path / "config.yaml"})
+    with pytest.raises(ConfigError, match="already holds a run; allowed: another run_name$"):
+        probe.start(VALUES)
+
+
+def test_a_folder_holds_no_run_until_all_its_files_are_copied(tmp_path: Path):
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(StorageError, match="output_dir: .*/run cannot be written: No such file"):
+        folder.start(VALUES, {folder.initial_path: tmp_path / "missing"})
+    assert not folder.holds_run
+
+
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="output_dir: .* cannot be written"):
