@@ -105,7 +105,7 @@ def downloaded(url: str, only: frozenset[str] | None = None) -> RunFolder:
     output_dir, recipe, name = split_url(url)
     copies = local_folder(output_dir, "copies", f"{os.getpid()}-{uuid.uuid4().hex[:8]}")
     atexit.register(shutil.rmtree, copies, ignore_errors=True)
-    folder = StoredFolder(copies / recipe / name, Bucket(url))
+    folder = StoredFolder(copies / recipe / name, Bucket(url), copies / "restored")
     folder.refresh(only)
     return folder
 
