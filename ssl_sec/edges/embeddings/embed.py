@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from torch import nn
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
@@ -102,9 +103,10 @@ def run_embed(config: EmbedConfig) -> Embedded:
     work = EmbeddingWork(config=config, network=network, data=data)
     image_set = work.open()
     logger.info("data: %s", in_words(image_set))
-    dim = _dim(network, image_set)
+    loaded = network.load(image_set.image_shape)
+    dim, digest = _dim(loaded, image_set), network.digest(loaded)
     plan = Plan(split=config.split, num_images=len(image_set), rows_per_part=config.rows_per_part)
-    work = replace(work, plan=plan, origin=_origin(config, network, data, image_set, dim))
+    work = replace(work, plan=plan, origin=_origin(config, network.run, digest, data, image_set, dim))
     present, precision = _present(work)
     work = replace(work, precision=precision)
     work.require_precision(work.origin["precision"])
@@ -266,10 +268,9 @@ def _undecoded(data: DataConfig) -> DataConfig:
     return replace(data, resident_limit_mib=0) if isinstance(data, FilesConfig) else data
 
 
-def _dim(network: TravellingNetwork, image_set: ImageSet) -> int:
+def _dim(loaded: nn.Module, image_set: ImageSet) -> int:
     """The length of the embeddings, from one image on the CPU: a network that does not fit is found at once."""
     batch = image_set.read(torch.zeros(1, dtype=torch.int64))
-    loaded = network.load(image_set.image_shape)
     try:
         with torch.no_grad():
             return loaded(batch.images.cpu() / 255).shape[1]
@@ -281,13 +282,13 @@ def _dim(network: TravellingNetwork, image_set: ImageSet) -> int:
 
 
 def _origin(
-    config: EmbedConfig, network: TravellingNetwork, data: DataConfig, image_set: ImageSet, dim: int
+    config: EmbedConfig, run: str, weights: str, data: DataConfig, image_set: ImageSet, dim: int
 ) -> dict[str, Any]:
     """The settings and files that determine the embeddings and their division into files, and their origin."""
     return {
-        "run": network.run,
+        "run": run,
         "checkpoint": config.checkpoint,
-        "weights": network.digest,
+        "weights": weights,
         "data": masked_values(to_values(data)),
         "digest": fingerprint(image_set),
         "split": config.split,

@@ -81,11 +81,15 @@ def folder_at(word: str) -> RunFolder | None:
         ConfigError: if the URL cannot be used.
         StorageError: if the storage cannot be used.
     """
-    if is_remote(word):
-        folder = downloaded(word)
-    else:
-        folder = RunFolder(Path(word.removeprefix("file://")).expanduser().resolve())
+    folder = opened_folder(word)
     return folder if word and folder.holds_run else None
+
+
+def opened_folder(word: str) -> RunFolder:
+    """The folder at a path, or a copy of that at a URL, whatever it holds; see `folder_at`."""
+    if is_remote(word):
+        return downloaded(word)
+    return RunFolder(Path(word.removeprefix("file://")).expanduser().resolve())
 
 
 @functools.cache
