@@ -112,7 +112,6 @@ class RunLock:
         with contextlib.suppress(OSError):  # other runs are active
             self._path.parent.rmdir()
 
-
     def abandon(self, reason: str) -> None:
         """Ends the run as FAILED in its store, and releases the lock; if the store cannot be used, a later job does it.
 
