@@ -17,6 +17,7 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import CHECKPOINT_TAG, claim_name, run_name_of, training_tags, user_tags, weights_tags
 from ssl_sec.edges.folder.stored import StoredFolder, open_folder
 from ssl_sec.edges.folder.stored_config import stored_values, training_config, with_credentials
+from ssl_sec.edges.folder.text import writing
 from ssl_sec.edges.run.execution import Execution
 from ssl_sec.edges.run.resuming import is_probed, resume_run
 from ssl_sec.edges.run.running import running
@@ -248,12 +249,14 @@ def _execute(
     recipe: RecipeRow, config: RunConfig, folder: RunFolder, tags: Mapping[str, str], parent_run_id: str | None
 ) -> Finished:
     group = folder.path.parent.name
+    with writing(folder.path):
+        code = keep_code(folder.path)
     own = {"recipe": group, "job": recipe.name, "folder": folder.location}
     identity = RunIdentity(
         uri=tracking_uri(config.tracking, config.output_dir),
         experiment=config.tracking.experiment or group,
         name=folder.name,
-        tags={**keep_code(folder.path), **user_tags(config.tracking), **tags, **own},
+        tags={**code, **user_tags(config.tracking), **tags, **own},
         parent_run_id=parent_run_id,
     )
     return Execution(RunSpec(recipe=recipe, config=config, folder=folder, identity=identity)).run()
