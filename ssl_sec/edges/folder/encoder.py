@@ -5,11 +5,11 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import yaml
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ssl_sec.edges.folder.finding import opened_folder
+from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.errors import ConfigError
 from ssl_sec.exporting.record import Record, read_record
 from ssl_sec.networks import Encoder
@@ -63,9 +63,9 @@ def load_encoder(run: str | os.PathLike[str]) -> Encoder:
             formats = "format=safetensors, timm or hub"
             raise ConfigError(f"run: found {run}, an export without its network's parts; allowed: one with {formats}")
         return exported_network(record, record.image_shape, path).encoder
-    if not (folder.holds_run and folder.encoder_path.is_file()):
+    values = stored_values(folder.config_path) if folder.holds_run and folder.encoder_path.is_file() else {}
+    if "encoder" not in values:  # a probe has none of its own
         raise ConfigError(f"run: found {run}, which holds no trained encoder; allowed: the folder of a run or export")
-    values = yaml.safe_load(folder.config_path.read_text())
     trained = from_values(_Trained, {"encoder": values["encoder"]})
     return _encoder(trained.encoder, folder.data().image_shape, folder.encoder_path)
 

@@ -247,7 +247,7 @@ class RunFolder:
 
     def describe_data(self, image_set: ImageSet) -> None:
         """Writes the description of the training set, or of the test set of a probe."""
-        self.data_path.write_text(json.dumps(asdict(DataDescription.of(image_set))))
+        replace_text(self.data_path, json.dumps(asdict(DataDescription.of(image_set))))
 
     @property
     def described_in(self) -> tuple[Path, ...]:
@@ -260,8 +260,8 @@ class RunFolder:
         return self.data_path.is_file()
 
     def data(self) -> DataDescription:
-        """The description of the data."""
-        return DataDescription.read(self.data_path.read_text(), text_of(self.check_path))
+        """The description of the data; a StorageError if it cannot be read."""
+        return DataDescription.read(self.data_path, self.check_path)
 
     def write_launch_token(self) -> str:
         """Writes a random token, by which workers recognise this folder, and returns it."""

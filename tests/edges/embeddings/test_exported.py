@@ -162,12 +162,19 @@ def test_images_of_other_channels_are_refused(runs, form, tmp_path: Path):
         ("none/here", 2, "run: {root}/none/here holds neither a run nor an export"),
         ("onnx/", 2, "run: {root}/onnx holds an export whose encoder.onnx does not say how to build its network"),
         ("broken/", 4, "run: {root}/broken/encoder.safetensors cannot be read: "),
+        ("config/", 4, "run: {root}/config/config.json cannot be read: "),
         ("script/", 4, "run: {root}/script/encoder.pt cannot be read: "),
     ],
 )
 def test_a_folder_without_a_network_is_one_line(name, code, message, tmp_path: Path, capsys):
     (tmp_path / "empty").mkdir()
-    for folder, file in (("onnx", "encoder.onnx"), ("broken", "encoder.safetensors"), ("script", "encoder.pt")):
+    files = {
+        "onnx": "encoder.onnx",
+        "broken": "encoder.safetensors",
+        "script": "encoder.pt",
+        "config": "model.safetensors",
+    }
+    for folder, file in files.items():
         (tmp_path / folder).mkdir()
         (tmp_path / folder / file).write_bytes(b"no network")
         (tmp_path / folder / "README.md").write_text("an export")
