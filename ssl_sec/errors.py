@@ -1,11 +1,16 @@
 """Errors that a user can fix; a job prints them as one line and exits with their code."""
 
 import difflib
+import errno
 import re
 from collections.abc import Iterable
 from typing import ClassVar
 
 _LONGEST_SHOWN = 400
+# The errors of a full or failing disk, of a quota or a limit of size, and of storage that cannot be written.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+_TORCH_CANNOT_WRITE = r"PytorchStreamWriter failed|unexpected pos \d+ vs|iostream error"
+_SOMEWHERE = "a file in output_dir, output or the folder for temporary files"
 
 
 class UserError(ValueError):
@@ -53,6 +58,18 @@ def out_of_memory(error: BaseException) -> ConfigError | None:
     return ConfigError(
         f"not enough memory{at_once}; less is needed with a smaller global_batch_size, encoder.width, head.dim or image"
     )
+
+
+def out_of_space(error: BaseException) -> StorageError | None:
+    """The error to report for a file that cannot be written, as on a full disk; None if it is of another kind."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _UNWRITABLE:
+            return StorageError(f"{cause.filename or _SOMEWHERE} cannot be written: {cause.strerror}")
+        if isinstance(cause, RuntimeError) and re.search(_TORCH_CANNOT_WRITE, str(cause)):
+            return StorageError(f"{_SOMEWHERE} cannot be written: the disk may be full")
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

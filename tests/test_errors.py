@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from ssl_sec.errors import ConfigError, out_of_memory, printable
+from ssl_sec.errors import ConfigError, StorageError, out_of_memory, out_of_space, printable
 
 TOO_MANY = 2**46  # more bytes than an address has bits for
 
@@ -34,6 +34,36 @@ def test_a_gpu_out_of_memory_is_one_line():
 )
 def test_other_errors_are_unchanged(error):
     assert out_of_memory(error) is None
+
+
+def full_disk() -> None:
+    with open("/dev/full", "w") as file:
+        file.write("x")
+
+
+def features_on_a_full_disk() -> None:
+    torch.save({"features": torch.zeros(100_000)}, "/dev/full")
+
+
+def wrapped() -> None:
+    try:
+        full_disk()
+    except OSError as error:
+        raise RuntimeError("a library's own words") from error
+
+
+@pytest.mark.parametrize("write", [full_disk, features_on_a_full_disk, wrapped])
+def test_a_file_that_cannot_be_written_is_one_line(write):
+    with pytest.raises((OSError, RuntimeError)) as caught:
+        write()
+    error = out_of_space(caught.value)
+    assert isinstance(error, StorageError)
+    assert "cannot be written: " in str(error) and "\n" not in str(error)
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "No such file", "x"), ValueError("No space left on device")])
+def test_other_errors_are_not_of_the_disk(error):
+    assert out_of_space(error) is None
 
 
 def test_printed_errors_are_one_line_of_limited_length():

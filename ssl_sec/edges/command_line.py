@@ -14,7 +14,7 @@ from ssl_sec.edges.composition.help_text import help_text
 from ssl_sec.edges.environment import prepare
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.run.supervision import supervised
-from ssl_sec.errors import Stopped, UserError, out_of_memory
+from ssl_sec.errors import Stopped, UserError, out_of_memory, out_of_space
 from ssl_sec.settings import check
 
 _Output = Literal["stdout", "stderr"]
@@ -75,14 +75,14 @@ def exit_code_of(run: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         say("interrupted", "stderr")
         return Stopped.exit_code
-    except (MemoryError, RuntimeError) as error:
-        needs_more = out_of_memory(error)
-        if needs_more is None:
-            raise
-        say(f"error: {needs_more}", "stderr")
-        return needs_more.exit_code
     except BrokenPipeError:
         return 1
+    except Exception as error:
+        needs_more = out_of_memory(error) or out_of_space(error)
+        if needs_more is None:
+            raise
+        say(masked(f"error: {needs_more}"), "stderr")
+        return needs_more.exit_code
     finally:
         _flush("stdout")
         _flush("stderr")

@@ -217,7 +217,8 @@ class TorchScript(Format):
         traced = self._record(exportable, lambda: torch.jit.trace(exportable.network, images[:2], check_trace=False))
         assert isinstance(traced, torch.jit.ScriptModule)
         more = {} if exportable.record is None else {RECORD: exportable.record.as_json()}
-        save_file_or_fail(folder / "encoder.pt", lambda path: traced.save(str(path), _extra_files=more))
+        content = traced.save_to_buffer(_extra_files=more)  # torch's writer of files aborts on a full disk
+        save_file_or_fail(folder / "encoder.pt", lambda path: path.write_bytes(content))
 
     def loading(self, exportable: Exportable) -> str:
         """Needs only PyTorch."""

@@ -59,7 +59,8 @@ def read_record(folder: Path) -> tuple[Path, Record] | None:
     try:
         found = readers[path.name](path)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise StorageError(f"run: {path} cannot be read: {first_line(error)}") from error
+        read = path.with_name("config.json") if readers[path.name] is _in_config else path
+        raise StorageError(f"run: {read} cannot be read: {first_line(error)}") from error
     if found is None:
         raise ConfigError(
             f"run: {folder} holds an export whose {path.name} does not say how to build its network; allowed: an "

@@ -243,6 +243,10 @@ FINETUNE = RecipeRow(
 
 RECIPES: Mapping[str, RecipeRow] = {row.name: row for row in (PRETRAIN, PROBE, FINETUNE, METRIC_LEARNING, FACE)}
 
+# Metrics on held-out training images that rank checkpoints and models: the first that a run has, label-free ones last.
+LABEL_FREE_SCORES = tuple(row.score_without_labels for row in RECIPES.values() if row.score_without_labels is not None)
+SCORES = (*(row.score for row in RECIPES.values() if row.score is not None), *LABEL_FREE_SCORES)
+
 
 def trainings() -> tuple[str, ...]:
     """The names of the recipes that train an encoder."""

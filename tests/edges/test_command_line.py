@@ -1,3 +1,4 @@
+import errno
 import re
 import subprocess
 import sys
@@ -29,6 +30,14 @@ def test_an_error_is_one_line_and_its_exit_code(error, code, capsys):
     output = capsys.readouterr().err.strip()
     assert str(error) in output
     assert "\n" not in output
+
+
+def test_a_full_disk_is_one_line_wherever_it_is_met(capsys):
+    def failing(overrides):
+        raise OSError(errno.ENOSPC, "No space left on device", "/reports/table.csv")
+
+    assert run_job("report", failing, []) == 4
+    assert capsys.readouterr().err == "error: /reports/table.csv cannot be written: No space left on device\n"
 
 
 def test_a_job_prints_its_result(capsys):

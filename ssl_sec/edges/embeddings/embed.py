@@ -3,14 +3,11 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
+from torch import nn
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
@@ -22,14 +19,15 @@ from ssl_sec.edges.config.embed import EmbedConfig
 from ssl_sec.edges.embeddings.network import TravellingNetwork, found_network_and_origin
 from ssl_sec.edges.embeddings.recording import start_run, upload_results
 from ssl_sec.edges.embeddings.workers import done_on
+from ssl_sec.edges.embeddings.written import whole_files
 from ssl_sec.edges.masking import masked_values
 from ssl_sec.edges.run.signals import interruptible
 from ssl_sec.edges.run.sweeps import JobRun
-from ssl_sec.edges.storage.files import Place, place_at
+from ssl_sec.edges.storage.files import place_at
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.embeddings.computing import embed
-from ssl_sec.embeddings.parts import Plan, encoded, origin_of, stem_of
-from ssl_sec.errors import ConfigError, StorageError, first_line, out_of_memory
+from ssl_sec.embeddings.parts import Plan, encoded, stem_of
+from ssl_sec.errors import ConfigError, out_of_memory
 from ssl_sec.networks.convolutions import lay_out
 from ssl_sec.recipes.assembly import in_words
 from ssl_sec.settings import to_values
@@ -39,8 +37,6 @@ logger = logging.getLogger("ssl_sec")
 
 # Keys of the origin that must be equal for two files to belong together, as must the precision, which devices decide.
 _DECIDING = ("weights", "digest", "split", "images", "image_shape", "rows_per_part", "dim")
-# Files that are read at the same time.
-_AT_ONCE = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,9 +98,10 @@ def run_embed(config: EmbedConfig) -> Embedded:
     work = EmbeddingWork(config=config, network=network, data=data)
     image_set = work.open()
     logger.info("data: %s", in_words(image_set))
-    dim = _dim(network, image_set)
+    loaded = network.load(image_set.image_shape)
+    dim, digest = _dim(loaded, image_set), network.digest(loaded)
     plan = Plan(split=config.split, num_images=len(image_set), rows_per_part=config.rows_per_part)
-    work = replace(work, plan=plan, origin=_origin(config, network, data, image_set, dim))
+    work = replace(work, plan=plan, origin=_origin(config, network.run, digest, data, image_set, dim))
     present, precision = _present(work)
     work = replace(work, precision=precision)
     work.require_precision(work.origin["precision"])
@@ -266,10 +263,9 @@ def _undecoded(data: DataConfig) -> DataConfig:
     return replace(data, resident_limit_mib=0) if isinstance(data, FilesConfig) else data
 
 
-def _dim(network: TravellingNetwork, image_set: ImageSet) -> int:
+def _dim(loaded: nn.Module, image_set: ImageSet) -> int:
     """The length of the embeddings, from one image on the CPU: a network that does not fit is found at once."""
     batch = image_set.read(torch.zeros(1, dtype=torch.int64))
-    loaded = network.load(image_set.image_shape)
     try:
         with torch.no_grad():
             return loaded(batch.images.cpu() / 255).shape[1]
@@ -281,13 +277,13 @@ def _dim(network: TravellingNetwork, image_set: ImageSet) -> int:
 
 
 def _origin(
-    config: EmbedConfig, network: TravellingNetwork, data: DataConfig, image_set: ImageSet, dim: int
+    config: EmbedConfig, run: str, weights: str, data: DataConfig, image_set: ImageSet, dim: int
 ) -> dict[str, Any]:
     """The settings and files that determine the embeddings and their division into files, and their origin."""
     return {
-        "run": network.run,
+        "run": run,
         "checkpoint": config.checkpoint,
-        "weights": network.digest,
+        "weights": weights,
         "data": masked_values(to_values(data)),
         "digest": fingerprint(image_set),
         "split": config.split,
@@ -317,33 +313,14 @@ def _present(work: EmbeddingWork) -> tuple[set[int], str | None]:
     names = sorted(name for name in place.files() if stem_of(name) == split)
     by_name = {work.plan.name(part): part for part in range(work.plan.num_parts)}
     found: dict[int, str] = {}
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for name, origin in zip(names, pool.map(partial(_whole, place), names), strict=True):
-            if origin is None:
-                logger.warning("%s/%s is not a whole Parquet file; it is computed again", work.config.output, name)
-                continue
-            other = [key for key in _DECIDING if origin.get(key) != work.origin[key]]
-            if other:
-                before, now = origin.get(other[0]), work.origin[other[0]]
-                raise ConfigError(
-                    f"output: {work.config.output} holds other embeddings of the {split} split, with {other[0]} "
-                    f"{before} instead of {now}; allowed: another folder"
-                )
-            if name in by_name:
-                found[by_name[name]] = origin["precision"]
+    for name, origin in whole_files(place, names).items():
+        other = [key for key in _DECIDING if origin.get(key) != work.origin[key]]
+        if other:
+            before, now = origin.get(other[0]), work.origin[other[0]]
+            raise ConfigError(
+                f"output: {work.config.output} holds other embeddings of the {split} split, with {other[0]} "
+                f"{before} instead of {now}; allowed: another folder"
+            )
+        if name in by_name:
+            found[by_name[name]] = origin["precision"]
     return set(found), next(iter(found.values()), None)
-
-
-def _whole(place: Place, name: str) -> dict[str, Any] | None:
-    """The origin of a file; None if the file is incomplete, as after a crash of the machine.
-
-    Raises:
-        StorageError: if it cannot be read.
-    """
-    try:
-        with place.open(name) as opened, pq.ParquetFile(opened) as file:
-            return origin_of(file.schema_arrow) or {}
-    except pa.ArrowInvalid:
-        return None
-    except OSError as error:
-        raise StorageError(f"output: {place}/{name} cannot be read: {first_line(error)}") from error

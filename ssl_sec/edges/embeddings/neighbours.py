@@ -19,9 +19,10 @@ from ssl_sec.edges.config.neighbours import NeighboursConfig
 from ssl_sec.edges.embeddings.findings import Findings
 from ssl_sec.edges.embeddings.page import page_of
 from ssl_sec.edges.embeddings.workers import done_on
+from ssl_sec.edges.embeddings.written import whole_files
 from ssl_sec.edges.run.signals import interruptible
 from ssl_sec.edges.storage.files import Place, place_at
-from ssl_sec.embeddings.parts import Plan, origin_of, parquet_of
+from ssl_sec.embeddings.parts import Plan, parquet_of
 from ssl_sec.embeddings.reading import EmbeddingSet, read_set, require_alike
 from ssl_sec.embeddings.search import search
 from ssl_sec.embeddings.tables import Outliers, grouped, image_table, most_similar, neighbour_table, pair_table
@@ -30,7 +31,7 @@ from ssl_sec.settings import check
 
 logger = logging.getLogger("ssl_sec")
 
-# The files of each part; that of the neighbours is written last and marks the part as done.
+# The files of each part; the part is done when all are written, the pairs until they are in the file of duplicates.
 _PAIRS, _IMAGES, _NEIGHBOURS = "pairs", "images", "neighbours"
 _DUPLICATES, _OUTLIERS, _PAGE = "duplicates.parquet", "outliers.parquet", "index.html"
 
@@ -181,23 +182,27 @@ class _Outcome:
         object.__setattr__(self, "place", place_at(self.config.output))
 
     def present(self) -> set[int]:
-        """The parts that are done.
+        """The parts that are done; files that are not whole are removed.
 
         Raises:
             ConfigError: if the output holds another search.
             StorageError: if it cannot be read.
         """
-        files = self.place.files()
-        ours = [name for name in sorted(files) if name == _DUPLICATES or name.startswith(f"{_NEIGHBOURS}-")]
-        for name in ours[:1]:  # all files of a search have the same origin
-            found = origin_of(self._read(name).schema) or {}
+        parts, kinds = range(self.plan.num_parts), [_NEIGHBOURS, _IMAGES, _PAIRS]
+        own = {_DUPLICATES, *(self._name(kind, part) for kind in kinds for part in parts)}
+        names = [name for name in sorted(self.place.files()) if name in own or name.startswith(f"{_NEIGHBOURS}-")]
+        whole = whole_files(self.place, names)
+        for found in whole.values():
             if other := [key for key, value in self.origin.items() if found.get(key) != value]:
                 before, now = found.get(other[0]), self.origin[other[0]]
                 raise ConfigError(
                     f"output: {self.config.output} holds another search, with {other[0]} {before} instead of {now}; "
                     "allowed: another folder"
                 )
-        return {part for part in range(self.plan.num_parts) if self._name(_NEIGHBOURS, part) in files}
+        self.place.remove([name for name in names if name not in whole])
+        if _DUPLICATES in whole:  # which has the pairs of all parts
+            kinds.remove(_PAIRS)
+        return {part for part in parts if all(self._name(kind, part) in whole for kind in kinds)}
 
     def write(self, kind: str, part: int, table: pa.Table, num_found: int = 0) -> None:
         """Writes a file of a part."""
@@ -261,7 +266,10 @@ class _Outcome:
             with self.place.open(name) as file:
                 return pq.read_table(file, columns=columns)
         except (OSError, ValueError) as error:
-            raise StorageError(f"output: {self.config.output}/{name} cannot be read: {first_line(error)}") from error
+            raise StorageError(
+                f"output: {self.config.output}/{name} cannot be read: {first_line(error)}; if it is damaged, the same "
+                "command computes it again once it is deleted"
+            ) from error
 
     def _write(self, name: str, table: pa.Table, num_found: int = 0) -> None:
         self.place.write(name, parquet_of(table, self.origin, {_NUM_FOUND: str(num_found)}))

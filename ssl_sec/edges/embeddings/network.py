@@ -1,24 +1,24 @@
 """The network that embeds, of a run or of an export, as files that travel to the nodes of a cluster."""
 
 import hashlib
+import io
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import nn
+from safetensors.torch import load
+from torch import Tensor, nn
 
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.crops import Crop
 from ssl_sec.edges.config.embed import EmbedConfig
 from ssl_sec.edges.embeddings.recording import Origin
-from ssl_sec.edges.folder.encoder import load_network
-from ssl_sec.edges.folder.finding import folder_at
+from ssl_sec.edges.folder.encoder import exported_network, load_network
+from ssl_sec.edges.folder.finding import folder_at, opened_folder
 from ssl_sec.edges.folder.names import training_tags
-from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.edges.tracking.networks import found_network
 from ssl_sec.edges.tracking.registry import is_registered
 from ssl_sec.edges.tracking.runs import tracked_beside
@@ -41,13 +41,17 @@ class TravellingNetwork(ABC):
     run: str
     weights: Mapping[str, bytes] = field(repr=False)
 
-    @property
-    def digest(self) -> str:
-        """Sixteen hexadecimal digits that differ for networks of different outputs."""
-        digest = hashlib.sha256(self._described)
-        for name, content in sorted(self.weights.items()):
-            digest.update(name.encode() + hashlib.sha256(content).digest())
-        return digest.hexdigest()[:16]
+    def digest(self, loaded: nn.Module) -> str:
+        """Sixteen hexadecimal digits of the weights and the scale of pixels; the same for a run and its exports.
+
+        Args:
+            loaded: the result of `load`, from which the scale is taken; its other tensors may fit images of one size.
+        """
+        # By their values alone: the formats have other names, other files, and the scale among the weights or not.
+        scale = [value for name, value in loaded.named_buffers() if _is_scale(name)]
+        files = (_tensors(name, content) for name, content in self.weights.items())
+        weights = [value for tensors in files for name, value in tensors.items() if not _is_scale(name)]
+        return hashlib.sha256(b"".join(sorted(map(_sha256, [*weights, *scale])))).hexdigest()[:16]
 
     def load(self, image_shape: tuple[int, int, int]) -> nn.Module:
         """Images in [0, 1] -> embeddings, in evaluation mode.
@@ -78,11 +82,6 @@ class TravellingNetwork(ABC):
     @abstractmethod
     def crop(self) -> Crop | None:
         """The crop of evaluated images; None if all have one size."""
-
-    @property
-    def _described(self) -> bytes:
-        """Settings that determine the outputs, in addition to the files."""
-        return b""
 
     @abstractmethod
     def _built(self, image_shape: tuple[int, int, int], files: Path) -> nn.Module: ...
@@ -145,38 +144,35 @@ class NetworkOfExport(TravellingNetwork):
         """The crop in the record."""
         return self.record.crop
 
-    @property
-    def _described(self) -> bytes:
-        """The record, which some formats keep in another file."""
-        return self.record.as_json().encode()
-
     def _built(self, image_shape: tuple[int, int, int], files: Path) -> nn.Module:
-        channels, height, width = image_shape
         trained = self.record.image_shape[0]
-        if channels != trained:
+        if image_shape[0] != trained:
             shape = " x ".join(map(str, image_shape))
             raise ConfigError(
                 f"data: found images of {shape}, which do not fit the encoder: it takes {trained} channels"
             )
         if (files / "encoder.pt").is_file():
             return torch.jit.load(str(files / "encoder.pt"), "cpu").eval()
-        encoder_path, head_path = files / "encoder.safetensors", files / "head.safetensors"
-        if (files / "model.safetensors").is_file():
-            self._divide(files / "model.safetensors", encoder_path, head_path)
-        encoder = replace(self.record.encoder, weights=str(encoder_path)).build(channels, min(height, width)).eval()
-        if self.record.head is None:
-            return encoder
-        head = replace(self.record.head, weights=str(head_path)).build(encoder.num_features, seed=0)
-        return nn.Sequential(encoder, head).eval()
+        (path,) = (files / name for name in self.weights if name != "head.safetensors")
+        return exported_network(self.record, image_shape, path).whole
 
-    def _divide(self, path: Path, encoder_path: Path, head_path: Path) -> None:
-        """Writes the weights of encoder and head, which the format hub has in one file, to two files."""
-        weights = load_file(path)
-        if self.record.head is None:
-            save_file(weights, encoder_path)
-            return
-        for prefix, to in (("encoder.", encoder_path), ("head.", head_path)):
-            save_file({key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}, to)
+
+def _tensors(file: str, content: bytes) -> Mapping[str, Tensor]:
+    """The tensors of a file, by name."""
+    if file.endswith(".safetensors"):
+        return load(content)
+    return torch.jit.load(io.BytesIO(content), "cpu").state_dict()
+
+
+def _is_scale(name: str) -> bool:
+    """Whether it is the mean or the deviation of pixels."""
+    return name.rpartition(".")[2] in ("mean", "std")
+
+
+def _sha256(tensor: Tensor) -> bytes:
+    described = f"{tensor.dtype} {tuple(tensor.shape)} ".encode()
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return hashlib.sha256(described + content.tobytes()).digest()
 
 
 def found_network_and_origin(config: EmbedConfig) -> tuple[TravellingNetwork, Origin]:
@@ -187,15 +183,15 @@ def found_network_and_origin(config: EmbedConfig) -> tuple[TravellingNetwork, Or
         StorageError: if the store or a file cannot be used.
     """
     word = config.run
-    if not is_registered(word) and not is_remote(word) and folder_at(word) is None:
-        folder = Path(word.removeprefix("file://")).expanduser().resolve()
-        exported = _exported(folder, config.checkpoint)
+    if not is_registered(word) and folder_at(word) is None:
+        folder = opened_folder(word)
+        exported = _exported(folder.path, config.checkpoint)
         if exported is not None:
             return exported, Origin(tracking=config.tracking, recipe=folder.name, name=folder.name)
         if "/" in word:
             raise ConfigError(
-                f"run: {folder} holds neither a run nor an export; allowed: the folder of either, a run's id, its "
-                "name, the beginning of either, or models:/<name>@<alias>"
+                f"run: {folder.location} holds neither a run nor an export; allowed: the folder of either, a run's id, "
+                "its name, the beginning of either, or models:/<name>@<alias>"
             )
     with found_network(word, config.checkpoint, config.tracking, config.output_dir, trainings()) as found:
         if found.folder is not None:

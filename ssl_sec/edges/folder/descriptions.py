@@ -8,10 +8,12 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.image_set import ImageSet
+from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.masking import HIDDEN
 from ssl_sec.errors import ConfigError, DataError, StorageError, UserError, first_line
 from ssl_sec.settings import from_values
@@ -93,16 +95,22 @@ class DataDescription:
         )
 
     @classmethod
-    def read(cls, described: str, checked: str) -> "DataDescription":
+    def read(cls, path: Path, check_path: Path) -> "DataDescription":
         """The description of a run's data.
 
         Args:
-            described: JSON of the description.
-            checked: JSON with the numbers of the check; empty if there was none.
+            path: file of the description.
+            check_path: file with the numbers of the check; missing if there was none.
+
+        Raises:
+            StorageError: if a file cannot be read.
         """
-        numbers = json.loads(checked) if checked else {}
-        own = {key: numbers[key] for key in ("num_checked", "num_duplicates", "num_unreadable") if key in numbers}
-        return from_values(cls, {**json.loads(described), **own})
+        try:
+            numbers = json.loads(text_of(check_path) or "{}")
+            own = {key: numbers[key] for key in ("num_checked", "num_duplicates", "num_unreadable") if key in numbers}
+            return from_values(cls, {**json.loads(path.read_text()), **own})
+        except (OSError, ValueError, TypeError) as error:
+            raise StorageError(f"{path} or {check_path.name} cannot be read: {first_line(error)}") from error
 
 
 def about_worker(rank: int, world_size: int, node: str) -> dict[str, Any]:

@@ -1,14 +1,17 @@
 """The network of a run, from its files."""
 
 import os
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import yaml
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ssl_sec.edges.folder.finding import folder_at
+from ssl_sec.edges.folder.finding import opened_folder
+from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.errors import ConfigError
+from ssl_sec.exporting.record import Record, read_record
 from ssl_sec.networks import Encoder
 from ssl_sec.networks.config import EncoderConfig
 from ssl_sec.recipes.config import TrainingConfig
@@ -47,16 +50,22 @@ def load_encoder(run: str | os.PathLike[str]) -> Encoder:
     """The encoder that a run of pretraining, metric learning or face recognition trained, in evaluation mode.
 
     Args:
-        run: the folder or URL that the job printed.
+        run: the folder or URL of the run, or of an export as safetensors, timm or hub.
 
     Raises:
-        ConfigError: if it does not hold a run that has ended.
-        StorageError: if the storage of a URL cannot be used.
+        ConfigError: if it does not hold a run that has ended, or such an export.
+        StorageError: if a file, or the storage of a URL, cannot be used.
     """
-    folder = folder_at(os.fspath(run))
-    if folder is None or not folder.encoder_path.is_file():
-        raise ConfigError(f"run: found {run}, which holds no trained encoder; allowed: the folder of a run")
-    values = yaml.safe_load(folder.config_path.read_text())
+    folder = opened_folder(os.fspath(run))
+    if not folder.holds_run and (found := read_record(folder.path)) is not None:
+        path, record = found
+        if path.suffix != ".safetensors":
+            formats = "format=safetensors, timm or hub"
+            raise ConfigError(f"run: found {run}, an export without its network's parts; allowed: one with {formats}")
+        return exported_network(record, record.image_shape, path).encoder
+    values = stored_values(folder.config_path) if folder.holds_run and folder.encoder_path.is_file() else {}
+    if "encoder" not in values:  # a probe has none of its own
+        raise ConfigError(f"run: found {run}, which holds no trained encoder; allowed: the folder of a run or export")
     trained = from_values(_Trained, {"encoder": values["encoder"]})
     return _encoder(trained.encoder, folder.data().image_shape, folder.encoder_path)
 
@@ -75,6 +84,29 @@ def load_network(recipe: RecipeRow, config: TrainingConfig, image_shape: tuple[i
         return TrainedNetwork(encoder=encoder, head=None, dim=encoder.num_features)
     head = replace(config.head, weights=str(path / "head.safetensors")).build(encoder.num_features, config.seed)
     return TrainedNetwork(encoder=encoder, head=head.eval(), dim=config.head.dim)
+
+
+def exported_network(record: Record, image_shape: tuple[int, ...], path: Path) -> TrainedNetwork:
+    """The network of an export as safetensors, timm or hub.
+
+    Args:
+        record: the record in the export.
+        image_shape: channels, height and width of the images.
+        path: file with the weights of the encoder, or of the encoder and the head; others of the head are beside it.
+    """
+    head_path = path.with_name("head.safetensors")
+    with tempfile.TemporaryDirectory() as made:
+        if record.head is not None and path.name == "model.safetensors":
+            weights = load_file(path)
+            path, head_path = (Path(made, f"{part}.safetensors") for part in ("encoder", "head"))
+            for to in (path, head_path):
+                prefix = f"{to.stem}."
+                save_file({key.removeprefix(prefix): v for key, v in weights.items() if key.startswith(prefix)}, to)
+        encoder = _encoder(record.encoder, image_shape, path)
+        if record.head is None:
+            return TrainedNetwork(encoder=encoder, head=None, dim=encoder.num_features)
+        head = replace(record.head, weights=str(head_path)).build(encoder.num_features, seed=0)
+        return TrainedNetwork(encoder=encoder, head=head.eval(), dim=record.head.dim)
 
 
 def _encoder(config: EncoderConfig, image_shape: tuple[int, ...], weights: Path) -> Encoder:

@@ -81,11 +81,15 @@ def folder_at(word: str) -> RunFolder | None:
         ConfigError: if the URL cannot be used.
         StorageError: if the storage cannot be used.
     """
-    if is_remote(word):
-        folder = downloaded(word)
-    else:
-        folder = RunFolder(Path(word.removeprefix("file://")).expanduser().resolve())
+    folder = opened_folder(word)
     return folder if word and folder.holds_run else None
+
+
+def opened_folder(word: str) -> RunFolder:
+    """The folder at a path, or a copy of that at a URL, whatever it holds; see `folder_at`."""
+    if is_remote(word):
+        return downloaded(word)
+    return RunFolder(Path(word.removeprefix("file://")).expanduser().resolve())
 
 
 @functools.cache
@@ -105,7 +109,7 @@ def downloaded(url: str, only: frozenset[str] | None = None) -> RunFolder:
     output_dir, recipe, name = split_url(url)
     copies = local_folder(output_dir, "copies", f"{os.getpid()}-{uuid.uuid4().hex[:8]}")
     atexit.register(shutil.rmtree, copies, ignore_errors=True)
-    folder = StoredFolder(copies / recipe / name, Bucket(url))
+    folder = StoredFolder(copies / recipe / name, Bucket(url), copies / "restored")
     folder.refresh(only)
     return folder
 
@@ -142,7 +146,7 @@ def find_folder(key: str, word: str, output_dir: str, job: str | None = None) ->
         key: key for which the word was given, for messages.
         word: an id, a name, a prefix of one, or a path.
         output_dir: folder in which runs are searched.
-        job: job whose runs are preferred if several match.
+        job: job whose runs are meant; one of another job is found by its whole name or id alone. None for any job.
 
     Raises:
         ConfigError: if there is no such run, or several.
@@ -154,8 +158,10 @@ def find_folder(key: str, word: str, output_dir: str, job: str | None = None) ->
         place = word if is_remote(word) else Path(word).expanduser().resolve()
         raise ConfigError(f"{key}: {place} holds no run; allowed: a run's folder")
     output = output_dir if is_remote(output_dir) else local_folder(output_dir)
-    where, prefers = f"output_dir={output}", lambda run: job in (None, run.identity.job)
-    found = match_run(key, word, _runs_in(output_dir), where, prefers)
+    runs, where = _runs_in(output_dir), f"output_dir={output}"
+    if job is not None:
+        runs = [run for run in runs if run.identity.job in (None, job) or word in (run.name, run.run_id)]
+    found = match_run(key, word, runs, where, lambda run: job in (None, run.identity.job))
     return downloaded(found.location) if is_remote(output_dir) else found
 
 

@@ -28,7 +28,6 @@ from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.edges.storage.checkpoints import CheckpointUpload
 from ssl_sec.errors import ConfigError, StorageError, UserError
 from ssl_sec.files import replace_text
-from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.training.checkpoint import MANIFEST, Found, load_checkpoint, newest_checkpoint, step_of
 from ssl_sec.training.norms import NormHistogram
 
@@ -36,10 +35,6 @@ if TYPE_CHECKING:
     from ssl_sec.recipes.probing.config import ProbedRun
 
 logger = logging.getLogger(__name__)
-
-# Metrics on held-out training images that rank checkpoints and models: the first that a run has, label-free ones last.
-LABEL_FREE_SCORES = tuple(row.score_without_labels for row in RECIPES.values() if row.score_without_labels is not None)
-SCORES = (*(row.score for row in RECIPES.values() if row.score is not None), *LABEL_FREE_SCORES)
 
 # On a network file system, other machines may see a new file a little later.
 _VISIBLE_WITHIN_S = 5.0
@@ -81,10 +76,8 @@ class RunFolder:
         self.norms_path = path / "norms.json"  # histograms of the embeddings' norms
         self._test_sets_folder = path / "test_sets"
         self._watched_folder = path / "watched"
-
-        # Files of a probe.
-        self.probed_config_path = path / "pretrain.yaml"  # configuration of the run that is probed
-        self.confusion_path = path / "confusion.json"  # once it has ended; of a fine-tuning, too
+        self.confusion_path = path / "confusion.json"  # of a probe or a fine-tuning
+        self.probed_config_path = path / "pretrain.yaml"  # of a probe: configuration of the run that is probed
 
     def test_set_path(self, title: str) -> Path:
         """The file with the results of a face test set, from which its plots are drawn; creates its folder."""
@@ -93,8 +86,7 @@ class RunFolder:
 
     def test_set_paths(self) -> list[Path]:
         """The files with the results of face test sets, sorted by title."""
-        # Version 0.1 had another name for the folder.
-        return sorted([*self._test_sets_folder.glob("*.pt"), *self.path.glob("benchmarks/*.pt")])
+        return sorted([*self._test_sets_folder.glob("*.pt"), *self.path.glob("benchmarks/*.pt")])  # of version 0.1
 
     def watched_path(self, steps_taken: int) -> Path:
         """The file with the embeddings of the watched images after that many steps."""
@@ -122,20 +114,29 @@ class RunFolder:
         """Whether a run was started here."""
         return self.config_path.is_file()
 
-    def start(self, values: Mapping[str, Any]) -> None:
+    @property
+    def is_probe(self) -> bool:
+        """Whether the run is a probe, which cannot be resumed."""
+        return self.probed_config_path.exists()
+
+    def start(self, values: Mapping[str, Any], copied: Mapping[Path, Path] | None = None) -> None:
         """Creates the folder for a new run.
+
+        Args:
+            values: configuration of the run.
+            copied: path in the folder -> file that is copied to it; the folder holds the run once all are whole.
 
         Raises:
             ConfigError: if it already holds a run.
             StorageError: if it cannot be created.
         """
         if self.holds_run:
-            raise ConfigError(
-                f"run_name: {self.location} already holds a run; allowed: another run_name, or "
-                f"{shlex.quote(f'resume={self.location}')} to resume it"
-            )
+            resumes = "" if self.is_probe else f", or {shlex.quote(f'resume={self.location}')} to resume it"
+            raise ConfigError(f"run_name: {self.location} already holds a run; allowed: another run_name{resumes}")
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
+            for path, source in (copied or {}).items():
+                shutil.copy(source, path)
             self._write_config(values)
 
     def resume(self, values: Mapping[str, Any]) -> None:
@@ -182,10 +183,8 @@ class RunFolder:
 
     def removal(self) -> StorageError:
         """The error for a folder that was removed while its run was active."""
-        return StorageError(
-            f"output_dir: {self.path} was removed during the run: what it had saved is lost; the same command "
-            "starts the run again"
-        )
+        lost = "what it had saved is lost; the same command starts the run again"
+        return StorageError(f"output_dir: {self.path} was removed during the run: {lost}")
 
     def refresh(self) -> None:
         """Fetches the files that other machines have written."""
@@ -197,7 +196,8 @@ class RunFolder:
     def discard_unstarted(self) -> None:
         """Removes the folder of a run that ended without metrics or warnings, so that its name is free again."""
         warned = any(not message.startswith("INFO: ") for _, message in self.messages())
-        if self.newest_step() is None and not warned and not self.records() and not self.encoder_path.exists():
+        kept = warned or self.records() or (self.encoder_path.exists() and not self.is_probe)  # a probe's is a copy
+        if self.newest_step() is None and not kept:
             self.remove()
             with contextlib.suppress(OSError):  # the recipe has other runs
                 self.path.parent.rmdir()
@@ -247,7 +247,7 @@ class RunFolder:
 
     def describe_data(self, image_set: ImageSet) -> None:
         """Writes the description of the training set, or of the test set of a probe."""
-        self.data_path.write_text(json.dumps(asdict(DataDescription.of(image_set))))
+        replace_text(self.data_path, json.dumps(asdict(DataDescription.of(image_set))))
 
     @property
     def described_in(self) -> tuple[Path, ...]:
@@ -260,8 +260,8 @@ class RunFolder:
         return self.data_path.is_file()
 
     def data(self) -> DataDescription:
-        """The description of the data."""
-        return DataDescription.read(self.data_path.read_text(), text_of(self.check_path))
+        """The description of the data; a StorageError if it cannot be read."""
+        return DataDescription.read(self.data_path, self.check_path)
 
     def write_launch_token(self) -> str:
         """Writes a random token, by which workers recognise this folder, and returns it."""

@@ -11,15 +11,26 @@ from typing import Any
 
 from ssl_sec.collectives import gather_objects
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.folder.text import text_of, writing
 from ssl_sec.edges.storage.bucket import Bucket
-from ssl_sec.edges.storage.checkpoints import WAITING, CheckpointUpload, Workers, download_checkpoint, whole_checkpoints
+from ssl_sec.edges.storage.checkpoints import (
+    WAITING,
+    CheckpointUpload,
+    Workers,
+    download_checkpoint,
+    upload_left,
+    whole_checkpoints,
+)
 from ssl_sec.edges.storage.lease import Lease
-from ssl_sec.edges.storage.mirror import UPLOADS_EVERY_S, Mirror, download_run
+from ssl_sec.edges.storage.mirror import UPLOADS_EVERY_S, Mirror, download_run, upload_run
 from ssl_sec.edges.storage.places import local_folder, split_url, url_of
 from ssl_sec.errors import StorageError
 from ssl_sec.training.checkpoint import MANIFEST, Found
 
 logger = logging.getLogger("ssl_sec")
+
+# File with a word that the last process to hold the run has chosen: in the storage, and here until all is uploaded.
+HOLDER = ".holder"
 
 
 def open_folder(path: Path) -> RunFolder:
@@ -34,14 +45,14 @@ class StoredFolder(RunFolder):
     Args:
         path: path on this machine.
         bucket: the run's folder in object storage.
+        restored: folder for downloaded checkpoints; None for that which the run's workers on this machine share.
     """
 
-    def __init__(self, path: Path, bucket: Bucket) -> None:
+    def __init__(self, path: Path, bucket: Bucket, restored: Path | None = None) -> None:
         super().__init__(path)
         self._bucket = bucket
         output_dir, recipe, name = split_url(bucket.url)
-        # Shared by all workers on this machine.
-        self._restored_path = local_folder(output_dir, "restored") / recipe / name
+        self._restored_path = restored or local_folder(output_dir, "restored") / recipe / name
         self._checkpoints = bucket.folder("checkpoints")
         self._mirror: Mirror | None = None
 
@@ -66,18 +77,12 @@ class StoredFolder(RunFolder):
         """
         with self._leased(waits=waits):
             try:
-                download_run(self._bucket, self.path)
+                self._upload_left()
+                self.take_over(uuid.uuid4().hex)
                 self._bucket.clean()
-                self._mirror = self.mirror()
-                try:
+                with self._mirrored():
                     yield
-                except BaseException:
-                    with _reported():  # what ended the run matters more
-                        self._mirror.close()
-                    raise
-                self._mirror.close()
             finally:
-                self._mirror = None
                 self.tidy()
 
     @contextmanager
@@ -87,6 +92,60 @@ class StoredFolder(RunFolder):
             yield
         finally:
             lease.release()
+
+    @contextmanager
+    def _mirrored(self) -> Iterator[None]:
+        """Uploads what changes until the block ends."""
+        self._bucket.write(HOLDER, text_of(self.path / HOLDER).encode())
+        self._mirror = self.mirror()
+        try:
+            yield
+        except BaseException:
+            with _reported():  # what ended the run matters more
+                self._mirror.close()
+            raise
+        else:
+            self._mirror.close()
+            (self.path / HOLDER).unlink(missing_ok=True)  # nothing is left to upload
+        finally:
+            self._mirror = None
+            if not self.holds_run:
+                with _reported():
+                    self._bucket.remove([HOLDER])
+
+    @property
+    def _is_newest(self) -> bool:
+        """Whether no other machine has held the run since a process here, which could not upload all that it wrote."""
+        own = text_of(self.path / HOLDER)
+        return own != "" and self._bucket.read(HOLDER) == own.encode()
+
+    def _upload_left(self) -> None:
+        """Uploads what an earlier process could not, so that all workers resume from the newest checkpoint."""
+        if not self._is_newest:
+            for path in sorted(self.checkpoints_path.glob(f"{WAITING}/*")):
+                logger.warning("%s is not used: it was not uploaded, and another process has held the run since", path)
+            return
+        upload_run(self.path, self._bucket)
+        output_dir, recipe, name = split_url(self._bucket.url)
+        workers = local_folder(output_dir, "workers").glob(f"*/{recipe}/{name}")
+        holder = text_of(self.path / HOLDER)
+        for folder in (self.path, *(each for each in workers if text_of(each / HOLDER) == holder)):
+            upload_left(self._checkpoints, folder / self.checkpoints_path.name)
+
+    def take_over(self, holder: str) -> None:
+        """Makes the folder that of a new process: like that in the storage, and without earlier checkpoints.
+
+        Args:
+            holder: word that the process which holds the run has chosen.
+
+        Raises:
+            StorageError: if the storage cannot be used, or the folder cannot be written.
+        """
+        download_run(self._bucket, self.path)
+        with writing(self.path):
+            shutil.rmtree(self.checkpoints_path, ignore_errors=True)
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / HOLDER).write_text(holder)
 
     def mirror(self, interval_s: float | None = UPLOADS_EVERY_S) -> Mirror:
         """Uploads what changes; see `Mirror`."""
@@ -101,7 +160,8 @@ class StoredFolder(RunFolder):
         Raises:
             StorageError: if the storage cannot be used.
         """
-        download_run(self._bucket, self.path, only)
+        if not self._is_newest:
+            download_run(self._bucket, self.path, only)
 
     def remove(self) -> None:
         """Removes the run, here and in object storage.
@@ -169,7 +229,6 @@ class StoredFolder(RunFolder):
 
     def upload_checkpoints(self, rank: int, world_size: int, keep_last: int) -> CheckpointUpload | None:
         """Starts the upload of what this worker writes of checkpoints; all workers call it."""
-        shutil.rmtree(self.checkpoints_path, ignore_errors=True)  # of an earlier run of this name
         workers = Workers(rank=rank, world_size=world_size, start=gather_objects(uuid.uuid4().hex)[0])
         # First the metrics of the steps before it: a resume would drop later ones, and could not restore missing ones.
         return CheckpointUpload(self._checkpoints, workers, keep_last, self.flush)

@@ -2,7 +2,6 @@
 
 import logging
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -18,6 +17,7 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import CHECKPOINT_TAG, claim_name, run_name_of, training_tags, user_tags, weights_tags
 from ssl_sec.edges.folder.stored import StoredFolder, open_folder
 from ssl_sec.edges.folder.stored_config import stored_values, training_config, with_credentials
+from ssl_sec.edges.folder.text import writing
 from ssl_sec.edges.run.execution import Execution
 from ssl_sec.edges.run.resuming import is_probed, resume_run
 from ssl_sec.edges.run.running import running
@@ -193,9 +193,7 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
     # A service that starts jobs again passes resume=auto, maybe before the lease of a killed process has expired.
     with _reserved(open_folder(path), waits=config.resume == "auto") as folder:
         if not (folder.holds_run if config.resume == "auto" else config.resume):
-            folder.start(to_values(config))
-            if initial is not None:
-                shutil.copy(initial, folder.initial_path)
+            folder.start(to_values(config), {} if initial is None else {folder.initial_path: initial})
         elif not resume_run(recipe, folder, config):
             logger.info(
                 "%s is finished: there is nothing to resume; if MLflow misses part of it, upload it with: %s",
@@ -223,9 +221,8 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
     config = _named(config, trained.recipe_name, f"{trained.run_name or run_name_of(trained)}{of}-probe")
     assert config.run_name is not None
     with _reserved(open_folder(_output_dir(config) / trained.recipe_name / config.run_name)) as folder:
-        folder.start(to_values(config))
-        shutil.copy(trained_path / "encoder.safetensors", folder.encoder_path)
-        shutil.copy(trained_path / "config.yaml", folder.probed_config_path)
+        copied = {folder.encoder_path: "encoder.safetensors", folder.probed_config_path: "config.yaml"}
+        folder.start(to_values(config), {path: trained_path / name for path, name in copied.items()})
         tags = {**training_tags(trained), "data": (config.data or trained.data).title}
         if config.checkpoint != "last":
             tags[CHECKPOINT_TAG] = str(config.checkpoint)
@@ -252,12 +249,14 @@ def _execute(
     recipe: RecipeRow, config: RunConfig, folder: RunFolder, tags: Mapping[str, str], parent_run_id: str | None
 ) -> Finished:
     group = folder.path.parent.name
+    with writing(folder.path):
+        code = keep_code(folder.path)
     own = {"recipe": group, "job": recipe.name, "folder": folder.location}
     identity = RunIdentity(
         uri=tracking_uri(config.tracking, config.output_dir),
         experiment=config.tracking.experiment or group,
         name=folder.name,
-        tags={**keep_code(folder.path), **user_tags(config.tracking), **tags, **own},
+        tags={**code, **user_tags(config.tracking), **tags, **own},
         parent_run_id=parent_run_id,
     )
     return Execution(RunSpec(recipe=recipe, config=config, folder=folder, identity=identity)).run()

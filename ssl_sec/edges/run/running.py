@@ -28,7 +28,7 @@ from ssl_sec.edges.masking import masked
 from ssl_sec.edges.run.supervision import register_lock
 from ssl_sec.edges.tracking.store import connect_to_store, is_unknown
 from ssl_sec.edges.tracking.tracker import TrackedRun
-from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.errors import ConfigError, StorageError, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +111,16 @@ class RunLock:
         os.close(self._descriptor)
         with contextlib.suppress(OSError):  # other runs are active
             self._path.parent.rmdir()
+
+    def abandon(self, reason: str) -> None:
+        """Ends the run as FAILED in its store, and releases the lock; if the store cannot be used, a later job does it.
+
+        Args:
+            reason: reason for the end.
+        """
+        self.release({"status": "FAILED", "reason": reason})
+        with contextlib.suppress(UserError, MlflowException, OSError):
+            close_in_its_store(self._path, reason)
 
 
 def lock_sweep(output_dir: Path, uri: str, run_id: str) -> RunLock:

@@ -99,21 +99,28 @@ class JobRun:
 
     @classmethod
     def _opened(cls, identity: RunIdentity, values: Mapping[str, Any], output_dir: str, run_id: str | None) -> Self:
+        lock: RunLock | None = None
+
+        def hold(run_id: str) -> None:
+            nonlocal lock
+            with contextlib.suppress(UserError):  # the first run reports that the folder cannot be written
+                lock = lock_sweep(local_folder(output_dir), identity.uri, run_id)
+
         with tempfile.TemporaryDirectory() as kept:
             identity = replace(identity, tags={**keep_code(Path(kept)), **identity.tags})
             try:
                 run = None if run_id is None else TrackedRun.reopen(identity.uri, run_id)
                 if run is None:
-                    run = TrackedRun.start(identity, values)
+                    run = TrackedRun.start(identity, values, hold)
                 else:
+                    hold(run.run_id)
                     run.log_resume(identity.tags)
                     run.log_changes(values)
             except (UserError, MlflowException, OSError) as error:
                 logger.warning("%s; %s", first_line(error), cls._missing)
+                if lock is not None:
+                    lock.abandon(first_line(error))
                 return cls(None)
-            lock: RunLock | None = None
-            with contextlib.suppress(UserError):  # the first run reports that the folder cannot be written
-                lock = lock_sweep(local_folder(output_dir), identity.uri, run.run_id)
             try:
                 for path in code_files(Path(kept)):
                     run.log_file(path)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from ssl_sec.collectives import wait_for_workers
-from ssl_sec.edges.folder.folder import SCORES, RunFolder
+from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.cpu import keep_freed_memory, schedule_as_batch
-from ssl_sec.errors import Stopped, StorageError, UserError, out_of_memory
-from ssl_sec.recipes.registry import RECIPES
+from ssl_sec.errors import Stopped, StorageError, UserError, out_of_memory, out_of_space
+from ssl_sec.recipes.registry import RECIPES, SCORES
 from ssl_sec.settings import from_values
 from ssl_sec.training.checkpoint import CheckpointWriter, save_part, without_held_rows
 from ssl_sec.training.norms import NormHistogram
@@ -135,10 +135,11 @@ def work(job: str, values: Mapping[str, Any], folder: RunFolder, worker: Worker)
         folder.write_error(UserError(f"training diverged: {error}; {_last_checkpoint(folder)}"))
     except Exception as error:
         folder.log_failure(worker.rank, error)
-        needs_more = out_of_memory(error)
+        needs_more = out_of_memory(error) or out_of_space(error)
         if needs_more is None:
             raise
-        folder.write_error(needs_more)
+        with contextlib.suppress(StorageError):  # the disk is full
+            folder.write_error(needs_more)
         raise needs_more from error
     else:
         folder.write_outcome("finished")

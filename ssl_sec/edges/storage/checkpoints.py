@@ -7,6 +7,7 @@ asks the others for their parts of the uploaded ones.
 
 import contextlib
 import json
+import logging
 import shutil
 import socket
 import threading
@@ -20,6 +21,8 @@ from ssl_sec.edges.storage.bucket import Bucket, RefusedError
 from ssl_sec.errors import StorageError, first_line
 from ssl_sec.files import locked
 from ssl_sec.training.checkpoint import MANIFEST, best_of, checkpoint_name, defect_of, file_sha256, score_of
+
+logger = logging.getLogger("ssl_sec")
 
 # In a folder of checkpoints: files that are still to be uploaded.
 WAITING = ".uploads"
@@ -76,6 +79,29 @@ def download_checkpoint(bucket: Bucket, name: str, folder: Path) -> str | None:
             return defect_of(path)
     except OSError as error:
         raise StorageError(f"checkpoint {name}: cannot be written to {folder}: {error}") from error
+
+
+def upload_left(bucket: Bucket, folder: Path) -> None:
+    """Uploads the checkpoints that an earlier process of the run could not upload, if they are newer than those stored.
+
+    Args:
+        bucket: the folder of the run's checkpoints.
+        folder: folder of the run's checkpoints on this machine.
+
+    Raises:
+        StorageError: if they cannot be uploaded.
+    """
+    newest = max(whole_checkpoints(bucket.files()), default="")
+    for path in sorted((folder / WAITING).glob("step-*")):
+        if path.name <= newest or defect_of(path) is not None:
+            continue
+        files = _listed((path / MANIFEST).read_bytes())
+        if len(files) > 1:  # of sharded tensors
+            logger.warning("%s was not uploaded, and is not used: only a part of it is in %s", path.name, path)
+            continue
+        logger.info("uploading %s, which could not be uploaded before, from %s", path.name, path)
+        for name in (*files, MANIFEST):
+            bucket.upload(path / name, f"{path.name}/{name}")
 
 
 def _listed(manifest: bytes) -> list[str]:

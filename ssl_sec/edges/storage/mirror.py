@@ -4,7 +4,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -73,6 +73,26 @@ def download_run(bucket: Bucket, folder: Path, only: Collection[str] | None = No
             bucket.download(name, folder / name)
 
 
+def upload_run(folder: Path, bucket: Bucket) -> None:
+    """Makes a run in object storage equal to its folder on this machine, without its checkpoints.
+
+    Args:
+        folder: folder on this machine.
+        bucket: the run's folder.
+
+    Raises:
+        StorageError: if the storage cannot be used.
+    """
+    present = versions(folder)
+    for name in _last_ones_last(present):
+        bucket.upload(folder / name, name)
+    bucket.remove([name for name in bucket.files() if not _is_local(name) and name not in present])
+
+
+def _last_ones_last(names: Iterable[str]) -> list[str]:
+    return sorted(names, key=lambda name: (name in _LAST, name))
+
+
 def _is_local(name: str) -> bool:
     first = name.partition("/")[0]
     return first.startswith(".") or any(fnmatch(first, pattern) for pattern in _LOCAL)
@@ -114,7 +134,7 @@ class Mirror:
                 return
             present = versions(self._folder)
             changed = [name for name, version in present.items() if self._uploaded.get(name) != version]
-            for name in sorted(changed, key=lambda name: (name in _LAST, name)):
+            for name in _last_ones_last(changed):
                 with contextlib.suppress(FileNotFoundError):  # removed in the meantime
                     self._bucket.upload(self._folder / name, name)
                     self._uploaded[name] = present[name]

@@ -28,7 +28,7 @@ from ssl_sec.edges.study.comparison import Comparison
 from ssl_sec.edges.study.plan import Cell
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.store import tracking_uri
-from ssl_sec.errors import Stopped
+from ssl_sec.errors import Stopped, StorageError, first_line
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
 
@@ -90,7 +90,12 @@ class _Names:
         self._folder = local_folder(config.output_dir) / config.recipe_name
         self.place, self._name = place_of_runs(config.output_dir, config.recipe_name), f"{stem}.json"
         self.sweep_path = self._folder / f"{stem}.mlflow_run_id"
-        self._names: dict[str, str] = json.loads(self.place.read(self._name) or "{}")
+        begun = self.place.read(self._name) or b"{}"
+        try:
+            self._names: dict[str, str] = json.loads(begun)
+        except ValueError as error:
+            where = f"{self.place}/{self._name}"
+            raise StorageError(f"{where} cannot be read: {first_line(error)}; to start anew, delete it") from error
         if self._names:
             logger.info(
                 "continuing an ablation that was interrupted: %d of %d runs had begun; to start anew, delete %s/%s",

@@ -35,7 +35,7 @@ from ssl_sec.edges.tracking.store import (
     store_errors,
     tracking_uri,
 )
-from ssl_sec.errors import ConfigError, StorageError, nearest
+from ssl_sec.errors import ConfigError, StorageError, nearest, out_of_space
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import PROBE, RECIPES, trainings
 from ssl_sec.recipes.tracking import Checkpoint, TrackingConfig
@@ -271,6 +271,8 @@ class RunArchive:
             for artifact in ("config.yaml", *weights):
                 self.client.download_artifacts(run.run_id, artifact, str(folder))
         except (MlflowException, OSError) as error:
+            if (full := out_of_space(error)) is not None:
+                raise full from error
             raise ConfigError(
                 f"run: found {run.run_id!r}, but it has no encoder in MLflow at {self.client.tracking_uri}; allowed: a "
                 f"finished run of {joined_jobs(jobs)}"

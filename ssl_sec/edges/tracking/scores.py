@@ -17,11 +17,11 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from ssl_sec.data.config import DataConfig
 from ssl_sec.edges.folder.descriptions import DataDescription
-from ssl_sec.edges.folder.folder import LABEL_FREE_SCORES, SCORES
 from ssl_sec.edges.folder.names import CHECKPOINT_TAG
 from ssl_sec.edges.tracking.registry import source_run_id
 from ssl_sec.edges.tracking.store import all_pages, quoted
 from ssl_sec.recipes.probing.config import ProbeConfig, ProbedRun, ProbeJobConfig
+from ssl_sec.recipes.registry import LABEL_FREE_SCORES, SCORES
 from ssl_sec.settings import to_values
 
 # The alias of the best encoder; MLflow itself provides `latest`.

@@ -36,7 +36,7 @@ from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.edges.tune.space import Choices, Interval, Search, chosen_overrides
 from ssl_sec.edges.tune.trial import Plan, PretrainingTrial, last_line, log_of, trial_name
 from ssl_sec.edges.tune.trials import Trial, best_first, files_of, records_of, rows_of, table_of
-from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError
+from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line
 from ssl_sec.files import replace_text
 
 logger = logging.getLogger("ssl_sec")
@@ -319,11 +319,16 @@ def _claimed(path: Path, described: Mapping[str, Any]) -> bool:
 
     Raises:
         ConfigError: if another search has the name.
-        StorageError: if the folder cannot be written.
+        StorageError: if the file cannot be read, or the folder cannot be written.
     """
     text = json.dumps(described, indent=1)
     if path.exists():
-        before, now = json.loads(text_of(path) or "{}"), json.loads(text)
+        try:
+            before, now = json.loads(text_of(path) or "{}"), json.loads(text)
+        except ValueError as error:
+            raise StorageError(
+                f"run_name: {path} cannot be read: {first_line(error)}; allowed: another name"
+            ) from error
         for key in {**before, **now}:
             if before.get(key) != now.get(key):
                 raise ConfigError(

@@ -1,15 +1,18 @@
 """Embeddings by the folder of an export, without its run."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from mlflow.tracking import MlflowClient
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from ssl_sec import load_encoder
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config.embed import EmbedConfig
@@ -19,6 +22,8 @@ from ssl_sec.edges.export.export import run_export
 from ssl_sec.edges.run.driver import run_finetuning, run_training
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.summary import Finished
+from ssl_sec.edges.storage.bucket import Bucket
+from ssl_sec.embeddings.reading import read_set, require_alike
 from ssl_sec.errors import ConfigError
 from ssl_sec.exporting.record import read_record
 from ssl_sec.recipes.face.config import FaceConfig
@@ -79,6 +84,8 @@ def test_an_export_embeds_as_its_run(runs, network, form, tmp_path: Path):
     folder = export(finished, form, tmp_path / "export")
     expected, found = embeddings(finished.folder.path, tmp_path / "run"), embeddings(folder, tmp_path / "other")
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+    written = [tmp_path / name / "test-00000-of-00001.parquet" for name in ("run", "other")]
+    require_alike([file for path in written for file in read_set([(str(path), partial(path.open, "rb"))]).files])
     (record,) = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db").search_runs(["1"])
     assert (record.data.tags["recipe"], record.data.tags["job"]) == ("export", "embed")
     assert "mlflow.parentRunId" not in record.data.tags
@@ -155,12 +162,19 @@ def test_images_of_other_channels_are_refused(runs, form, tmp_path: Path):
         ("none/here", 2, "run: {root}/none/here holds neither a run nor an export"),
         ("onnx/", 2, "run: {root}/onnx holds an export whose encoder.onnx does not say how to build its network"),
         ("broken/", 4, "run: {root}/broken/encoder.safetensors cannot be read: "),
+        ("config/", 4, "run: {root}/config/config.json cannot be read: "),
         ("script/", 4, "run: {root}/script/encoder.pt cannot be read: "),
     ],
 )
 def test_a_folder_without_a_network_is_one_line(name, code, message, tmp_path: Path, capsys):
     (tmp_path / "empty").mkdir()
-    for folder, file in (("onnx", "encoder.onnx"), ("broken", "encoder.safetensors"), ("script", "encoder.pt")):
+    files = {
+        "onnx": "encoder.onnx",
+        "broken": "encoder.safetensors",
+        "script": "encoder.pt",
+        "config": "model.safetensors",
+    }
+    for folder, file in files.items():
         (tmp_path / folder).mkdir()
         (tmp_path / folder / file).write_bytes(b"no network")
         (tmp_path / folder / "README.md").write_text("an export")
@@ -168,6 +182,37 @@ def test_a_folder_without_a_network_is_one_line(name, code, message, tmp_path: P
     assert run_job("embed", embed, given) == code
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith(f"error: {message.format(root=tmp_path)}"), error
+
+
+@pytest.mark.parametrize(("network", "form"), [("scaled", "safetensors"), ("vit", "timm"), ("faces", "hub")])
+def test_the_encoder_of_an_export_is_loaded_as_that_of_its_run(runs, network, form, tmp_path: Path):
+    folder = export(runs[network], form, tmp_path / "export")
+    before = sorted(folder.iterdir())
+    expected, found = load_encoder(runs[network].folder.path), load_encoder(str(folder))
+    images = torch.rand(4, *runs[network].folder.data().image_shape)
+    with torch.no_grad():
+        assert torch.equal(found(images), expected(images))
+    assert sorted(folder.iterdir()) == before and not found.training
+
+
+def test_an_export_in_object_storage_is_loaded_and_embeds(runs, s3, tmp_path: Path):
+    folder = export(runs["scaled"], "safetensors", tmp_path / "export")
+    for path in folder.iterdir():
+        Bucket(f"{s3}/exports/digits").upload(path, path.name)
+    expected = load_encoder(runs["scaled"].folder.path).backbone.state_dict()
+    found = load_encoder(f"{s3}/exports/digits").backbone.state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    embeddings(f"{s3}/exports/digits", tmp_path / "other")
+    with pytest.raises(ConfigError, match=f"run: {s3}/exports/none holds neither a run nor an export"):
+        embeddings(f"{s3}/exports/none", tmp_path / "none")
+
+
+def test_a_folder_whose_network_cannot_be_rebuilt_is_refused(runs, tmp_path: Path):
+    folder = export(runs["scaled"], "torchscript", tmp_path / "export")
+    with pytest.raises(ConfigError, match="an export without its network's parts; allowed: one with format=safetens"):
+        load_encoder(folder)
+    with pytest.raises(ConfigError, match="holds no trained encoder; allowed: the folder of a run or export"):
+        load_encoder(tmp_path)
 
 
 def test_exports_that_differ_only_in_the_scale_of_images_are_distinguished(runs, tmp_path: Path):

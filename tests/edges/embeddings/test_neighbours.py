@@ -151,6 +151,40 @@ def test_a_stopped_search_continues_with_the_same_result(
         find(embedded, tmp_path, "k=4", "duplicates_above=0.999")
 
 
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("neighbours-00001-of-00003.parquet", "cut"),
+        ("images-00001-of-00003.parquet", "removed"),
+        ("duplicates.parquet", "cut"),
+        ("duplicates.parquet", "removed"),
+    ],
+)
+def test_a_damaged_file_is_computed_again(name, damage, embedded: Path, found, tmp_path: Path, caplog):
+    output = tmp_path / "output"
+    shutil.copytree(found[1], output)
+    if damage == "cut":
+        (output / name).write_bytes((output / name).read_bytes()[:-100])
+    else:
+        (output / name).unlink()
+    again = find(embedded, output, "k=5", "duplicates_above=0.999")
+    assert (f"{output}/{name} is not a whole Parquet file; it is computed again" in caplog.text) == (damage == "cut")
+    assert again.num_pairs == found[0].num_pairs and again.duplicates.equals(found[0].duplicates)
+    assert sorted(path.name for path in output.iterdir()) == sorted(path.name for path in found[1].iterdir())
+    assert pq.read_table(output / name).equals(pq.read_table(found[1] / name))
+
+
+def test_a_file_with_a_damaged_content_is_named_with_what_to_do(embedded: Path, found, tmp_path: Path):
+    output = tmp_path / "output"
+    shutil.copytree(found[1], output)
+    path = output / "images-00001-of-00003.parquet"
+    content = bytearray(path.read_bytes())
+    content[4:200] = bytes(196)
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match=f"output: {path} cannot be read: .* computes it again once it is deleted"):
+        find(embedded, output, "k=5", "duplicates_above=0.999")
+
+
 def test_queries_are_searched_among_others(embedded: Path, tmp_path: Path):
     one = embedded / "test-00000-of-00002.parquet"
     with pytest.raises(DataError, match="found 1 of the 2 files"):
@@ -215,10 +249,6 @@ def test_bad_input_is_refused_before_anything_is_written(embedded: Path, tmp_pat
     with pytest.raises(ConfigError, match=r"duplicates_above: found 1.5"):
         find(embedded, output, "duplicates_above=1.5")
     assert not output.exists()
-    output.mkdir()
-    (output / "neighbours-00000-of-00003.parquet").write_bytes(b"torn")
-    with pytest.raises(StorageError, match=r"neighbours-00000-of-00003.parquet cannot be read"):
-        find(embedded, output)
 
 
 @pytest.mark.parametrize("given", ["folder", "file", "link", "url"])

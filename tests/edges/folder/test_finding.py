@@ -52,6 +52,13 @@ def test_of_several_matches_the_run_of_the_job_is_found(output_dir):
     assert find_folder("resume", "fir", str(output_dir), "pretrain").path == output_dir / "digits/first"
 
 
+def test_runs_of_another_job_are_neither_found_by_a_prefix_nor_offered(output_dir):
+    with pytest.raises(ConfigError, match="has no run whose id or name starts with it; .*allowed: first, second$"):
+        find_folder("resume", "first-p", str(output_dir), "pretrain")
+    by_name = find_folder("resume", "first-probe", str(output_dir), "pretrain")  # whose job is then reported
+    assert by_name.path == output_dir / "digits/first-probe"
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [

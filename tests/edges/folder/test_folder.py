@@ -9,6 +9,8 @@ import pytest
 import torch
 import yaml
 
+from ssl_sec import load_encoder
+from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.supervision import dumped_signal
 from ssl_sec.errors import ConfigError, DataError, StorageError
@@ -29,6 +31,21 @@ def folder(tmp_path: Path) -> RunFolder:
 def test_a_folder_with_a_run_is_refused(folder: RunFolder):
     with pytest.raises(ConfigError, match="already holds a run; allowed: another run_name, or resume=.*/run"):
         folder.start(VALUES)
+
+
+def test_a_folder_with_a_probe_is_refused_without_the_hint_to_resume_it(tmp_path: Path):
+    (tmp_path / "config.yaml").write_text("{}")
+    probe = RunFolder(tmp_path / "probe")
+    probe.start(VALUES, {probe.probed_config_path: tmp_path / "config.yaml"})
+    with pytest.raises(ConfigError, match="already holds a run; allowed: another run_name$"):
+        probe.start(VALUES)
+
+
+def test_a_folder_holds_no_run_until_all_its_files_are_copied(tmp_path: Path):
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(StorageError, match="output_dir: .*/run cannot be written: No such file"):
+        folder.start(VALUES, {folder.initial_path: tmp_path / "missing"})
+    assert not folder.holds_run
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path):
@@ -202,3 +219,21 @@ def test_the_signal_of_a_crash_is_read_from_faulthandlers_output(folder: RunFold
     assert subprocess.run([sys.executable, "-S", "-c", code]).returncode == -number
     assert dumped_signal(folder.crash_path(1)) is number
     assert dumped_signal(folder.crash_path(0)) is None
+
+
+@pytest.mark.parametrize("name", ["data.json", "check.json"])
+def test_a_damaged_description_of_the_data_is_one_line(name, folder: RunFolder):
+    folder.describe_data(open_digits("test"))
+    assert folder.data().image_shape == (1, 8, 8)
+    (folder.path / name).write_text('{"na')
+    with pytest.raises(StorageError, match=r"/run/data.json or check.json cannot be read: Unterminated string"):
+        folder.data()
+
+
+def test_the_folder_of_a_probe_or_with_a_damaged_configuration_has_no_encoder_to_load(folder: RunFolder):
+    folder.encoder_path.write_bytes(b"weights of another run")
+    with pytest.raises(ConfigError, match="/run, which holds no trained encoder; allowed: the folder of a run"):
+        load_encoder(folder.path)
+    folder.config_path.write_text("encoder: [")
+    with pytest.raises(StorageError, match=r"config.yaml cannot be read: not YAML in line 1"):
+        load_encoder(folder.path)

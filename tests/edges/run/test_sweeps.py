@@ -3,12 +3,15 @@
 import csv
 import io
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.folder.descriptions import RunIdentity
+from ssl_sec.edges.run.running import close
 from ssl_sec.edges.run.sweeps import Sweep, arms_figure, as_csv, as_markdown
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import DataError, Stopped
@@ -94,6 +97,28 @@ def test_a_sweep_runs_without_a_store(tmp_path: Path, caplog):
     assert "the runs of the sweep have no parent" in caplog.text
     with sweep.ended_after(RESULTS, lambda: "table"):
         pass
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_run_whose_parameters_cannot_be_logged_does_not_stay_running(store: Path, monkeypatch, caplog, is_away):
+    def failing(*_, **__):
+        raise MlflowException("a parameter is refused")
+
+    name = f"refused{is_away}"
+    with monkeypatch.context() as patch:
+        patch.setattr(TrackedRun, "_log_parameters", failing)
+        if is_away:  # until the next job
+            patch.setattr(TrackedRun, "end", failing)
+        sweep = Sweep.start(replace(identity(store), name=name), {"arms": ["none"]}, str(store))
+    assert sweep.run_id is None and "a parameter is refused; the runs of the sweep have no parent run" in caplog.text
+    _, client = start(store)
+    (run,) = client.search_runs(["1"], f"attributes.run_name = '{name}'")
+    assert (run.info.status == "RUNNING") == is_away
+    left = store / ".running" / run.info.run_id
+    if is_away:
+        close(left, client, "")
+    assert client.get_run(run.info.run_id).data.tags["ended"].endswith("a parameter is refused")
+    assert not left.exists()
 
 
 def test_earlier_runs_are_adopted_and_those_of_another_store_are_counted(store: Path, caplog):

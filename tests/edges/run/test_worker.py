@@ -1,9 +1,13 @@
+import errno
+
 import pytest
 import torch
 
+from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.worker import FolderRuntime, Worker, work
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.training.checkpoint import MANIFEST, score_of
 
 CPU = torch.device("cpu")
@@ -15,6 +19,18 @@ def test_cudnn_tries_its_algorithms_where_there_is_a_gpu(device, is_tried, tmp_p
     with pytest.raises(ConfigError):  # before anything is computed
         work("pretrain", {"nosuch": 1}, RunFolder(tmp_path), Worker(rank=0, world_size=1, device=torch.device(device)))
     assert torch.backends.cudnn.benchmark == is_tried
+
+
+def test_results_that_cannot_be_written_end_the_run_for_all_workers(tmp_path, monkeypatch):
+    def failing(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "features.pt")
+
+    folder = RunFolder(tmp_path)
+    monkeypatch.setattr(RECIPES["pretrain"].__class__, "run", failing)
+    values = compose("pretrain", ["experiment=digits", "runtime=local"])
+    with pytest.raises(StorageError, match="features.pt cannot be written: No space left on device"):
+        work("pretrain", values, folder, Worker(rank=0, world_size=1, device=CPU))
+    assert str(folder.error()) == "features.pt cannot be written: No space left on device"
 
 
 def test_a_checkpoint_has_the_score_of_its_own_state_and_none_of_one_before(tmp_path):

@@ -11,8 +11,10 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run import worker
 from ssl_sec.edges.run.summary import Finished
 from ssl_sec.edges.study import ablation
+from ssl_sec.edges.study.ablation import _Names
+from ssl_sec.edges.study.arms import read_arms
 from ssl_sec.edges.study.cells import KeptCells
-from ssl_sec.errors import ConfigError, Stopped
+from ssl_sec.errors import ConfigError, Stopped, StorageError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import RecipeRow
 from tests.jobs import ablate
@@ -49,6 +51,16 @@ def test_arms_and_seeds_make_one_table(quick, tmp_path: Path):
     assert names == [f"digits-resnet18-{arm}-s{seed}" for arm in ("random", "sec") for seed in (0, 1)]
     assert f"/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey=" in table
     assert "mlflow.sharedViewState.scores" in experiment.tags
+
+
+def test_a_damaged_list_of_an_ablations_runs_is_one_line(quick):
+    cells = read_arms([*quick, "seeds=[0]"])
+    names = _Names(cells)
+    names.of(cells[0])
+    (left,) = (Path(cells[0].config.output_dir) / "digits").glob(".ablation-*.json")
+    left.write_text('{"ran')
+    with pytest.raises(StorageError, match=rf"{left} cannot be read: Unterminated .*; to start anew, delete it"):
+        _Names(cells)
 
 
 def test_an_interrupted_ablation_continues_in_its_runs(quick, tmp_path: Path, monkeypatch, caplog):

@@ -9,6 +9,8 @@ import mlflow
 import pytest
 from mlflow.entities import Run
 
+from ssl_sec.edges.tune.job import _claimed
+from ssl_sec.errors import StorageError
 from tests.edges.conftest import QUICK
 
 DRAWS_PICTURES = True
@@ -17,6 +19,14 @@ DRAWS_PICTURES = True
 def tune(*overrides: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "jobs.tune", *QUICK, *overrides]
     return subprocess.run(command, capture_output=True, text=True, timeout=400)
+
+
+def test_a_damaged_description_of_a_search_is_one_line(tmp_path: Path):
+    assert _claimed(tmp_path / "it.tune.json", {"trials": 2})
+    assert not _claimed(tmp_path / "it.tune.json", {"trials": 2})
+    (tmp_path / "it.tune.json").write_text('{"tri')
+    with pytest.raises(StorageError, match=r"run_name: .*it.tune.json cannot be read: Unterminated .*another name"):
+        _claimed(tmp_path / "it.tune.json", {"trials": 2})
 
 
 @pytest.mark.slow

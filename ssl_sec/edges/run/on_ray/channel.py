@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.folder.descriptions import about_failure, about_worker
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.folder.stored import StoredFolder, open_folder
+from ssl_sec.edges.folder.stored import HOLDER, StoredFolder, open_folder
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.mirror import Version, versions
 from ssl_sec.edges.storage.places import local_folder, split_url
@@ -95,7 +95,7 @@ class WorkerFolder(StoredFolder):
         self._last: Any = None
         self._sending = threading.Lock()
         self._stop_requested, self._save_requested = False, threading.Event()
-        self.refresh()
+        self.take_over((self._bucket.read(HOLDER) or b"").decode())
         self._sent: dict[str, Version] = versions(self.path)
         threading.Thread(target=self._ask, name="ask-driver", daemon=True).start()
 

@@ -24,7 +24,7 @@ from ssl_sec.edges.run.driver import run_probe, run_replay, run_training
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.summary import summary
 from ssl_sec.edges.tracking.runs import tracked_beside
-from ssl_sec.errors import ConfigError, Stopped
+from ssl_sec.errors import ConfigError, Stopped, UserError
 from ssl_sec.metrics import metric
 from ssl_sec.networks import resnet
 from ssl_sec.recipes.probing.config import ProbeJobConfig
@@ -344,6 +344,14 @@ def test_a_probe_stops_on_request(finished, tmp_path: Path, monkeypatch):
         run_probe(config)
     run_id = (tmp_path / "digits" / "stopped-probe" / "mlflow_run_id").read_text()
     assert MlflowClient(finished.uri).get_run(run_id).info.status == "KILLED"
+
+
+def test_a_probe_that_failed_before_it_measured_leaves_its_name_free(finished, tmp_path: Path):
+    overrides = [f"run={finished.folder.path}", "runtime=local", f"output_dir={tmp_path}", "run_name=mine"]
+    config = from_values(ProbeJobConfig, compose("probe", [*overrides, "probe.labels_per_class=1000"]))
+    with pytest.raises(UserError, match="probe.labels_per_class = 1000, but class 0 has"):
+        run_probe(config)
+    assert not (tmp_path / "digits").exists()
 
 
 def test_without_a_recipe_the_data_set_names_experiment_folder_and_model(tmp_path: Path):

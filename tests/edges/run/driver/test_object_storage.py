@@ -21,7 +21,7 @@ from ssl_sec.edges.run import worker
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.worker import FolderRuntime
-from ssl_sec.edges.storage.bucket import Bucket
+from ssl_sec.edges.storage.bucket import Bucket, RefusedError
 from ssl_sec.edges.storage.checkpoints import whole_checkpoints
 from ssl_sec.edges.storage.lease import this_machine
 from ssl_sec.edges.storage.places import local_folder
@@ -173,6 +173,44 @@ def test_a_checkpoint_that_cannot_be_uploaded_ends_the_run_with_its_local_path(s
         run_training(PRETRAIN, pretrain_config([*stored, "run_name=full"]))
     folder = find_folder("folder", f"{s3}/digits/full", s3)
     assert isinstance(folder, StoredFolder) and folder.status == "FAILED"
+
+
+@pytest.mark.parametrize("held_since", [False, True])
+def test_a_checkpoint_that_could_not_be_uploaded_is_used_by_a_resume_here(held_since, stored, s3, monkeypatch, caplog):
+    bucket, upload, report = Bucket(f"{s3}/digits/full"), Bucket.upload, FolderRuntime.report
+    config = pretrain_config([*stored, "run_name=full", "checkpoint.every_epochs=1"])
+
+    def full(self, path, name):
+        if "step-000000010" in name or (name == "metrics.jsonl" and b'"step": 6' in path.read_bytes()):
+            raise RefusedError("QuotaExceeded")
+        upload(self, path, name)
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match=r"^step-000000010 .* QuotaExceeded"):
+        patch.setattr(Bucket, "upload", full)
+        run_training(PRETRAIN, config)
+    assert "step-000000010" not in whole_checkpoints(bucket.folder("checkpoints").files())
+    if held_since:
+        bucket.write(".holder", b"another process")
+    taken: list[int] = []
+
+    def noting(self, step, metrics, norms=None):
+        taken.append(step)
+        report(self, step, metrics, norms)
+
+    monkeypatch.setattr(FolderRuntime, "report", noting)
+    resumed = run_training(PRETRAIN, replace(config, resume=True))
+    assert ("step-000000010 is not used: it was not uploaded" in caplog.text) == held_since
+    assert (6 in taken) == held_since  # the steps after the last checkpoint that was uploaded
+    assert {record["step"] for record in resumed.folder.records()} >= set(range(10))
+    assert whole_checkpoints(bucket.folder("checkpoints").files())[-1] == "step-000000010"
+    assert not list(local_folder(s3).rglob("state.pt"))
+
+
+def test_a_checkpoint_that_a_reader_downloads_does_not_stay(stored, s3, tmp_path: Path):
+    run_training(PRETRAIN, pretrain_config([*stored, "run_name=it"]))
+    jobs.export([f"run={s3}/digits/it", "format=safetensors", "checkpoint=10", f"output={tmp_path / 'exported'}"])
+    copies = local_folder(s3, "copies")
+    assert [copies in path.parents for path in local_folder(s3).rglob("state.pt")] == [True]  # removed with the process
 
 
 def test_a_run_taken_over_by_another_process_stops_and_leaves_its_files_alone(stored, s3, monkeypatch, caplog):
