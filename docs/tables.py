@@ -166,7 +166,7 @@ def study_runs(name: str) -> str:
     compared = study_comparison(name)
     if not compared.rows:
         return f"Not yet run: {planned} runs."
-    num_runs = sum(len(row.figures) for row in compared.rows)
+    num_runs = sum(len(row.metrics) for row in compared.rows)
     return f"{in_markdown(*compared.table())}\n\n{num_runs} of {planned} runs."
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.campaign.recipes import change, list_small_arms, load_recipes, load_trials
 from benchmarks.campaign.scale import SMALL_STUDIES
 from benchmarks.campaign.small import part_name
-from ssl_sec.edges.study.cells import MEANS, KeptCell, KeptCells, figures_of
+from ssl_sec.edges.study.cells import MEANS, KeptCell, KeptCells, metrics_of
 from ssl_sec.edges.study.plan import ArmAt, digest_of
 from ssl_sec.edges.study.searches import KeptSearches, KeptTrial
 from ssl_sec.edges.study.uploaded import searches_path
@@ -21,7 +21,7 @@ def keep_cells(results: Mapping[str, Mapping[str, Any]], folder: Path) -> list[P
     """Adds the runs and trials that have ended to the files of their studies; returns the files.
 
     Args:
-        results: the figures of each part, by name.
+        results: the results of each part, by name.
         folder: the folder docs/studies.
     """
     written: list[Path] = []
@@ -74,5 +74,5 @@ def _kept_cell(arm: ArmAt, run: Mapping[str, Any], digest: str) -> KeptCell:
         digest=digest,
         minutes=run["minutes"],
         run_id="",
-        figures=figures_of([{"metrics": {**run["last"], **means}}], run["probe"]),
+        metrics=metrics_of([{"metrics": {**run["last"], **means}}], run["probe"]),
     )

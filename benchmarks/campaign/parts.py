@@ -151,7 +151,7 @@ def _measure_growth(sheet: Sheet, scale: Scale) -> None:
                 found = measure_one(count, device, peak)
             except torch.OutOfMemoryError as error:
                 found = {key: count, "error": describe_error(error)}
-            sheet.figures[key].append(found)
+            sheet.results[key].append(found)
             sheet.write()
 
 

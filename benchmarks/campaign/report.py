@@ -1,4 +1,4 @@
-"""The documentation's figures of GPUs, made from a campaign's results, so that no number is copied by hand.
+"""The documentation's numbers of GPUs, made from a campaign's results, so that no number is copied by hand.
 
 Only the text between `<!-- campaign: <name> -->` and `<!-- end -->` is replaced.
 """
@@ -24,7 +24,7 @@ from ssl_sec.papers import find_reported
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = RESULTS / "campaign"
-# The pages with figures of a campaign.
+# The pages with numbers of a campaign.
 PAGES = ("benchmarks/README.md", "benchmarks/LOG.md", "docs/results.md")
 NOT_YET = "not yet run"
 NETWORKS = {"resnet50": "ResNet-50", "resnet18": "ResNet-18"}
@@ -53,7 +53,7 @@ def report(folder: Path, root: Path = ROOT, committed: Path = COMMITTED) -> int:
     if not results and not is_committed:
         raise ConfigError(f"--report: {folder} has no results; allowed: the --output of a campaign")
     if any(each.get("rehearsal") for each in results.values()):
-        raise ConfigError(f"--report: {folder} is a rehearsal; its figures are not results")
+        raise ConfigError(f"--report: {folder} is a rehearsal; its numbers are not results")
     if not is_committed:
         committed.mkdir(parents=True, exist_ok=True)
         for name in results:
@@ -149,7 +149,7 @@ def _over_seeds(runs: Sequence[Mapping[str, Any]], figure: str) -> str:
 
 
 def recipes(results: Results) -> str:
-    """Makes the table of the paper's recipe with ResNet-50, compared with the paper's figures."""
+    """Makes the table of the paper's recipe with ResNet-50, compared with the paper's numbers."""
     rows = []
     for arm in ("ntxent", "sec"):
         runs, recipe = _runs(results, "resnet50", arm), EXPERIMENTS[arm]
@@ -218,11 +218,11 @@ def _study_cells(results: Results, encoder: str) -> list[KeptCell]:
     for name, each in results.items():
         match = re.fullmatch(rf"study-{encoder}-(\w+)-s(\d+)", name)
         if match is not None and _TOP1 in each:
-            figures = {key: value for key, value in each.items() if key.startswith("probe/")}
+            metrics = {key: value for key, value in each.items() if key.startswith("probe/")}
             minutes = each["train_s"] / 60
             found.append(
                 KeptCell(
-                    arm=match[1], point="", seed=int(match[2]), digest="", minutes=minutes, run_id="", figures=figures
+                    arm=match[1], point="", seed=int(match[2]), digest="", minutes=minutes, run_id="", metrics=metrics
                 )
             )
     return found
@@ -245,7 +245,7 @@ def _goals(results: Results) -> str:
     paper = find_reported(EXPERIMENTS["sec"])[_TOP1]
     assert isinstance(paper, float)
     runs = _study_cells(results, "resnet50")
-    of_arms = {arm: [run.figures[_TOP1] for run in runs if run.arm == arm] for arm in {run.arm for run in runs}}
+    of_arms = {arm: [run.metrics[_TOP1] for run in runs if run.arm == arm] for arm in {run.arm for run in runs}}
     best = max(of_arms, key=lambda arm: mean(of_arms[arm]), default=None)
     long = results.get(LONG, {})
     above = NOT_YET if best is None else f"{best}, {mean(of_arms[best]):.2f}, {mean(of_arms[best]) - paper:+.2f}"

@@ -154,17 +154,17 @@ def _measure(part: Part, sheet: Sheet) -> None:
     before = sheet.read()
     if before.get("state") in ("stopped", "running"):
         # The durations that add up over calls.
-        sheet.figures.update({key: before[key] for key in ("seconds", "train_s") if key in before})
+        sheet.results.update({key: before[key] for key in ("seconds", "train_s") if key in before})
     sheet.write()
     start = time.time()
     try:
         part.measure(sheet)
     except Stopped as stopped:
-        state, sheet.figures["error"] = "stopped", first_line(stopped)
+        state, sheet.results["error"] = "stopped", first_line(stopped)
     except BaseException as error:
         traceback.print_exc()
-        state, sheet.figures["error"] = "failed", f"{type(error).__name__}: {first_line(error)}"
-    sheet.write(state, seconds=sheet.figures.get("seconds", 0.0) + time.time() - start)
+        state, sheet.results["error"] = "failed", f"{type(error).__name__}: {first_line(error)}"
+    sheet.write(state, seconds=sheet.results.get("seconds", 0.0) + time.time() - start)
     sys.stdout.flush()
     os._exit(0)
 

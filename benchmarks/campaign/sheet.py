@@ -1,4 +1,4 @@
-"""The folder of a campaign: its plan, and the state and the figures of each part."""
+"""The folder of a campaign: its plan, and the state and the results of each part."""
 
 import json
 import time
@@ -53,17 +53,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class Sheet:
-    """The state and the figures of a part, in a file that is replaced atomically.
+    """The state and the results of a part, in a file that is replaced atomically.
 
     Attributes:
         plan: the campaign's plan.
         name: the part's name.
-        figures: the figures written by this process.
+        results: the results written by this process.
     """
 
     plan: Plan
     name: str
-    figures: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
@@ -78,13 +78,13 @@ class Sheet:
         """Reads the state of the part; None if it was never started."""
         return self.read().get("state")
 
-    def write(self, state: State = "running", **figures: Any) -> None:
-        """Adds figures to those of this process and writes the file."""
-        self.figures.update(figures)
+    def write(self, state: State = "running", **results: Any) -> None:
+        """Adds results to those of this process and writes the file."""
+        self.results.update(results)
         header = {"part": self.name, "state": state, "rehearsal": self.plan.rehearsal, "written": round(time.time())}
-        write_json(self.path, {**header, **self.figures})
+        write_json(self.path, {**header, **self.results})
 
     def close(self, state: State, reason: str) -> None:
-        """Sets the state of a part whose process has ended; its figures are kept."""
+        """Sets the state of a part whose process has ended; its results are kept."""
         before: Mapping[str, Any] = self.read()
         write_json(self.path, {"part": self.name, **before, "state": state, "error": reason})

@@ -1,6 +1,6 @@
 """Studies that were made for CPUs, on a GPU: their runs take seconds there, several at once.
 
-Each run has a sheet in `<output>/cells/<study>`, and the part's sheet has the figures of all finished runs. Steps are
+Each run has a sheet in `<output>/cells/<study>`, and the part's sheet has the results of all finished runs. Steps are
 computed in float32 as on CPUs and are not compiled, since compiling would take longer than the run.
 """
 
@@ -29,7 +29,7 @@ from ssl_sec.data.config import FolderConfig, ParquetConfig
 from ssl_sec.data.image_set import ImageSet
 
 _PROGRESS_S = 15.0
-# As in the runs on CPUs, which report every 10 steps: means over a run's reports are part of its figures.
+# As in the runs on CPUs, which report every 10 steps: means over a run's reports are part of its results.
 _ON_GPU = {"runtime.precision": "float32", "runtime.compile": False, "log_every_steps": 10}
 
 
@@ -109,12 +109,12 @@ def _num_trials(scale: Scale, arm: str) -> int:
 
 
 def _read(plan: Plan, tasks: list[Task]) -> list[dict[str, Any]]:
-    """The figures of the finished tasks."""
+    """The results of the finished tasks."""
     found: list[dict[str, Any]] = []
     for task in tasks:
-        figures = Sheet(plan, task.name).read()
-        if figures.get("state") in ("done", "failed"):
-            kept = {key: figures[key] for key in ("error", "last", "mean", "probe", "minutes") if key in figures}
+        results = Sheet(plan, task.name).read()
+        if results.get("state") in ("done", "failed"):
+            kept = {key: results[key] for key in ("error", "last", "mean", "probe", "minutes") if key in results}
             found.append({"arm": task.arm, "seed": task.seed, "trial": task.trial, **kept})
     return found
 
@@ -133,7 +133,7 @@ def _keep_images(open_split: Callable[..., ImageSet]) -> Any:
 
 
 def _run(plan: Plan, scale: Scale, task: Task) -> None:
-    """Runs a task in this process, unless it is done; its sheet has its figures, or its error."""
+    """Runs a task in this process, unless it is done; its sheet has its results, or its error."""
     sheet = Sheet(plan, task.name)
     if sheet.read_state() == "done":
         return

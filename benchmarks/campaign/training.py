@@ -61,7 +61,7 @@ def train_and_probe(
     """Runs or resumes a pretraining, then its probe.
 
     Args:
-        sheet: sheet of the part, for the figures of both, and for `train_s`, the time of the pretraining in all calls.
+        sheet: sheet of the part, for the results of both, and for `train_s`, the time of the pretraining in all calls.
         scale: sizes of the run.
         recipe: a name in recipes.json.
         seed: seed of the run.
@@ -103,7 +103,7 @@ def train(
         _run_job("pretrain", config, folder, write)
     finally:
         write()
-    shutil.rmtree(folder.checkpoints_path, ignore_errors=True)  # the encoder and the figures are kept
+    shutil.rmtree(folder.checkpoints_path, ignore_errors=True)  # the encoder and the results are kept
     return config
 
 
@@ -113,8 +113,8 @@ def folders_of(sheet: Sheet) -> tuple[RunFolder, RunFolder]:
     return folder, RunFolder(folder.path.with_name(f"{sheet.name}-probe"))
 
 
-def _write(sheet: Sheet, **figures: Any) -> None:
-    sheet.write(**read_figures(*folders_of(sheet)), **figures)
+def _write(sheet: Sheet, **results: Any) -> None:
+    sheet.write(**read_results(*folders_of(sheet)), **results)
 
 
 def _run_job(job: Any, config: PretrainConfig | ProbeJobConfig, folder: RunFolder, write: Callable[[], None]) -> None:
@@ -153,8 +153,8 @@ def _report_progress(folder: RunFolder, ended: threading.Event, write: Callable[
         print(f"  {time.strftime('%H:%M:%S')} {shown}", flush=True)
 
 
-def read_figures(folder: RunFolder, probe_folder: RunFolder) -> dict[str, Any]:
-    """Reads a run's speed, its curves by epoch, its last figures and its probe's results from their folders."""
+def read_results(folder: RunFolder, probe_folder: RunFolder) -> dict[str, Any]:
+    """Reads a run's speed, its curves by epoch, its last metrics and its probe's results from their folders."""
     records = folder.records()
     rates = [each["metrics"]["train/images_per_s"] for each in records if "train/images_per_s" in each["metrics"]]
     curve = {

@@ -52,9 +52,9 @@ def test_a_searched_study_runs_and_its_figures_are_kept(plan, tmp_path):
     assert [(one.arm, one.point, one.seed) for one in kept] == [("none", "loss=dcl", 0), ("sec", "loss=dcl", 0)]
     assert all(one.digest == planned[one.key] for one in kept)
     for one, run in zip(kept, found["runs"], strict=True):
-        assert one.figures["probe/top1"] == pytest.approx(run["probe"]["probe/top1"], rel=1e-5)
-        assert one.figures["mean/train/norm_mean"] == pytest.approx(run["mean"]["train/norm_mean"], rel=1e-5)
-        assert {"probe/knn_top1", "val/rankme", "train/loss"} <= set(one.figures) and math.isfinite(one.minutes)
+        assert one.metrics["probe/top1"] == pytest.approx(run["probe"]["probe/top1"], rel=1e-5)
+        assert one.metrics["mean/train/norm_mean"] == pytest.approx(run["mean"]["train/norm_mean"], rel=1e-5)
+        assert {"probe/knn_top1", "val/rankme", "train/loss"} <= set(one.metrics) and math.isfinite(one.minutes)
 
     def refused(*arguments):
         raise AssertionError("it had run already")

@@ -62,7 +62,7 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
     "study": (
         ("study=digits concurrent=2", "SEC and others beside NT-Xent, five seeds, in some minutes on a CPU"),
         ("study=digits run=false", "what there is so far"),
-        ("study=mine.yaml cells=mine.csv", "your own study; its figures in a file that continues it anywhere"),
+        ("study=mine.yaml cells=mine.csv", "your own study; its metrics in a file that continues it anywhere"),
     ),
     "transfer": (
         ("run=<id> 'sets=[digits]'", "a set by its name"),

@@ -36,7 +36,7 @@ class StudyConfig(Settings):
         points: some of its points, as its table names them, such as loss=ntxent; null for all.
         seeds: seeds that replace the study's own; null keeps those.
         concurrent: number of runs at a time, each in its own process.
-        cells: CSV file with the figures of the runs: runs in it are not run again, and each run is added when it ends;
+        cells: CSV file with the metrics of the runs: runs in it are not run again, and each run is added when it ends;
             null for cells.csv in the folder of the study's runs. The file of its searches is kept next to it.
         run: false only compares the finished runs, and starts none; without a file of cells they are read from MLflow.
     """

@@ -16,7 +16,7 @@ class TuneConfig(Settings):
             them independently.
         scheduler: asha stops trials that are behind the others after the same epochs (Li et al. 2020, "A System for
             Massively Parallel Hyperparameter Tuning"); none runs all to their end.
-        metric: the metric to compare, one of the monitor's figures; null takes the accuracy of kNN on held-out training
+        metric: the metric to compare, one of the monitor's metrics; null takes the accuracy of kNN on held-out training
             images, val/knn_top1.
         mode: whether the largest or the smallest metric is best.
         measurements: number of measurements of a trial, evenly over its epochs, unless monitor.every_epochs is given.

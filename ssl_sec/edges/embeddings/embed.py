@@ -112,8 +112,8 @@ def run_embed(config: EmbedConfig) -> Embedded:
     run = start_run(config, belongs_to, data) if waiting else JobRun(None)
 
     def upload(tracked: TrackedRun) -> None:
-        figures = {"images": len(image_set), "dim": dim, "files": plan.num_parts, **progress.figures}
-        upload_results(tracked, figures, work.origin, image_set, data)
+        metrics = {"images": len(image_set), "dim": dim, "files": plan.num_parts, **progress.metrics}
+        upload_results(tracked, metrics, work.origin, image_set, data)
 
     with run.ended_with(upload):
         _do(work, waiting, progress)
@@ -157,7 +157,7 @@ class _Progress:
         return sum(self.written) / self.seconds if self.written else None
 
     @property
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Metrics for MLflow."""
         found: dict[str, float] = {"files_written": len(self.written), "images_embedded": sum(self.written)}
         if self.images_per_s is not None:

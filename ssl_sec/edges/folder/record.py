@@ -20,7 +20,7 @@ def run_record(folder: RunFolder, data_title: str) -> Run:
         folder: the run's folder.
         data_title: name of the run's data set.
     """
-    figures = {key: (value, record["step"]) for record in folder.records() for key, value in record["metrics"].items()}
+    metrics = {key: (value, record["step"]) for record in folder.records() for key, value in record["metrics"].items()}
     return Run(
         RunInfo(
             run_id=folder.run_id or _UNKNOWN,
@@ -33,7 +33,7 @@ def run_record(folder: RunFolder, data_title: str) -> Run:
             run_name=folder.path.name,
         ),
         RunData(
-            metrics=[Metric(key, value, 0, step) for key, (value, step) in figures.items()],
+            metrics=[Metric(key, value, 0, step) for key, (value, step) in metrics.items()],
             params=[Param(key, str(value)) for key, value in flattened(stored_values(folder.config_path)).items()],
             tags=[RunTag(key, value) for key, value in folder.identity.tags.items()],
         ),

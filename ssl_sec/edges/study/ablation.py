@@ -23,7 +23,7 @@ from ssl_sec.edges.run.summary import Finished, ui_instructions
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.files import place_of_runs
 from ssl_sec.edges.storage.places import local_folder
-from ssl_sec.edges.study.cells import KeptCell, as_csv, figures_of
+from ssl_sec.edges.study.cells import KeptCell, as_csv, metrics_of
 from ssl_sec.edges.study.comparison import Comparison
 from ssl_sec.edges.study.plan import Cell
 from ssl_sec.edges.tables import in_table
@@ -145,7 +145,7 @@ def _kept(cell: Cell, finished: Finished, minutes: float) -> KeptCell:
         digest=cell.digest,
         minutes=minutes,
         run_id=finished.run_id or "",
-        figures=figures_of(finished.folder.records(), finished.metrics),
+        metrics=metrics_of(finished.folder.records(), finished.metrics),
     )
 
 

@@ -1,4 +1,4 @@
-"""The figures of a study's runs in a small CSV file, from which the study can be continued on any machine."""
+"""The metrics of a study's runs in a small CSV file, from which the study can be continued on any machine."""
 
 import csv
 import io
@@ -43,7 +43,7 @@ class KeptCell:
         minutes: duration of the run, including its probe; NaN if it is not known, as for a run that was stopped and
             continued.
         run_id: id of the run in MLflow; empty if it is not known.
-        figures: metric -> value; of `mean/<metric>` the mean over the run's reports after the first.
+        metrics: metric -> value; of `mean/<metric>` the mean over the run's reports after the first.
     """
 
     arm: str
@@ -52,7 +52,7 @@ class KeptCell:
     digest: str
     minutes: float
     run_id: str
-    figures: Mapping[str, float]
+    metrics: Mapping[str, float]
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -60,10 +60,10 @@ class KeptCell:
         return self.arm, self.point, self.seed
 
 
-def figures_of(
+def metrics_of(
     records: Sequence[Mapping[str, Any]], probe: Mapping[str, float], metric: str | None = None
 ) -> dict[str, float]:
-    """The figures of a run that are kept.
+    """The metrics of a run that are kept.
 
     Args:
         records: reports of the run, oldest first, with their `metrics`.
@@ -105,11 +105,11 @@ class KeptCells:
         return iter(self._cells.values())
 
     def of(self, cells: Iterable[Cell]) -> list[KeptCell]:
-        """The kept figures of these cells, in order; cells that have not ended are left out."""
+        """The kept metrics of these cells, in order; cells that have not ended are left out."""
         return [kept for cell in cells if (kept := self._cells.get(cell.key)) is not None]
 
     def find(self, cell: Cell) -> KeptCell | None:
-        """The kept figures of a cell; None if it has not ended.
+        """The kept metrics of a cell; None if it has not ended.
 
         Raises:
             ConfigError: if a run with another configuration is kept.
@@ -148,14 +148,14 @@ def lock_of(path: Path) -> Path:
 def as_csv(cells: Iterable[KeptCell]) -> str:
     """The text of the file."""
     cells = sorted(cells, key=lambda cell: (cell.point, cell.arm, cell.seed))
-    names = sorted({name for cell in cells for name in cell.figures})
+    names = sorted({name for cell in cells for name in cell.metrics})
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*_FIRST_COLUMNS, *names])
     for cell in cells:
-        figures = [f"{cell.figures[name]:.{_DIGITS}g}" if name in cell.figures else "" for name in names]
+        values = [f"{cell.metrics[name]:.{_DIGITS}g}" if name in cell.metrics else "" for name in names]
         writer.writerow(
-            [cell.arm, cell.point, cell.seed, cell.digest, f"{cell.minutes:.2f}", cell.run_id, *figures],
+            [cell.arm, cell.point, cell.seed, cell.digest, f"{cell.minutes:.2f}", cell.run_id, *values],
         )
     return text.getvalue()
 
@@ -177,5 +177,5 @@ def _from_row(row: Mapping[str, str]) -> KeptCell:
         digest=row["config"],
         minutes=float(row["minutes"]),
         run_id=row["run_id"],
-        figures={name: float(value) for name, value in row.items() if name not in _FIRST_COLUMNS and value},
+        metrics={name: float(value) for name, value in row.items() if name not in _FIRST_COLUMNS and value},
     )

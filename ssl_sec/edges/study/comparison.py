@@ -15,7 +15,7 @@ from ssl_sec.figures.study import Cause, Interval, causes_figure, forest_figure
 from ssl_sec.figures.sweeps import Panel, Point, panels_figure
 from ssl_sec.metrics import metric_label
 
-# Effects of an arm on norms and steps: figure -> label.
+# Effects of an arm on norms and steps: name -> label.
 _CAUSES = {
     "step": "turn of an embedding in a step",
     "unevenness": "unevenness of turns (deviation / mean)",
@@ -34,19 +34,19 @@ class Row:
     Attributes:
         arm: name of the arm.
         point: name of the point.
-        figures: seed -> metric -> value.
+        metrics: seed -> metric -> value.
         difference: difference from the baseline at this point, with p adjusted for all comparisons of the study; None
             for the baseline.
     """
 
     arm: str
     point: str
-    figures: Mapping[int, Mapping[str, float]]
+    metrics: Mapping[int, Mapping[str, float]]
     difference: Difference | None
 
     def of(self, metric: str) -> dict[int, float]:
         """Seed -> value of a metric."""
-        return {seed: one[metric] for seed, one in self.figures.items() if metric in one}
+        return {seed: one[metric] for seed, one in self.metrics.items() if metric in one}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +77,9 @@ class Comparison:
         """
         found: dict[str, dict[str, dict[int, Mapping[str, float]]]] = {}
         for cell in cells:
-            found.setdefault(cell.point, {}).setdefault(cell.arm, {})[cell.seed] = cell.figures
+            found.setdefault(cell.point, {}).setdefault(cell.arm, {})[cell.seed] = cell.metrics
         rows = [
-            Row(arm=arm, point=point, figures=arms[arm], difference=None)
+            Row(arm=arm, point=point, metrics=arms[arm], difference=None)
             for point, arms in found.items()
             for arm in sorted(arms, key=lambda arm: arm != baseline)
         ]
@@ -125,10 +125,10 @@ class Comparison:
             columns += [f"{metric_label(name).partition(' ')[0]} difference [95 %]" for name in beside]
         lines = [columns]
         for row in self.rows:
-            figures = [mean_and_std(list(row.of(name).values())) for name in shown]
+            values = [mean_and_std(list(row.of(name).values())) for name in shown]
             if compares:
-                figures += [*_ends(row), *(str(self._difference(row, name) or "") for name in beside)]
-            lines.append([*([row.point] if with_points else []), row.arm, str(len(row.figures)), *figures])
+                values += [*_ends(row), *(str(self._difference(row, name) or "") for name in beside)]
+            lines.append([*([row.point] if with_points else []), row.arm, str(len(row.metrics)), *values])
         return lines
 
     def figures(self) -> dict[str, Figure]:
@@ -193,7 +193,7 @@ class Comparison:
 
 def _ratios(row: Row, baseline: Row) -> dict[str, float]:
     """Ratios of the means over a run to the baseline's: the geometric mean over the seeds that both have."""
-    both = [(row.figures[seed], baseline.figures[seed]) for seed in row.figures if seed in baseline.figures]
+    both = [(row.metrics[seed], baseline.metrics[seed]) for seed in row.metrics if seed in baseline.metrics]
     each = [(_causes_of(ours), _causes_of(theirs)) for ours, theirs in both]
     return {
         name: statistics.geometric_mean([ours[name] / theirs[name] for ours, theirs in each])
@@ -202,14 +202,14 @@ def _ratios(row: Row, baseline: Row) -> dict[str, float]:
     }
 
 
-def _causes_of(figures: Mapping[str, float]) -> dict[str, float]:
+def _causes_of(metrics: Mapping[str, float]) -> dict[str, float]:
     """Mean norms and steps of a run."""
     found = {"step": "mean/train/step_angle_mean", "norm": "mean/train/norm_mean"}
-    causes = {name: figures[metric] for name, metric in found.items() if metric in figures}
-    if "step" in causes and "mean/train/step_angle_std" in figures:
-        causes["unevenness"] = figures["mean/train/step_angle_std"] / causes["step"]
-    if "norm" in causes and "mean/train/norm_std" in figures:
-        causes["spread"] = figures["mean/train/norm_std"] / causes["norm"]
+    causes = {name: metrics[metric] for name, metric in found.items() if metric in metrics}
+    if "step" in causes and "mean/train/step_angle_std" in metrics:
+        causes["unevenness"] = metrics["mean/train/step_angle_std"] / causes["step"]
+    if "norm" in causes and "mean/train/norm_std" in metrics:
+        causes["spread"] = metrics["mean/train/norm_std"] / causes["norm"]
     return causes
 
 

@@ -15,7 +15,7 @@ class Difference:
     """The mean of an arm's differences from the baseline over the seeds that both have, with Student's t-interval.
 
     Attributes:
-        mean: mean of the differences; NaN if one of the figures is not finite.
+        mean: mean of the differences; NaN if one of the values is not finite.
         half_width: half the width of the 95 % interval; NaN for one pair, and if the mean is NaN.
         p: p-value of the two-sided t-test of a mean of 0; NaN likewise. Only `adjusted` adjusts it for other
             comparisons.
@@ -46,8 +46,8 @@ def difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Diffe
     """The difference of an arm from the baseline; None if they have no seed in common.
 
     Args:
-        arm: seed -> figure.
-        baseline: seed -> figure of the baseline.
+        arm: seed -> value.
+        baseline: seed -> value of the baseline.
     """
     pairs = [arm[seed] - baseline[seed] for seed in arm if seed in baseline]
     if not pairs:

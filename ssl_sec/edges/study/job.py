@@ -17,12 +17,12 @@ from ssl_sec.edges.folder.stored import open_folder
 from ssl_sec.edges.run.summary import ui_command
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
-from ssl_sec.edges.study.cells import KeptCell, KeptCells, figures_of
+from ssl_sec.edges.study.cells import KeptCell, KeptCells, metrics_of
 from ssl_sec.edges.study.comparison import Comparison, curves_of
 from ssl_sec.edges.study.plan import CELL_TAGS, Cell, Point, Study, num_comparisons
 from ssl_sec.edges.study.processes import Processes, Task
 from ssl_sec.edges.study.searches import KeptSearches, KeptTrial
-from ssl_sec.edges.study.uploaded import JOB, download_figures, searches_path
+from ssl_sec.edges.study.uploaded import JOB, download_metrics, searches_path
 from ssl_sec.edges.tables import in_markdown, in_table
 from ssl_sec.edges.tracking.pages import run_page
 from ssl_sec.edges.tracking.store import tracking_uri
@@ -80,7 +80,7 @@ class _Job:
         self._folder = local_folder(self._config.output_dir) / self._config.recipe_name
         path = self._cells_path()
         if not (study.config.run or path.exists()):
-            download_figures(self._config, path)
+            download_metrics(self._config, path)
         self._kept = KeptCells(path)
         self._searches = KeptSearches(searches_path(path))
         self._uri = tracking_uri(self._config.tracking, self._config.output_dir)
@@ -194,7 +194,7 @@ class _Job:
                     whole.append(60 * minutes)
                 rest = max(rounds * mean(whole) - (time.monotonic() - begun), 0) if whole else None
                 metric = self._study.file.metric
-                shown = f"{metric_label(metric)} {kept.figures[metric]:.4g}" if metric in kept.figures else "ended"
+                shown = f"{metric_label(metric)} {kept.metrics[metric]:.4g}" if metric in kept.metrics else "ended"
                 logger.info(
                     "%s (%d of %d): %s, in %.1f min%s",
                     *(name, num_ended, len(cells), shown, minutes),
@@ -231,7 +231,7 @@ class _Job:
             digest=cell.digest,
             minutes=minutes,
             run_id=folders[0].run_id or "",
-            figures=figures_of(folders[0].records(), folders[1].last_metrics(), self._study.file.metric),
+            metrics=metrics_of(folders[0].records(), folders[1].last_metrics(), self._study.file.metric),
         )
         self._kept.add(kept)
         return kept
@@ -251,10 +251,10 @@ class _Job:
             run.log_file(path, "plots" if path.suffix == ".png" else None)
 
     def _record(self, run: TrackedRun) -> Comparison:
-        """Uploads the figures of the runs that have ended, and their table."""
+        """Uploads the metrics of the runs that have ended, and their table."""
         comparison = self._comparison()
         if comparison.rows:
-            run([{"step": sum(len(row.figures) for row in comparison.rows), "metrics": comparison.metrics()}])
+            run([{"step": sum(len(row.metrics) for row in comparison.rows), "metrics": comparison.metrics()}])
             run.describe_results(in_markdown(*comparison.table()))
         return comparison
 

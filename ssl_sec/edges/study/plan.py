@@ -276,7 +276,7 @@ def _text(value: Any) -> Any:
 
 
 def _require_different_names(file: StudyFile, path: Path) -> None:
-    """Raises a ConfigError if two arms or two values have the same name, by which their runs and figures are found."""
+    """Raises a ConfigError if two arms or two values have the same name, by which their runs and metrics are found."""
     for what, names in (("over", [point.label for point in points_of(file)]), ("arms", list(file.arms))):
         known: dict[str, str] = {}
         for name in names:

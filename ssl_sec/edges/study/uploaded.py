@@ -1,4 +1,4 @@
-"""The figures of a study, as stored by its newest run in MLflow."""
+"""The metrics of a study, as stored by its newest run in MLflow."""
 
 import logging
 import tempfile
@@ -25,12 +25,12 @@ def searches_path(cells: Path) -> Path:
     return cells.with_name(f"{cells.stem}{SEARCHES}.csv")
 
 
-def download_figures(config: PretrainConfig, cells: Path) -> None:
-    """Downloads the figures of a study's runs and searches from MLflow, if its store has some.
+def download_metrics(config: PretrainConfig, cells: Path) -> None:
+    """Downloads the metrics of a study's runs and searches from MLflow, if its store has some.
 
     Args:
         config: configuration of one of its runs.
-        cells: path for the figures of the runs; those of the searches are written next to it.
+        cells: path for the metrics of the runs; those of the searches are written next to it.
 
     Raises:
         StorageError: if a file cannot be written.
@@ -38,7 +38,7 @@ def download_figures(config: PretrainConfig, cells: Path) -> None:
     try:
         archive = RunArchive.open(config.tracking, config.output_dir)
     except StorageError:
-        return  # the figures may not be tracked
+        return  # the metrics may not be tracked
     for run in archive.of_job(JOB, config.recipe_name):
         files = [name for name in archive.artifacts(run) if name.endswith(".csv")]
         if not files:
@@ -48,7 +48,7 @@ def download_figures(config: PretrainConfig, cells: Path) -> None:
                 found = archive.download(run, name, Path(folder))
                 if found is not None:
                     _keep(found, searches_path(cells) if name.endswith(f"{SEARCHES}.csv") else cells)
-        logger.info("taking the figures of run %s in MLflow at %s", run.name, archive.client.tracking_uri)
+        logger.info("taking the metrics of run %s in MLflow at %s", run.name, archive.client.tracking_uri)
         return
 
 

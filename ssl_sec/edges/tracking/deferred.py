@@ -57,14 +57,14 @@ class DeferredRun:
         """Time between two samples of the utilisation of machines; None if it is not logged."""
         return (MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL.get() or _MACHINE_INTERVAL_S) if self._system_metrics else None
 
-    def log_machines(self, figures: Mapping[str, float]) -> None:
+    def log_machines(self, metrics: Mapping[str, float]) -> None:
         """Logs the utilisation of other machines, once the run is connected.
 
         Args:
-            figures: utilisation by MLflow's names.
+            metrics: utilisation by MLflow's names.
         """
         if self.run is not None and self.machine_interval_s is not None:
-            self.run.log_machines(figures, self.machine_interval_s)
+            self.run.log_machines(metrics, self.machine_interval_s)
 
     def describe_cluster(self, cluster: str) -> None:
         """Adds the cluster that the run is on to its description, with the next metrics.

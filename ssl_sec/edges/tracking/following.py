@@ -184,7 +184,7 @@ class Progress:
         unit: unit of the total, epochs or steps.
         stream: stream to write to.
         shown: time and text of messages that an earlier process has shown.
-        start_step: step at which a run resumes; its earlier figures were shown already, and do not count for its speed.
+        start_step: step at which a run resumes; its earlier metrics were shown already, and do not count for its speed.
     """
 
     def __init__(

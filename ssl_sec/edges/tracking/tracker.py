@@ -160,18 +160,18 @@ class TrackedRun:
         self._is_in_sync = True
         self._newest_step = newest
 
-    def log_machines(self, figures: Mapping[str, float], interval_s: float) -> None:
+    def log_machines(self, metrics: Mapping[str, float], interval_s: float) -> None:
         """Logs the utilisation of machines; the step is the number of samples since the run was created, as in MLflow.
 
         Args:
-            figures: utilisation by names that start with `system/`.
+            metrics: utilisation by names that start with `system/`.
             interval_s: time between two samples.
         """
         if self._created_ms is None:
             self._created_ms = self.client.get_run(self.run_id).info.start_time
         now = int(time.time() * 1000)
         step = max(0, int((now - self._created_ms) / (1000 * interval_s)))
-        self._log([Metric(name, value, now, step) for name, value in figures.items()])
+        self._log([Metric(name, value, now, step) for name, value in metrics.items()])
 
     def _log(self, points: Sequence[Metric]) -> None:
         for start in range(0, len(points), _POINTS_A_CALL):

@@ -109,7 +109,7 @@ class PretrainingTrial(Trainable):
         """
         assert self._run is not None
         while True:
-            ended = self._run.poll()  # checked before the figures are read, so that none is missed
+            ended = self._run.poll()  # checked before the metrics are read, so that none is missed
             found = [record["metrics"] for record in json_lines(self._folder / "metrics.jsonl") if "metrics" in record]
             values = [metrics[self._plan["metric"]] for metrics in found if self._plan["metric"] in metrics]
             epoch = (self._num_reported + 1) * self._plan["every_epochs"]

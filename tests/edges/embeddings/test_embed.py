@@ -95,7 +95,7 @@ def test_the_files_are_read_as_documented(embedded: Path, monkeypatch: pytest.Mo
     assert vectors.dtype == np.float32 and names["neighbours"].shape == (360, 6)
 
 
-def test_the_job_is_a_child_of_the_run_in_mlflow_with_its_figures_and_origin(run: Path, tmp_path: Path):
+def test_the_job_is_a_child_of_the_run_in_mlflow_with_its_metrics_and_origin(run: Path, tmp_path: Path):
     client = MlflowClient(f"sqlite:///{run.parents[1]}/mlflow.db")
     done = embed(run, tmp_path / "all", "tracking.tags={team: vision}")
     record = client.get_run(str(done.run_id))
@@ -107,10 +107,10 @@ def test_the_job_is_a_child_of_the_run_in_mlflow_with_its_figures_and_origin(run
         "vision",
         "digits",
     )
-    figures = {name.removeprefix("embed/"): value for name, value in record.data.metrics.items()}
-    assert figures.pop("images_per_s") > 0
+    metrics = {name.removeprefix("embed/"): value for name, value in record.data.metrics.items()}
+    assert metrics.pop("images_per_s") > 0
     whole = {"images": 360, "images_embedded": 360, "images_left_out": 0, "dim": 64, "files": 4, "files_written": 4}
-    assert figures == whole
+    assert metrics == whole
     assert (record.data.params["rows_per_part"], record.data.params["data.name"]) == ("100", "digits")
     (data,) = record.inputs.dataset_inputs
     origin = client.download_artifacts(record.info.run_id, "origin.json", str(tmp_path))

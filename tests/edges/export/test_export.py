@@ -153,7 +153,7 @@ def test_the_job_prints_its_check_and_how_to_load(exported):
     assert f"folder: {exported['onnx'].folder}" in output
 
 
-def test_faces_are_exported_with_their_head_under_the_figures_of_their_test_sets(finished, digit_pairs, tmp_path: Path):
+def test_faces_are_exported_with_their_head_under_the_metrics_of_their_test_sets(finished, digit_pairs, tmp_path: Path):
     output_dir = finished.folder.path.parent.parent
     overrides = [*QUICK_FACE, "epochs=0", "runtime=local", f"output_dir={output_dir}", digit_pairs]
     faces = run_training(FACE, from_values(FaceConfig, compose("face", overrides)))

@@ -100,7 +100,7 @@ def test_the_registered_model_gives_the_embeddings(finished, monkeypatch):
     np.testing.assert_allclose(loaded.predict(images), expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_the_registered_model_has_the_figures_of_the_trained_network(finished, client):
+def test_the_registered_model_has_the_metrics_of_the_trained_network(finished, client):
     (model,) = client.search_logged_models([finished.experiment_id], "name = 'encoder'")
     found = {metric.key: metric.value for metric in model.metrics}
     assert found == {key: value for key, value in finished.metrics.items() if key.startswith("retrieval/")}

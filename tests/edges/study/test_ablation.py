@@ -33,7 +33,7 @@ def test_arms_and_seeds_make_one_table(quick, tmp_path: Path):
     assert "ui --backend-store-uri" in table
     (kept,) = (tmp_path / "runs" / "digits").glob("ablation-*.csv")
     cells = KeptCells(kept)
-    results = {arm: [cell.figures for cell in cells if cell.arm == arm] for arm in ("random", "sec")}
+    results = {arm: [cell.metrics for cell in cells if cell.arm == arm] for arm in ("random", "sec")}
     assert len(results["random"]) == len(results["sec"]) == 2
     assert "train/loss" in results["sec"][0]
     assert "train/loss" not in results["random"][0]

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssl_sec.edges.study.cells import KeptCell, KeptCells, as_csv, figures_of
+from ssl_sec.edges.study.cells import KeptCell, KeptCells, as_csv, metrics_of
 from ssl_sec.edges.study.plan import read_study
 from ssl_sec.errors import ConfigError, StorageError
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=8)
 
 
-def kept(arm="sec", point="", seed=0, digest="abc", **figures):
+def kept(arm="sec", point="", seed=0, digest="abc", **metrics):
     return KeptCell(
         arm=arm,
         point=point,
@@ -20,7 +20,7 @@ def kept(arm="sec", point="", seed=0, digest="abc", **figures):
         digest=digest,
         minutes=6.25,
         run_id="r1",
-        figures=figures or {"probe/top1": 1.5},
+        metrics=metrics or {"probe/top1": 1.5},
     )
 
 
@@ -38,7 +38,7 @@ def test_added_cells_are_in_the_file(tmp_path_factory, arms, point, value):
     for one in added:
         found = read[one.key]
         assert (found.digest, found.minutes, found.run_id) == (one.digest, 6.25, "r1")
-        assert found.figures["probe/top1"] == pytest.approx(value, rel=1e-5, abs=1e-9)
+        assert found.metrics["probe/top1"] == pytest.approx(value, rel=1e-5, abs=1e-9)
     assert as_csv(read.values()) == path.read_text()
 
 
@@ -46,7 +46,7 @@ def test_a_cell_is_found_by_arm_point_and_seed_and_refused_with_another_configur
     none, sec = read_study(["study=digits", "arms=[sec]"]).cells({})[:2]
     cells = KeptCells(tmp_path / "cells.csv")
     cells.add(kept("none", digest=none.digest))
-    assert cells.find(none).figures == {"probe/top1": 1.5}
+    assert cells.find(none).metrics == {"probe/top1": 1.5}
     assert cells.find(sec) is None
     cells.add(kept("sec", digest="another"))
     expected = r"cells.csv has sec, seed 0, with another configuration \(another instead of .*\); allowed: another file"
@@ -97,13 +97,13 @@ def test_a_full_disk_is_a_storage_error_and_keeps_the_file(tmp_path, monkeypatch
     assert path.read_text() == before
 
 
-def test_the_figures_of_a_run_are_its_last_its_means_and_those_of_its_probe():
+def test_the_metrics_of_a_run_are_its_last_its_means_and_those_of_its_probe():
     records = [
         {"step": 0, "metrics": {"train/loss": 5.0, "train/norm_mean": 2.0, "train/lr": 0.1}},
         {"step": 5, "metrics": {"train/loss": 4.5, "train/norm_mean": 3.0}},
         {"step": 9, "metrics": {"train/loss": 4.0, "train/norm_mean": 4.0, "val/knn_top1": 30.0}},
     ]
-    assert figures_of(records, {"probe/top1": 50.0, "probe/learning_rate": 0.1}) == {
+    assert metrics_of(records, {"probe/top1": 50.0, "probe/learning_rate": 0.1}) == {
         "train/loss": 4.0,
         "mean/train/norm_mean": 3.5,
         "val/knn_top1": 30.0,
@@ -112,4 +112,4 @@ def test_the_figures_of_a_run_are_its_last_its_means_and_those_of_its_probe():
 
 
 def test_a_run_of_one_report_has_its_figures_as_means():
-    assert figures_of([{"step": 0, "metrics": {"train/norm_std": 2.0}}], {}) == {"mean/train/norm_std": 2.0}
+    assert metrics_of([{"step": 0, "metrics": {"train/norm_std": 2.0}}], {}) == {"mean/train/norm_std": 2.0}

@@ -206,7 +206,7 @@ def test_the_compared_metric_is_kept_or_named_after_the_first_run(made, tmp_path
     assert len(runs.started) == 1 and not (folder / "cells.csv").exists()
     (tmp_path / "mine.yaml").write_text(FILE + "metric: train/norm_mean\n")
     assert "+0.00" in run()
-    assert {kept.figures["train/norm_mean"] for kept in KeptCells(folder / "cells.csv")} == {2.0}
+    assert {kept.metrics["train/norm_mean"] for kept in KeptCells(folder / "cells.csv")} == {2.0}
 
 
 def test_runs_of_another_configuration_are_not_mixed_in(made):

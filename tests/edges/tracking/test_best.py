@@ -117,17 +117,17 @@ def test_a_run_without_a_data_digest_is_not_compared(client):
     assert best(client, "untold") == "1"
 
 
-@pytest.mark.parametrize("figure", [math.nan, math.inf])
-def test_figures_that_are_not_finite_do_not_count(client, figure):
-    recipe = f"unranked{figure}"
-    first, second = add_version(client, recipe, 60.0), add_version(client, recipe, figure)
+@pytest.mark.parametrize("score", [math.nan, math.inf])
+def test_scores_that_are_not_finite_do_not_count(client, score):
+    recipe = f"unranked{score}"
+    first, second = add_version(client, recipe, 60.0), add_version(client, recipe, score)
     assert best(client, recipe) == "1"
     add_probe(client, recipe, first, 80.0)
-    add_probe(client, recipe, second, figure)
+    add_probe(client, recipe, second, score)
     assert best(client, recipe) == "1"
 
 
-def test_figures_of_one_class_do_not_count(client):
+def test_scores_of_one_class_do_not_count(client):
     first = add_version(client, "one class", 60.0)
     add_version(client, "one class", 100.0, digest="one", classes=1)
     assert best(client, "one class") == "None"

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).with_name("postgres.sh")
 STEPS = 60
 
-# Writes figures as a run does, some at a time, and follows them into the store; several runs in one process.
+# Writes metrics as a run does, some at a time, and follows them into the store; several runs in one process.
 RUNS = """
 import json, sys, threading, time
 from pathlib import Path

@@ -158,14 +158,14 @@ def test_an_unresponsive_sink_is_abandoned_at_the_end(tmp_path: Path):
     over.set()
 
 
-def figures(step: int, epoch: float) -> dict:
+def report(step: int, epoch: float) -> dict:
     return {"step": step, "metrics": {"train/epoch": epoch, "train/loss": 5.25, "train/images_per_s": 1234.0}}
 
 
 def test_progress_writes_a_line_for_each_report_without_a_terminal():
     stream = io.StringIO()
     progress = Progress(total=4, name="run", stream=stream)
-    records = [figures(0, 0.5), figures(1, 1.0), {"time": 1.5, "message": "WARNING: worker 0: one image is bad"}]
+    records = [report(0, 0.5), report(1, 1.0), {"time": 1.5, "message": "WARNING: worker 0: one image is bad"}]
     progress(records)
     progress(records)  # a resume rewrites the file
     lines = stream.getvalue().splitlines()
@@ -175,15 +175,15 @@ def test_progress_writes_a_line_for_each_report_without_a_terminal():
     assert lines[2:] == ["WARNING: worker 0: one image is bad"]
 
 
-def test_a_resumed_run_shows_its_new_figures_and_their_speed_alone(monkeypatch: pytest.MonkeyPatch):
+def test_a_resumed_run_shows_its_new_metrics_and_their_speed_alone(monkeypatch: pytest.MonkeyPatch):
     now = [100.0]
     monkeypatch.setattr("ssl_sec.edges.tracking.following.time.monotonic", lambda: now[0])
     stream = io.StringIO()
     progress = Progress(total=4, name="run", stream=stream, start_step=20)
-    progress([figures(0, 0.5), figures(10, 1.0)])
+    progress([report(0, 0.5), report(10, 1.0)])
     for step, epoch in ((20, 2.0), (30, 2.5)):
         now[0] += 60
-        progress([figures(step, epoch)])
+        progress([report(step, epoch)])
     first, second = stream.getvalue().splitlines()
     assert first == "run: epoch 2.00/4  step 20  loss 5.2500  images/s 1234"
     assert second.endswith("3 min 00 s left")  # half an epoch took a minute
@@ -204,8 +204,8 @@ def test_progress_draws_one_bar_on_a_terminal():
 
     stream = Terminal()
     progress = Progress(total=4, name="run", stream=stream)
-    progress([figures(0, 1.0)])
-    progress([figures(1, 2.0)])
+    progress([report(0, 1.0)])
+    progress([report(1, 2.0)])
     progress.close()
     drawn = stream.getvalue()
     assert "epoch 2.0/4" in drawn
@@ -268,15 +268,15 @@ def test_the_bar_never_wraps_and_shows_the_main_metrics_in_80_columns(columns, u
         assert "norm 1.23e+04" in shown
 
 
-def test_the_name_and_the_bar_come_before_more_figures():
+def test_the_name_and_the_bar_come_before_more_metrics():
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
     stream = Terminal()
     progress = Progress(total=100, name="cifar10-resnet18-sec-s0", stream=stream)
-    figures = {"train/epoch": 4.5, "train/loss": 5.25, "train/images_per_s": 1234.0, "train/norm_mean": 4.5}
-    progress([{"step": 0, "metrics": figures}])
+    metrics = {"train/epoch": 4.5, "train/loss": 5.25, "train/images_per_s": 1234.0, "train/norm_mean": 4.5}
+    progress([{"step": 0, "metrics": metrics}])
     progress.close()
     line = stream.getvalue().split("\r")[-1].strip()
     assert re.fullmatch(r"cifar10-resnet18-sec-s0 +4%\|.+\| epoch 4.5/100  loss 5.250  1234 images/s", line)
@@ -292,7 +292,7 @@ def test_messages_of_an_earlier_process_are_not_shown_again():
 def test_repeated_steps_are_not_shown_again():
     stream = io.StringIO()
     progress = Progress(total=4, name="run", stream=stream)
-    progress([figures(5, 2.0), figures(3, 1.0), figures(5, 2.0)])
+    progress([report(5, 2.0), report(3, 1.0), report(5, 2.0)])
     assert len(stream.getvalue().splitlines()) == 1
     progress([{"step": 5, "metrics": {"val/knn_top1": 50.0}}])
     assert "kNN % 50.00" in stream.getvalue().splitlines()[1]

@@ -1,4 +1,4 @@
-"""The figures of a run among Ray's metrics, which Prometheus scrapes, for the operators of a cluster.
+"""The metrics of a run among Ray's metrics, which Prometheus scrapes, for the operators of a cluster.
 
 The driver sets them from the records of the run, which does not delay steps; they stay when workers are restarted.
 """
@@ -12,7 +12,7 @@ from ssl_sec.edges.tracking.following import Follower, Record
 
 # Ray puts `ray_` in front of the names.
 STEP, IMAGES_PER_S, LOSS = "ssl_sec_step", "ssl_sec_images_per_s", "ssl_sec_loss"
-_FIGURES = {"train/images_per_s": IMAGES_PER_S, "train/loss": LOSS, "probe/loss": LOSS}
+_METRICS = {"train/images_per_s": IMAGES_PER_S, "train/loss": LOSS, "probe/loss": LOSS}
 _ABOUT = {
     STEP: "The last reported step of a run.",
     IMAGES_PER_S: "The images that a run trains on in a second; 0 once it has ended.",
@@ -22,7 +22,7 @@ _ABOUT = {
 _INTERVAL_S = 5.0
 
 
-def followed_figures(spec: RunSpec) -> Follower:
+def shown_metrics(spec: RunSpec) -> Follower:
     """Sets the gauges of a run until the block ends.
 
     Args:
@@ -44,13 +44,13 @@ class RunGauges:
         self._gauges = {name: Gauge(name, about, tag_keys=("run", "recipe")) for name, about in _ABOUT.items()}
 
     def __call__(self, records: Sequence[Record]) -> None:
-        """Sets the newest figures of these records."""
+        """Sets the newest metrics of these records."""
         newest: dict[str, float] = {}
         for record in records:
             for key, value in record.get("metrics", {}).items():
                 newest[STEP] = record["step"]
-                if key in _FIGURES:
-                    newest[_FIGURES[key]] = float(value)
+                if key in _METRICS:
+                    newest[_METRICS[key]] = float(value)
         for name, value in newest.items():
             self._gauges[name].set(value, self._tags)
 

@@ -1,6 +1,6 @@
 """The nodes of a run in MLflow: a description of the cluster, and the utilisation of each node.
 
-Ray measures each of its nodes, and shows the figures on a page of that node, for Prometheus. The driver reads these
+Ray measures each of its nodes, and shows the metrics on a page of that node, for Prometheus. The driver reads these
 pages and logs them. So the workers need neither MLflow nor its credentials, any store can be used, and training is not
 affected.
 """
@@ -47,7 +47,7 @@ _GPU_FIGURES = {
 _ANSWER_WITHIN_S = 3.0
 # Prefix of Ray's names of resources for the types of a node's GPUs.
 _ACCELERATOR = "accelerator_type:"
-# Samples without an answer after which a warning is logged: a node that joins needs a moment to show its figures.
+# Samples without an answer after which a warning is logged: a node that joins needs a moment to show its metrics.
 _WARN_AFTER = 3
 _END_WITHIN_S = 5.0
 
@@ -100,7 +100,7 @@ def followed_nodes(folder: RunFolder, tracking: "DeferredRun") -> Iterator[None]
 
 
 def metrics_pages(folder: RunFolder, here: str) -> dict[str, str]:
-    """The addresses of the nodes' pages of figures, by host name.
+    """The addresses of the nodes' pages of metrics, by host name.
 
     If a host has several nodes, as in tests, the name also has the node's id.
 
@@ -128,7 +128,7 @@ class NodeMonitor(threading.Thread):
 
     Args:
         find_pages: returns the addresses of the pages of the current nodes, by name.
-        log: takes the figures of all nodes, by their names in MLflow.
+        log: takes the metrics of all nodes, by their names in MLflow.
         interval_s: time between two samples.
     """
 
@@ -150,10 +150,10 @@ class NodeMonitor(threading.Thread):
     def run(self) -> None:
         """Samples the nodes."""
         while not self._closed.wait(self._interval_s):
-            with contextlib.suppress(Exception):  # lost figures of a machine do not matter; an outage is reported once
-                figures = self._sample(self._find_pages())
-                if figures and not self._closed.is_set():
-                    self._log(figures)
+            with contextlib.suppress(Exception):  # lost metrics of a machine do not matter; an outage is reported once
+                metrics = self._sample(self._find_pages())
+                if metrics and not self._closed.is_set():
+                    self._log(metrics)
 
     def close(self) -> None:
         """Stops it; does not wait for a store that does not answer."""
@@ -161,7 +161,7 @@ class NodeMonitor(threading.Thread):
         self.join(_END_WITHIN_S)
 
     def _sample(self, pages: Mapping[str, str]) -> dict[str, float]:
-        figures: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for name, address in pages.items():
             if self._closed.is_set():
                 break
@@ -174,8 +174,8 @@ class NodeMonitor(threading.Thread):
             first = self._first.setdefault(name, found)
             # Ray's counters start with the machine, MLflow's with the run.
             since = {key: round(found[key] - first.get(key, 0.0), 1) for key in found if key.startswith("network_")}
-            figures |= {f"system/{name}/{key}": value for key, value in {**found, **since}.items()}
-        return figures
+            metrics |= {f"system/{name}/{key}": value for key, value in {**found, **since}.items()}
+        return metrics
 
     def _note_silence(self, name: str, address: str, error: Exception) -> None:
         """Warns once about a node that has never answered; one that has answered before is probably being lost."""
@@ -183,7 +183,7 @@ class NodeMonitor(threading.Thread):
         if name not in self._first and self._silences[name] == _WARN_AFTER and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "MLflow gets no figures of the machine %s: %s cannot be read from here (%s)",
+                "MLflow gets no metrics of the machine %s: %s cannot be read from here (%s)",
                 name,
                 address,
                 first_line(error),
@@ -191,7 +191,7 @@ class NodeMonitor(threading.Thread):
 
 
 def utilisation(page: str) -> dict[str, float]:
-    """The figures of a node, by MLflow's names and in its units.
+    """The metrics of a node, by MLflow's names and in its units.
 
     Args:
         page: Ray's metrics of the node, in the format of Prometheus.

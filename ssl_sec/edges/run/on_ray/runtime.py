@@ -31,7 +31,7 @@ from ssl_sec.edges.folder.stored import StoredFolder
 from ssl_sec.edges.patience import Call
 from ssl_sec.edges.run.cpu import ENVIRONMENT
 from ssl_sec.edges.run.on_ray.channel import WorkerFolder, serve_folder
-from ssl_sec.edges.run.on_ray.gauges import followed_figures
+from ssl_sec.edges.run.on_ray.gauges import shown_metrics
 from ssl_sec.edges.run.on_ray.nodes import describe_cluster, followed_nodes
 from ssl_sec.edges.run.on_ray.policies import (
     ElasticPolicy,
@@ -78,7 +78,7 @@ def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
     num_failures = 0
     record_failures(spec.folder, num_failures)  # failures of an earlier process do not count
     while True:
-        with _named_cluster(), followed_nodes(spec.folder, tracking), followed_figures(spec):
+        with _named_cluster(), followed_nodes(spec.folder, tracking), shown_metrics(spec):
             failure = _failure_of(_trainer(spec, options, scaling, num_failures), spec.folder)
         if failure is None:
             return

@@ -32,7 +32,7 @@ def shown(monkeypatch) -> dict[str, list]:
     return found
 
 
-def test_the_newest_figures_of_a_run_are_shown_once_and_its_speed_ends(shown):
+def test_the_newest_metrics_of_a_run_are_shown_once_and_its_speed_ends(shown):
     sink = RunGauges("it", "digits")
     sink([{"time": 1.0, "message": "INFO: it starts"}])
     assert shown == {STEP: [], IMAGES_PER_S: [], LOSS: []}
@@ -54,7 +54,7 @@ def test_the_newest_figures_of_a_run_are_shown_once_and_its_speed_ends(shown):
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_a_page_of_ray_has_the_figures_of_a_run_and_all_that_the_dashboard_draws(tmp_path, monkeypatch):
+def test_a_page_of_ray_has_the_metrics_of_a_run_and_all_that_the_dashboard_draws(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # Not another Ray of this machine, which the address None might mean.
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)

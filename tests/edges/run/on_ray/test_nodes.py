@@ -176,18 +176,18 @@ def test_a_node_that_never_answers_is_one_warning_and_the_others_are_followed(ca
     with page_of_a_node([PAGE]) as address:
         monitor = samples_of({"away": away, "gone": away, "a": address}, logged, 8)
         monitor.close()
-    assert all("system/a/cpu_utilization_percentage" in figures for figures in logged)
+    assert all("system/a/cpu_utilization_percentage" in metrics for metrics in logged)
     (record,) = caplog.records
     assert record.getMessage().startswith(
-        f"MLflow gets no figures of the machine away: {away} cannot be read from here"
+        f"MLflow gets no metrics of the machine away: {away} cannot be read from here"
     )
 
 
 def test_an_unreachable_store_ends_nothing(monkeypatch):
     calls, answers = [], threading.Event()
 
-    def fail(figures: object) -> None:
-        calls.append(figures)
+    def fail(metrics: object) -> None:
+        calls.append(metrics)
         if len(calls) > 3:
             answers.wait(30)
         raise OSError("MLflow is away")
