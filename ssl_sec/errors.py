@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 _LONGEST_SHOWN = 400
-# The errors of a full or failing disk, of a quota or a limit of size, and of storage that cannot be written.
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+# The errors of a full disk, of a quota or a limit of size, and of storage that cannot be written.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _TORCH_CANNOT_WRITE = r"PytorchStreamWriter failed|unexpected pos \d+ vs|iostream error"
 _SOMEWHERE = "a file in output_dir, output or the folder for temporary files"
 
