@@ -23,7 +23,7 @@ class Metric:
     is_result: bool = False
 
 
-def _shown(meaning: str, label: str | None = None) -> Metric:
+def _reported(meaning: str, label: str | None = None) -> Metric:
     return Metric(meaning=meaning, label=label or meaning)
 
 
@@ -51,56 +51,58 @@ _HELD_OUT, _CLASSES, _PEOPLE = "held-out training images", "held-out training cl
 # Metrics by name, in the order in which they are printed.
 METRICS: Mapping[str, Metric] = {
     "train/loss": _result("total loss"),
-    "train/metric_loss": _shown("loss without the constraint", "metric loss"),
-    "train/constraint": _shown("constraint without its weight", "constraint (squared norm)"),
-    "train/eta": _shown("weight η of the constraint", "constraint's weight η"),
-    "train/lr": _shown("learning rate"),
-    "train/epoch": _shown("epochs trained", "epoch"),
-    "train/images_per_s": _shown("throughput (images/s)"),
-    "train/norm_mean": _shown("mean norm of the embeddings", "embedding norm (L2)"),
-    "train/norm_std": _shown("standard deviation of the embeddings' norms", "deviation of the embedding norm"),
-    "train/norm_variance": _shown("variance of the embeddings' norms, in reports", "variance of the embedding norm"),
-    "train/turn_mean": _shown(
+    "train/metric_loss": _reported("loss without the constraint", "metric loss"),
+    "train/constraint": _reported("constraint without its weight", "constraint (squared norm)"),
+    "train/eta": _reported("weight η of the constraint", "constraint's weight η"),
+    "train/lr": _reported("learning rate"),
+    "train/epoch": _reported("epochs trained", "epoch"),
+    "train/images_per_s": _reported("throughput (images/s)"),
+    "train/norm_mean": _reported("mean norm of the embeddings", "embedding norm (L2)"),
+    "train/norm_std": _reported("standard deviation of the embeddings' norms", "deviation of the embedding norm"),
+    "train/norm_variance": _reported("variance of the embeddings' norms, in reports", "variance of the embedding norm"),
+    "train/turn_mean": _reported(
         "mean turn of an embedding by a step of SGD on itself (tangent, for a learning rate of 1)",
         "turn of an embedding (tangent)",
     ),
-    "train/turn_std": _shown("standard deviation of these turns", "deviation of the turns (tangent)"),
-    "train/step_angle_mean": _shown(
+    "train/turn_std": _reported("standard deviation of these turns", "deviation of the turns (tangent)"),
+    "train/step_angle_mean": _reported(
         "mean angle by which a step of the optimiser turns the embeddings of its views (radians)",
         "turn of an embedding in a step (radians)",
     ),
-    "train/step_angle_std": _shown("standard deviation of these angles (radians)", "deviation of the turns (radians)"),
-    "train/gradient_norm_mean": _shown("mean norm of the gradient of an embedding", "gradient of an embedding (L2)"),
-    "train/generated_loss": _shown("loss of the generated embeddings"),
-    "train/generator_loss": _shown("loss of the generator"),
-    "train/agent_distortion": _shown("distortion by agents (squared)"),
-    "train/agent_distortion_bound": _shown("bound of the distortion by agents (squared)", "bound of the distortion"),
-    "train/loss_lower_bound": _shown("least loss at the scale (NormFace, Prop. 2)", "least loss at the scale"),
-    "train/scale": _shown("scale of the logits"),
+    "train/step_angle_std": _reported(
+        "standard deviation of these angles (radians)", "deviation of the turns (radians)"
+    ),
+    "train/gradient_norm_mean": _reported("mean norm of the gradient of an embedding", "gradient of an embedding (L2)"),
+    "train/generated_loss": _reported("loss of the generated embeddings"),
+    "train/generator_loss": _reported("loss of the generator"),
+    "train/agent_distortion": _reported("distortion by agents (squared)"),
+    "train/agent_distortion_bound": _reported("bound of the distortion by agents (squared)", "bound of the distortion"),
+    "train/loss_lower_bound": _reported("least loss at the scale (NormFace, Prop. 2)", "least loss at the scale"),
+    "train/scale": _reported("scale of the logits"),
     "val/knn_top1": _result(f"kNN top-1 on {_HELD_OUT} (%)", "held-out kNN top-1 %"),
     "val/probe_top1": _result(f"linear probe top-1 on {_HELD_OUT} (%)", "held-out probe top-1 %"),
     "val/rankme": _result("RankMe", "effective rank (RankMe)"),
-    "val/alpha_req": _shown("decay of the spectrum (α-ReQ)"),
-    "val/alignment": _shown("alignment (lower is better)"),
-    "val/uniformity": _shown("uniformity (lower is better)"),
+    "val/alpha_req": _reported("decay of the spectrum (α-ReQ)"),
+    "val/alignment": _reported("alignment (lower is better)"),
+    "val/uniformity": _reported("uniformity (lower is better)"),
     "val/recall_at_1": _result(f"Recall@1 on {_CLASSES} (%)", "held-out Recall@1 %"),
     "train/recall_at_1": _result("Recall@1 on training classes (%)", "training Recall@1 %"),
-    "test/recall_at_1": _shown("Recall@1 on the test classes, while training (%)", "test Recall@1 %"),
+    "test/recall_at_1": _reported("Recall@1 on the test classes, while training (%)", "test Recall@1 %"),
     "val/verification_accuracy": _result(f"verification accuracy on {_PEOPLE} (%)", "held-out verification %"),
     "train/verification_accuracy": _result("verification accuracy on training people (%)", "training verification %"),
-    "val/verification_eer": _shown(f"equal error rate on {_PEOPLE} (%)", "held-out EER %"),
-    "train/verification_eer": _shown("equal error rate on training people (%)", "training EER %"),
+    "val/verification_eer": _reported(f"equal error rate on {_PEOPLE} (%)", "held-out EER %"),
+    "train/verification_eer": _reported("equal error rate on training people (%)", "training EER %"),
     "retrieval/recall_at_{k}": _result("Recall@{k} on the test classes (%)", "Recall@{k} %"),
     "retrieval/nmi": _result("NMI on the test classes (%)", "NMI %"),
     "retrieval/f1": _result("pairwise F1 on the test classes (%)", "F1 %"),
     "retrieval/test_norm_mean": _result("mean norm of the test embeddings"),
     "retrieval/test_norm_variance": _result("variance of the test embeddings' norms"),
-    "retrieval/train_norm_mean": _shown("mean norm of the training embeddings"),
-    "retrieval/train_norm_variance": _shown("variance of the training embeddings' norms"),
-    "retrieval/rotation_shift_mean": _shown(
+    "retrieval/train_norm_mean": _reported("mean norm of the training embeddings"),
+    "retrieval/train_norm_variance": _reported("variance of the training embeddings' norms"),
+    "retrieval/rotation_shift_mean": _reported(
         "mean shift of the variation by a rotation between test classes (SFT, Fig. 6b)", "shift by rotation"
     ),
-    "retrieval/within_class_energy": _shown(
+    "retrieval/within_class_energy": _reported(
         "share of the variation in the directions within classes (SFT, Eq. 8, %)", "r_w %"
     ),
     "probe/top1": _result("linear probe top-1 on the test set (%)", "probe top-1 %"),
@@ -112,36 +114,36 @@ METRICS: Mapping[str, Metric] = {
         "logistic regression, mean of the classes' accuracies on the test set (%)",
         "logistic regression, mean per class %",
     ),
-    "probe/logistic_penalty": _shown("L2 penalty of the logistic regression, chosen on held-out training images"),
-    "probe/few_shot_{labels}": _shown(
+    "probe/logistic_penalty": _reported("L2 penalty of the logistic regression, chosen on held-out training images"),
+    "probe/few_shot_{labels}": _reported(
         "top-1 on the test set with {labels} labels per class (%)", "{labels} labels per class %"
     ),
-    "probe/few_shot_{labels}_interval": _shown("half the width of its 95 % interval over the draws (%)"),
+    "probe/few_shot_{labels}_interval": _reported("half the width of its 95 % interval over the draws (%)"),
     "probe/corruption/mean_top1": _result(
         "linear probe top-1 on corrupted test images, mean over kinds and strengths (%)", "corrupted top-1 %"
     ),
-    "probe/corruption/{kind}_{strength}_top1": _shown("linear probe top-1 with {kind} of strength {strength} (%)"),
+    "probe/corruption/{kind}_{strength}_top1": _reported("linear probe top-1 with {kind} of strength {strength} (%)"),
     "val/top1": _result(f"top-1 on {_HELD_OUT} (%)", "held-out top-1 %"),
-    "train/top1": _shown("top-1 on training images (%)", "training top-1 %"),
+    "train/top1": _reported("top-1 on training images (%)", "training top-1 %"),
     "finetune/top1": _result("top-1 on the test set (%)", "top-1 %"),
     "finetune/top5": _result("top-5 on the test set (%)", "top-5 %"),
     "finetune/mean_per_class": _result("mean of the classes' accuracies on the test set (%)", "mean per class %"),
     "finetune/ece": _result("expected calibration error on the test set (%)", "ECE %"),
     "finetune/epoch": _result("epoch whose network was measured"),
     "probe/learning_rate": _result("learning rate of the probe, chosen on held-out training images"),
-    "probe/held_out_top1_lr_{rate}": _shown("linear probe top-1 on these images with a learning rate of {rate} (%)"),
-    "probe/loss": _shown("least loss of the probes at all learning rates", "loss of the probe"),
-    "probe/epoch": _shown("epochs of the probe's training", "epoch of the probe"),
+    "probe/held_out_top1_lr_{rate}": _reported("linear probe top-1 on these images with a learning rate of {rate} (%)"),
+    "probe/loss": _reported("least loss of the probes at all learning rates", "loss of the probe"),
+    "probe/epoch": _reported("epochs of the probe's training", "epoch of the probe"),
     "face/head_classes_accuracy": _result("accuracy on other images of the head classes (%)"),
     "face/tail_classes_accuracy": _result("accuracy on other images of the tail classes (%)"),
     **{f"{_TEST_SET}_{end}": _result(f"{{test_set}} {meaning} (%)") for end, meaning in _ACCURACIES.items()},
     f"{_TEST_SET}_eer": _result("{test_set} EER (%)"),
     **{f"{_TEST_SET}_{end}": _result(f"{{test_set}} {meaning} (%)") for end, meaning in _RATES.items()},
-    f"{_TEST_SET}_norm_mean": _shown("mean norm of the embeddings of {test_set}"),
-    f"{_TEST_SET}_norm_std": _shown("standard deviation of the norms of the embeddings of {test_set}"),
+    f"{_TEST_SET}_norm_mean": _reported("mean norm of the embeddings of {test_set}"),
+    f"{_TEST_SET}_norm_std": _reported("standard deviation of the norms of the embeddings of {test_set}"),
     f"{_TEST_SET}_{{size}}_rank1": _result("{test_set} rank-1 among {size} distractors (%)"),
-    f"{_TEST_SET}_{{measure}}_mean": _shown("mean of such a measure over the trials (%)"),
-    f"{_TEST_SET}_{{measure}}_std": _shown("standard deviation of such a measure over the folds or trials (%)"),
+    f"{_TEST_SET}_{{measure}}_mean": _reported("mean of such a measure over the trials (%)"),
+    f"{_TEST_SET}_{{measure}}_std": _reported("standard deviation of such a measure over the folds or trials (%)"),
 }
 
 # The variable parts that are words; the others are numbers.
