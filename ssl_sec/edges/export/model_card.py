@@ -145,7 +145,8 @@ def _results(run: Run, probes: Sequence[Run] | None) -> str:
 
 def _metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     known = known_metrics(name for name in metrics if name not in _LEFT_OUT)
-    return [(f"{found.meaning} (`{name}`)", f"{metrics[name]:.4g}") for name, found in known]
+    shown = [(name, found) for name, found in known if found.is_result or not name.startswith("probe/")]
+    return [(f"{found.meaning} (`{name}`)", f"{metrics[name]:.4g}") for name, found in shown]
 
 
 def _describe_data(name: str, source: str, profile: str | None) -> str:

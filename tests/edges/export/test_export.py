@@ -106,6 +106,7 @@ def test_the_card_has_what_mlflow_knows(finished, exported):
         assert f"```python\n{one.form.loading(one.exportable)}\n{one.form.use(one.exportable)}\n```" in body
         assert f"(`val/knn_top1`) | {run.data.metrics['val/knn_top1']:.4g} |" in body
         assert f"(`probe/top1`) | {finished.metrics['probe/top1']:.4g} |" in body
+        assert "probe/held_out" not in body and "train/lr" not in body  # neither the search of the probe nor settings
         assert f"| commit | {run.data.tags['mlflow.source.git.commit']} |" in body
         assert "| seed | 0 |" in body
         assert "| encoder.width | 0.125 |" in body
