@@ -14,6 +14,7 @@ BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
 
 # Colours of the arms of a comparison; with three line styles, a curve shows through the one drawn over it.
 _ARM_COLOURS = (VERMILION, BLUE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+NUM_ARM_COLOURS = len(_ARM_COLOURS)
 _ARM_STYLES = ("solid", "dashed", "dotted")
 
 

@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
+from matplotlib.ticker import MaxNLocator
 
-from ssl_sec.figures.drawing import BLUE, add_grid, arm_look, small_plots
+from ssl_sec.figures.drawing import BLUE, NUM_ARM_COLOURS, add_grid, arm_look, small_plots
 from ssl_sec.metrics import metric_label
 
 _MARKERS = "oDs^vP*"
@@ -72,7 +72,7 @@ class Cause(NamedTuple):
     Attributes:
         arm: name of the arm.
         point: name of the point of the study; empty if there is only one.
-        ratios: figure -> its ratio to the baseline's, geometric mean over the seeds.
+        ratios: name -> ratio to the baseline's, geometric mean over the seeds.
         difference: difference from the baseline, mean over the seeds.
         half_width: half width of the interval of the difference; NaN if there is none.
     """
@@ -92,7 +92,7 @@ def causes_figure(arms: Sequence[Cause], labels: Mapping[str, str], metric: str,
 
     Args:
         arms: one or more arms; the baseline is drawn beside them, at 1 and 0.
-        labels: figure -> its label; a panel for each.
+        labels: ratio -> its label; a panel for each.
         metric: metric that is compared, with its unit.
         baseline: arm that the others are compared to.
     """
@@ -107,12 +107,14 @@ def causes_figure(arms: Sequence[Cause], labels: Mapping[str, str], metric: str,
             if name not in arm.ratios:
                 continue
             half_width, filled = _interval(arm.half_width)
+            place = names.index(arm.arm)
+            marker = points.index(arm.point) + len(points) * (place // NUM_ARM_COLOURS)
             axes.errorbar(
                 arm.ratios[name],
                 arm.difference,
                 yerr=half_width,
-                color=arm_look(names.index(arm.arm))[0],
-                marker=_MARKERS[points.index(arm.point) % len(_MARKERS)],
+                color=arm_look(place)[0],
+                marker=_MARKERS[marker % len(_MARKERS)],
                 fillstyle=filled,
                 capsize=3,
                 linestyle="none",
@@ -120,8 +122,8 @@ def causes_figure(arms: Sequence[Cause], labels: Mapping[str, str], metric: str,
             )
         axes.set_xscale("log", base=2)
         ratios = [1.0, *(arm.ratios[name] for arm in arms if name in arm.ratios)]
-        if max(ratios) / min(ratios) < 4:
-            axes.xaxis.set_major_locator(LogLocator(base=2, subs=(1, 1.25, 1.5, 1.75)))
+        if max(ratios) / min(ratios) < 5:  # in which there are few powers of 2
+            axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlabel(label)
     all_axes[0].set_ylabel(f"{metric}: difference from {baseline}")

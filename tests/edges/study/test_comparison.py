@@ -1,9 +1,11 @@
+import itertools
 import math
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from ssl_sec.edges.study.comparison import Comparison, curves_of
-from ssl_sec.figures.study import curves_figure
+from ssl_sec.figures.study import Cause, causes_figure, curves_figure
 from tests.edges.study.test_cells import kept
 
 
@@ -58,9 +60,9 @@ def test_a_point_is_compared_within_itself():
 
 def test_causes_are_ratios_to_the_baseline_paired_by_seed():
     def with_causes(arm, seed, norm, deviation, step):
-        figures = {"norm_mean": norm * (1 + seed), "norm_std": deviation * (1 + seed)}
-        figures |= {"step_angle_mean": step, "step_angle_std": step**2}
-        named = {f"mean/train/{name}": value for name, value in figures.items()}
+        metrics = {"norm_mean": norm * (1 + seed), "norm_std": deviation * (1 + seed)}
+        metrics |= {"step_angle_mean": step, "step_angle_std": step**2}
+        named = {f"mean/train/{name}": value for name, value in metrics.items()}
         return kept(arm, "", seed, **{"probe/top1": 50.0 + seed + (arm == "sec"), **named})
 
     runs = [with_causes("none", seed, 8.0, 2.0, 0.1) for seed in (0, 1)]
@@ -76,6 +78,26 @@ def test_causes_are_ratios_to_the_baseline_paired_by_seed():
         "mean norm": (pytest.approx(0.5), 1),
         "spread of norms (deviation / mean)": (pytest.approx(0.5), 1),
     }
+
+
+@pytest.mark.parametrize("ratios", [(0.3, 1.16), (1.23, 1.27), (0.3, 2.2), (0.05, 20)])
+def test_the_ratios_on_the_axis_of_causes_do_not_overlap(ratios):
+    panels = dict.fromkeys(("turn", "unevenness", "norm", "spread"), "as multiples")
+    arms = [Cause(f"arm {ratio}", "", dict.fromkeys(panels, ratio), 0.5, 0.2) for ratio in ratios]
+    figure = causes_figure(arms, panels, "probe top-1 %", "none")
+    FigureCanvasAgg(figure).draw()
+    low, high = figure.axes[0].get_xlim()
+    ticks = [tick for tick in figure.axes[0].xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+    boxes = [tick.label1.get_window_extent() for tick in ticks]
+    assert len(boxes) >= 2
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
+def test_each_arm_of_causes_has_a_look_of_its_own():
+    arms = [Cause(f"arm {place}", "", {"norm": 1 + place}, 0.5, 0.2) for place in range(9)]
+    lines = causes_figure(arms, {"norm": "mean norm"}, "probe top-1 %", "none").axes[0].get_lines()
+    looks = [(line.get_color(), line.get_marker()) for line in lines if line.get_marker() in ("o", "D")]
+    assert len(looks) == len({*looks}) == 9
 
 
 def test_without_norms_there_is_no_figure_of_causes():
