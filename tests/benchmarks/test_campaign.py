@@ -1,3 +1,4 @@
+import itertools
 import json
 import multiprocessing
 import os
@@ -166,12 +167,17 @@ def test_a_stopped_training_run_resumes_from_its_checkpoint_and_is_probed(tmp_pa
     some = parts.select_parts(plan, ["train-resnet18-sec-s0"])
     folder = RunFolder(tmp_path / "runs" / some[0].name)
     running.set_deadline(plan.folder, minutes=10)
-    stopper = threading.Thread(
-        target=lambda: (until(lambda: len(folder.records()) > 2), running.set_deadline(plan.folder, minutes=0))
-    )
-    stopper.start()
-    running.work(plan, some)
-    stopper.join()
+    append, numbers = RunFolder.append_record, itertools.count(1)
+
+    def append_and_stop(self, record):
+        append(self, record)
+        if next(numbers) == 3:
+            running.set_deadline(plan.folder, minutes=0)
+            until(self.stop_path.exists)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "append_record", append_and_stop)  # in the process of the part, which is forked
+        running.work(plan, some)
     assert states(plan) == {some[0].name: "stopped"} and folder.outcome() == "stopped"
     taken = folder.newest_step()
     assert taken is not None and 0 < taken < 16
