@@ -311,7 +311,7 @@ def _require_finite(recipe: Recipe, metrics: Mapping[str, float], step: int) -> 
 
 
 def _terms_metrics(recipe: Recipe, terms: Terms, more: Mapping[str, Tensor] = MappingProxyType({})) -> dict[str, float]:
-    """Figures of the objective's terms and others in one transfer: the only place where a step waits for the device."""
+    """Metrics of the objective's terms and others in one transfer: the only place where a step waits for the device."""
     assert terms.embeddings.grad is not None, "the gradient of the embeddings is kept"
     gradients = terms.embeddings.grad / world_size()  # each worker differentiates its own copy of the global loss
     turned = gather_rows(turn_tangents(terms.embeddings.detach(), gradients))

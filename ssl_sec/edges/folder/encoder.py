@@ -13,7 +13,7 @@ from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.errors import ConfigError
 from ssl_sec.exporting.record import Record, read_record
 from ssl_sec.networks import Encoder
-from ssl_sec.networks.config import EncoderConfig
+from ssl_sec.networks.config import EncoderConfig, HeadConfig
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import RecipeRow
 from ssl_sec.settings import from_values
@@ -79,11 +79,8 @@ def load_network(recipe: RecipeRow, config: TrainingConfig, image_shape: tuple[i
         image_shape: channels, height and width of the training images.
         path: folder of the weights.
     """
-    encoder = _encoder(config.encoder, image_shape, path / "encoder.safetensors")
-    if not recipe.leaves_head:
-        return TrainedNetwork(encoder=encoder, head=None, dim=encoder.num_features)
-    head = replace(config.head, weights=str(path / "head.safetensors")).build(encoder.num_features, config.seed)
-    return TrainedNetwork(encoder=encoder, head=head.eval(), dim=config.head.dim)
+    head = config.head if recipe.leaves_head else None
+    return _network(config.encoder, head, image_shape, path / "encoder.safetensors", path / "head.safetensors")
 
 
 def exported_network(record: Record, image_shape: tuple[int, ...], path: Path) -> TrainedNetwork:
@@ -102,11 +99,18 @@ def exported_network(record: Record, image_shape: tuple[int, ...], path: Path) -
             for to in (path, head_path):
                 prefix = f"{to.stem}."
                 save_file({key.removeprefix(prefix): v for key, v in weights.items() if key.startswith(prefix)}, to)
-        encoder = _encoder(record.encoder, image_shape, path)
-        if record.head is None:
-            return TrainedNetwork(encoder=encoder, head=None, dim=encoder.num_features)
-        head = replace(record.head, weights=str(head_path)).build(encoder.num_features, seed=0)
-        return TrainedNetwork(encoder=encoder, head=head.eval(), dim=record.head.dim)
+        return _network(record.encoder, record.head, image_shape, path, head_path)
+
+
+def _network(
+    config: EncoderConfig, head_config: HeadConfig | None, image_shape: tuple[int, ...], path: Path, head_path: Path
+) -> TrainedNetwork:
+    """The network with the weights of two files; without a head if it has no configuration."""
+    encoder = _encoder(config, image_shape, path)
+    if head_config is None:
+        return TrainedNetwork(encoder=encoder, head=None, dim=encoder.num_features)
+    head = replace(head_config, weights=str(head_path)).build(encoder.num_features, seed=0)  # replaced by the file's
+    return TrainedNetwork(encoder=encoder, head=head.eval(), dim=head_config.dim)
 
 
 def _encoder(config: EncoderConfig, image_shape: tuple[int, ...], weights: Path) -> Encoder:

@@ -78,9 +78,10 @@ class StoredFolder(RunFolder):
         with self._leased(waits=waits):
             try:
                 self._upload_left()
-                self.take_over(uuid.uuid4().hex)
+                holder = uuid.uuid4().hex
+                self.take_over(holder)
                 self._bucket.clean()
-                with self._mirrored():
+                with self._mirrored(holder):
                     yield
             finally:
                 self.tidy()
@@ -94,9 +95,9 @@ class StoredFolder(RunFolder):
             lease.release()
 
     @contextmanager
-    def _mirrored(self) -> Iterator[None]:
+    def _mirrored(self, holder: str) -> Iterator[None]:
         """Uploads what changes until the block ends."""
-        self._bucket.write(HOLDER, text_of(self.path / HOLDER).encode())
+        self._bucket.write(HOLDER, holder.encode())
         self._mirror = self.mirror()
         try:
             yield
