@@ -1,5 +1,6 @@
 """One split of a data set: resident in memory as pixels, or encoded in a store and decoded when read."""
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from torch import Tensor
 from ssl_sec.batch import Batch
 from ssl_sec.data.crops import CentreSquare, Crop
 from ssl_sec.data.decode import OnBadImage, decode_image
+from ssl_sec.data.samplers import own_class_first
 from ssl_sec.errors import DataError, printable
 
 logger = logging.getLogger("ssl_sec.data")
@@ -258,10 +260,8 @@ class EncodedImages:
 
     def _in_turn(self, index: int) -> Iterator[Candidate]:
         """The image, and those that may replace it."""
-        yield from self.candidates(torch.tensor([index]))
-        following = (index + torch.arange(1, len(self))) % len(self)
-        is_own = self.labels[following] == self.labels[index]
-        yield from self.candidates(torch.cat([following[is_own], following[~is_own]])[: MAX_BAD_IN_A_ROW - 1])
+        found = itertools.chain.from_iterable(map(self.candidates, own_class_first(self.labels, index)))
+        return itertools.islice(found, MAX_BAD_IN_A_ROW)
 
 
 @runtime_checkable

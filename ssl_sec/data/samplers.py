@@ -20,6 +20,7 @@ since x itself is on that cycle, and different values stay different, since a cy
 predecessor below N for each element below N. As 4^k < 4N, fewer than four applications are expected.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, runtime_checkable
@@ -34,6 +35,7 @@ from ssl_sec.settings import check
 
 NUM_ROUNDS = 10
 BATCHES_AT_ONCE = 16
+_SEARCHED_AT_ONCE = 4096
 
 
 @runtime_checkable
@@ -150,3 +152,19 @@ def _feistel(numbers: Int64[Tensor, " n"], half_bits: int, keys: list[int]) -> I
     for key in keys:
         left, right = right, left ^ (mix(right + key) & mask)
     return (left << half_bits) | right
+
+
+def own_class_first(labels: Int64[Tensor, " images"], index: int) -> Iterator[Int64[Tensor, " some"]]:
+    """An image, the others of its class from the next one on, and then the rest likewise; the first follows the last.
+
+    They come in parts as they are needed, since a set may have very many images.
+
+    Args:
+        labels: class of each image, on the CPU.
+        index: the image.
+    """
+    yield torch.tensor([index])
+    for of_own_class in (True, False):
+        for start in range(1, len(labels), _SEARCHED_AT_ONCE):
+            part = (index + torch.arange(start, min(start + _SEARCHED_AT_ONCE, len(labels)))) % len(labels)
+            yield part[(labels[part] == labels[index]) == of_own_class]
