@@ -1,7 +1,7 @@
 """Studies that were made for CPUs, on a GPU: their runs take seconds there, several at once.
 
 Each run has a sheet in `<output>/cells/<study>`, and the part's sheet has the results of all finished runs. Steps are
-computed in float32 as on CPUs and are not compiled, since compiling would take longer than the run.
+recorded as CUDA graphs but not compiled, since compiling would take longer than the run.
 """
 
 import os
@@ -29,8 +29,8 @@ from ssl_sec.data.config import FolderConfig, ParquetConfig
 from ssl_sec.data.image_set import ImageSet
 
 _PROGRESS_S = 15.0
-# As in the runs on CPUs, which report every 10 steps: means over a run's reports are part of its results.
-_ON_GPU = {"runtime.precision": "float32", "runtime.compile": False, "log_every_steps": 10}
+# Reports as in the runs on CPUs, which report every 10 steps: means over a run's reports are part of its results.
+_ON_GPU = {"runtime.compile": False, "log_every_steps": 10}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,7 @@ def make_run_values(
     """
     values = _merge(load_recipes()[recipe], {"seed": seed, "output_dir": plan.checkpoints})
     values = _merge(change(values, changes or {}), scale.training)
-    values["encoder"] = {**values["encoder"], "width": scale.width}
+    values["encoder"] = {**values["encoder"], "width": values["encoder"]["width"] * scale.width}
     return values if plan.data is None else {**values, "data": plan.data}
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from benchmarks.campaign import cells, recipes, small
 from benchmarks.campaign.data import prepare_data
-from benchmarks.campaign.scale import SMALL_STUDIES, TINY
+from benchmarks.campaign.scale import FULL, SMALL_STUDIES, TINY
 from benchmarks.campaign.sheet import Plan, Sheet
+from benchmarks.campaign.training import make_run_values
 from ssl_sec.edges.study.cells import KeptCells
 from ssl_sec.edges.study.plan import load_file, read_study
 from ssl_sec.edges.study.searches import KeptSearches
@@ -30,6 +31,17 @@ def test_all_planned_runs_are_run():
         runs[name] = len(small.list_arms(name)) * len(study.seeds)
         assert len(small.list_arms(name)) == len(recipes.list_small_arms(name))
     assert runs == {"when_cpu": 84, "sec_cpu": 56}
+
+
+@pytest.mark.parametrize("study", SMALL_STUDIES)
+def test_runs_have_the_values_of_their_arms(plan, study):
+    for arm in small.list_arms(study):
+        expected = recipes.load_recipes()[arm]
+        found = make_run_values(plan, FULL, arm, seed=3, changes=small._ON_GPU)
+        changed = {key for key in expected if found[key] != expected[key]}
+        assert changed == {"data", "log_every_steps", "output_dir", "runtime", "seed"}
+        assert found["runtime"] == {**expected["runtime"], "compile": False}
+        assert found["seed"] == 3
 
 
 def test_a_searched_study_runs_and_its_figures_are_kept(plan, tmp_path):
