@@ -5,16 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.campaign.recipes import change, list_small_arms, load_recipes, load_trials
+from benchmarks.campaign.recipes import list_small_arms, load_trials
 from benchmarks.campaign.scale import SMALL_STUDIES
 from benchmarks.campaign.small import part_name
 from ssl_sec.edges.study.cells import MEANS, KeptCell, KeptCells, metrics_of
-from ssl_sec.edges.study.plan import ArmAt, digest_of
+from ssl_sec.edges.study.plan import ArmAt
 from ssl_sec.edges.study.searches import KeptSearches, KeptTrial
 from ssl_sec.edges.study.uploaded import searches_path
 from ssl_sec.edges.tune.trials import Trial
-from ssl_sec.recipes.pretraining.config import PretrainConfig
-from ssl_sec.settings import from_values
 
 
 def keep_cells(results: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
@@ -25,22 +23,18 @@ def keep_cells(results: Mapping[str, Mapping[str, Any]], folder: Path) -> list[P
         folder: the folder docs/studies.
     """
     written: list[Path] = []
-    recipes, searched = load_recipes(), load_trials()
+    searched = load_trials()
     for study in SMALL_STUDIES:
         found = results.get(part_name(study))
         if found is None or not found.get("runs"):
             continue
         cells = KeptCells(folder / f"{study}.csv")
         for own, arm in list_small_arms(study):
-            best: Mapping[str, float] = {}
             if trials := [one for one in found["trials"] if one["arm"] == own and "last" in one]:
-                searches = KeptSearches(searches_path(cells.path))
-                searches.add(arm, kept := _kept_trials(arm, trials, searched[own]))
-                best = searched[own][max(kept, key=lambda trial: trial.metric).trial]
-            digest = digest_of(from_values(PretrainConfig, change(recipes[own], best)))
+                KeptSearches(searches_path(cells.path)).add(arm, _kept_trials(arm, trials, searched[own]))
             for run in found["runs"]:
                 if run["arm"] == own and "last" in run:
-                    cells.add(_kept_cell(arm, run, digest))
+                    cells.add(_kept_cell(arm, run))
         written.append(cells.path)
     return written
 
@@ -65,13 +59,13 @@ def _kept_trials(
     return sorted((replace(trial, digest="") for trial in kept), key=lambda trial: trial.metric, reverse=True)
 
 
-def _kept_cell(arm: ArmAt, run: Mapping[str, Any], digest: str) -> KeptCell:
+def _kept_cell(arm: ArmAt, run: Mapping[str, Any]) -> KeptCell:
     means = {name: run["mean"][name] for name in MEANS if name in run["mean"]}
     return KeptCell(
         arm=arm.arm,
         point=arm.point.name,
         seed=run["seed"],
-        digest=digest,
+        digest=run["config"],
         minutes=run["minutes"],
         run_id="",
         metrics=metrics_of([{"metrics": {**run["last"], **means}}], run["probe"]),

@@ -14,8 +14,9 @@ from typing import Any
 from benchmarks.campaign.cells import keep_cells
 from benchmarks.campaign.recipes import EXPERIMENTS, load_trials
 from benchmarks.campaign.scale import FULL
+from benchmarks.campaign.sheet import COMMITTED
 from benchmarks.campaign.study import LONG, LONG_EPOCHS
-from benchmarks.measure import RESULTS, format_mean
+from benchmarks.measure import format_mean
 from ssl_sec.edges.study.cells import KeptCell
 from ssl_sec.edges.study.comparison import Comparison
 from ssl_sec.edges.tables import in_markdown
@@ -23,7 +24,6 @@ from ssl_sec.errors import ConfigError
 from ssl_sec.papers import find_reported
 
 ROOT = Path(__file__).parents[2]
-COMMITTED = RESULTS / "campaign"
 # The pages with numbers of a campaign.
 PAGES = ("benchmarks/README.md", "benchmarks/LOG.md", "docs/results.md")
 NOT_YET = "not yet run"

@@ -7,7 +7,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.measure import write_json
+from benchmarks.measure import RESULTS, write_json
+
+# The folder of the results in the repository.
+COMMITTED = RESULTS / "campaign"
 
 State = Literal["running", "done", "failed", "stopped"]
 

@@ -1,14 +1,16 @@
 """Studies that were made for CPUs, on a GPU: their runs take seconds there, several at once.
 
-Each run has a sheet in `<output>/cells/<study>`, and the part's sheet has the results of all finished runs. Steps are
-recorded as CUDA graphs but not compiled, since compiling would take longer than the run.
+Each run has a sheet in `<output>/cells/<study>`, and the part's sheet has the results of all finished runs. Runs of an
+earlier campaign whose results are in the repository are not run again. Steps are recorded as CUDA graphs but not
+compiled, since compiling would take longer than the run.
 """
 
+import json
 import os
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,17 +20,24 @@ from typing import Any
 
 import torch
 
-from benchmarks.campaign.recipes import load_recipes, load_trials
+from benchmarks.campaign.recipes import change, load_recipes, load_trials
 from benchmarks.campaign.running import Part
 from benchmarks.campaign.scale import SMALL_STUDIES, Scale
-from benchmarks.campaign.sheet import Plan, Sheet
+from benchmarks.campaign.sheet import COMMITTED, Plan, Sheet
 from benchmarks.campaign.study import SEARCH_SEED, find_best, search_name
 from benchmarks.campaign.training import folders_of, train, train_and_probe
 from benchmarks.measure import describe_environment, describe_error
 from ssl_sec.data.config import FolderConfig, ParquetConfig
 from ssl_sec.data.image_set import ImageSet
+from ssl_sec.edges.study.digest import digest_of
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.settings import from_values
 
 _PROGRESS_S = 15.0
+# The metric of a search, as in configs/study.
+_SEARCHED = "val/knn_top1"
+# The results of a run that its study's sheet has.
+_KEPT = ("error", "last", "mean", "probe", "minutes", "config")
 # Reports as in the runs on CPUs, which report every 10 steps: means over a run's reports are part of its results.
 _ON_GPU = {"runtime.compile": False, "log_every_steps": 10}
 
@@ -90,6 +99,8 @@ def _measure(sheet: Sheet, scale: Scale, study: str) -> None:
     pool = ProcessPoolExecutor(scale.processes, get_context("spawn"), _prepare_process, (scale.processes,))
     with pool:
         for tasks in (trials, runs):
+            if not plan.rehearsal:
+                _take_committed(plan, scale, study, tasks)
             started = {pool.submit(_run, plan, scale, task) for task in tasks}
             while started:
                 ended, started = wait(started, timeout=_PROGRESS_S, return_when=FIRST_COMPLETED)
@@ -114,9 +125,38 @@ def _read(plan: Plan, tasks: list[Task]) -> list[dict[str, Any]]:
     for task in tasks:
         results = Sheet(plan, task.name).read()
         if results.get("state") in ("done", "failed"):
-            kept = {key: results[key] for key in ("error", "last", "mean", "probe", "minutes") if key in results}
+            kept = {key: results[key] for key in _KEPT if key in results}
             found.append({"arm": task.arm, "seed": task.seed, "trial": task.trial, **kept})
     return found
+
+
+def _take_committed(plan: Plan, scale: Scale, study: str, tasks: list[Task]) -> None:
+    """Writes the sheets of tasks that have none, if the repository has their results with the same configuration."""
+    path = COMMITTED / f"{part_name(study)}.json"
+    committed = json.loads(path.read_text()) if path.exists() else {"trials": [], "runs": []}
+    kept = {(one["arm"], one["seed"], one["trial"]): one for one in [*committed["trials"], *committed["runs"]]}
+    for task in tasks:
+        sheet, found = Sheet(plan, task.name), kept.get((task.arm, task.seed, task.trial), {})
+        if "last" in found and sheet.read_state() is None and found["config"] == _digest(plan, scale, task):
+            sheet.write("done", **{key: found[key] for key in _KEPT if key in found}, **_monitored(found["last"]))
+
+
+def _monitored(last: Mapping[str, float]) -> dict[str, list[list[float]]]:
+    """The searched metric in the form of a run's results."""
+    return {"monitored": [[last["train/epoch"], last[_SEARCHED]]]} if _SEARCHED in last else {}
+
+
+def _changes(plan: Plan, scale: Scale, task: Task) -> dict[str, Any]:
+    """The values of a task beside those of its arm: a trial's own, or the best of the arm's search."""
+    if task.trial is not None:
+        return dict(load_trials()[task.arm][task.trial])
+    searched = _num_trials(scale, task.arm)
+    return find_best(plan, task.arm, searched)[1] if searched else {}
+
+
+def _digest(plan: Plan, scale: Scale, task: Task) -> str:
+    """The digest of a task's configuration, as in `jobs.study`."""
+    return digest_of(from_values(PretrainConfig, change(load_recipes()[task.arm], _changes(plan, scale, task))))
 
 
 def _prepare_process(processes: int) -> None:
@@ -139,13 +179,10 @@ def _run(plan: Plan, scale: Scale, task: Task) -> None:
         return
     begun = time.monotonic()
     try:
-        if task.trial is not None:
-            train(sheet, scale, task.arm, task.seed, {**_ON_GPU, **load_trials()[task.arm][task.trial]})
-        else:
-            searched = _num_trials(scale, task.arm)
-            best = find_best(plan, task.arm, searched)[1] if searched else {}
-            train_and_probe(sheet, scale, task.arm, task.seed, {**_ON_GPU, **best})
-        sheet.write("done", minutes=(time.monotonic() - begun) / 60, **_summarise(sheet))
+        run = train_and_probe if task.trial is None else train
+        run(sheet, scale, task.arm, task.seed, {**_ON_GPU, **_changes(plan, scale, task)})
+        minutes = (time.monotonic() - begun) / 60
+        sheet.write("done", minutes=minutes, config=_digest(plan, scale, task), **_summarise(sheet))
     except Exception as error:
         sheet.write("failed", error=describe_error(error))
     for folder in folders_of(sheet):

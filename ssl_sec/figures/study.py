@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from ssl_sec.figures.drawing import BLUE, NUM_ARM_COLOURS, add_grid, arm_look, small_plots
 from ssl_sec.metrics import metric_label
@@ -58,6 +58,59 @@ def forest_figure(points: Mapping[str, Sequence[Interval]], metric: str, baselin
         if name:
             axes.set_title(name, fontsize=9, loc="left")
     all_axes[-1].set_xlabel(f"{metric}: difference from {baseline}, paired by seed (mean, 95 % interval, each seed)")
+    return figure
+
+
+def values_figure(
+    keys: Mapping[str, Mapping[str, Sequence[tuple[float, Interval]]]], metric: str, baseline: str
+) -> Figure:
+    """Draws the differences over the values of each key, a panel for each key, with each pair as a dot.
+
+    All panels have one scale of differences, in which all pairs fit; intervals that are wider are cut off at its ends.
+    The marker of a mean without an interval is hollow.
+
+    Args:
+        keys: key -> arm -> values of the key with the arm's difference at each; one or more keys.
+        metric: metric that is compared, with its unit.
+        baseline: arm that the others are compared to.
+    """
+    figure, all_axes = small_plots(len(keys), (3.6, 3.0), margin=0.5)
+    figure.suptitle(
+        f"{metric}: difference from {baseline}, paired by seed (mean, 95 % interval, each seed)", fontsize=10
+    )
+    every = [entry for arms in keys.values() for entries in arms.values() for entry in entries]
+    limit = 1.25 * max(abs(pair) for _, interval in every for pair in interval.pairs) or 1.0
+    for axes, (key, arms) in zip(all_axes, keys.items(), strict=True):
+        add_grid(axes)
+        axes.axhline(0, color="0.3", linewidth=1)
+        for place, (arm, entries) in enumerate(arms.items()):
+            colour, style = arm_look(place)
+            ordered = sorted(entries, key=lambda entry: entry[0])
+            for value, interval in ordered:
+                axes.plot([value] * len(interval.pairs), interval.pairs, "o", color="0.65", markersize=3.5)
+                half_width, filled = _interval(interval.half_width)
+                axes.errorbar(
+                    value,
+                    interval.mean,
+                    yerr=half_width,
+                    fmt="D",
+                    color=colour,
+                    capsize=4,
+                    markersize=5,
+                    fillstyle=filled,
+                )
+            means = [interval.mean for _, interval in ordered]
+            axes.plot([value for value, _ in ordered], means, color=colour, linestyle=style, linewidth=1.3, label=arm)
+        values = [value for entries in arms.values() for value, _ in entries]
+        if min(values) > 0:
+            axes.set_xscale("log")
+            axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(sorted(set(values)), [f"{value:g}" for value in sorted(set(values))])
+        axes.margins(x=0.12)
+        axes.set_ylim(-limit, limit)
+        axes.set_xlabel(key)
+    if max(len(arms) for arms in keys.values()) > 1:
+        all_axes[0].legend(frameon=False, fontsize="small")
     return figure
 
 

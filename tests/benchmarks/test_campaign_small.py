@@ -1,5 +1,6 @@
 """Studies with small runs in a campaign: what is run, and what is written to docs/studies."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -94,3 +95,45 @@ def test_a_run_that_fails_does_not_stop_the_others(plan, monkeypatch):
     assert "nan at step 3" in Sheet(plan, task.name).read()["error"]
     assert cells.keep_cells({"cells-when_cpu": {"runs": small._read(plan, [task]), "trials": []}}, plan.folder)
     assert not (plan.folder / "when_cpu.csv").exists()
+
+
+ARM = "sec_cpu-dcl-none"
+TRIAL = small.Task(name=f"search-{ARM}-0", arm=ARM, seed=small.SEARCH_SEED, trial=0)
+RUN = small.Task(name=f"{ARM}-s3", arm=ARM, seed=3)
+
+
+@pytest.fixture
+def committed(tmp_path, monkeypatch):
+    """Writes the results of an earlier campaign."""
+    monkeypatch.setattr(small, "COMMITTED", tmp_path)
+
+    def write(*results):
+        kept = {"trials": [one for one in results if one["trial"] is not None]}
+        kept["runs"] = [one for one in results if one["trial"] is None]
+        (tmp_path / "cells-sec_cpu.json").write_text(json.dumps(kept))
+
+    return write
+
+
+def _result(plan, task, **others):
+    last = {"val/knn_top1": 41.5, "train/epoch": 10.0}
+    own = {"arm": task.arm, "seed": task.seed, "trial": task.trial, "config": small._digest(plan, TINY, task)}
+    return {**own, "last": last, "mean": {}, "minutes": 0.5, **others}
+
+
+def test_results_in_the_repository_are_not_computed_again(plan, committed, monkeypatch):
+    committed(trial := _result(plan, TRIAL))
+    small._take_committed(plan, TINY, "sec_cpu", [TRIAL])
+    committed(trial, run := _result(plan, RUN, probe={"probe/top1": 50.0}))
+    small._take_committed(plan, TINY, "sec_cpu", [RUN])
+    monkeypatch.setattr(small, "train", None)
+    monkeypatch.setattr(small, "train_and_probe", None)
+    small._run(plan, TINY, TRIAL)
+    small._run(plan, TINY, RUN)
+    assert small._read(plan, [TRIAL, RUN]) == [trial, run]
+
+
+def test_results_of_another_configuration_are_computed_again(plan, committed):
+    committed(_result(plan, TRIAL, config="0123456789ab"))
+    small._take_committed(plan, TINY, "sec_cpu", [TRIAL])
+    assert Sheet(plan, TRIAL.name).read_state() is None

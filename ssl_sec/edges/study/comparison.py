@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from ssl_sec.edges.run.sweeps import mean_and_std
 from ssl_sec.edges.study.cells import KeptCell
 from ssl_sec.edges.study.differences import Difference, adjusted, difference
-from ssl_sec.figures.study import Cause, Interval, causes_figure, forest_figure
-from ssl_sec.figures.sweeps import Panel, Point, panels_figure
+from ssl_sec.figures.study import Cause, Interval, causes_figure, forest_figure, values_figure
 from ssl_sec.metrics import metric_label
 
 # Effects of an arm on norms and steps: name -> label.
@@ -139,29 +138,26 @@ class Comparison:
     def forest(self) -> Figure | None:
         """The differences with their intervals; None without differences."""
         points: dict[str, list[Interval]] = {}
-        for row, found, baseline in self._compared():
-            ours, theirs = row.of(self.metric), baseline.of(self.metric)
-            pairs = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-            points.setdefault(row.point, []).append(Interval(row.arm, found.mean, found.half_width, pairs))
+        for row, interval in self._intervals():
+            points.setdefault(row.point, []).append(interval)
         return forest_figure(points, metric_label(self.metric), self.baseline) if points else None
 
     def over_values(self) -> Figure | None:
         """The differences over the values of each varied key; None if no key has two numbers or more."""
-        keys: dict[str, dict[str, list[Point]]] = {}
-        for row in self.rows:
+        keys: dict[str, dict[str, list[tuple[float, Interval]]]] = {}
+        for row, interval in self._intervals():
             key, _, value = row.point.partition("=")
-            if row.difference is None or (number := _number(value)) is None:
-                continue
-            half_width = None if math.isnan(row.difference.half_width) else row.difference.half_width
-            point = Point(number, row.difference.mean, half_width, row.difference.num_pairs)
-            keys.setdefault(key, {}).setdefault(row.arm, []).append(point)
-        label = f"difference from {self.baseline}, {metric_label(self.metric)}"
-        panels = [
-            Panel(x_label=key, y_label=label, arms=arms, levels={"": Point(0, 0, None, 0)})
-            for key, arms in keys.items()
-            if max(map(len, arms.values())) > 1
-        ]
-        return panels_figure(panels, "paired by seed: mean and 95 % interval") if panels else None
+            if (number := _number(value)) is not None and not math.isnan(interval.mean):
+                keys.setdefault(key, {}).setdefault(row.arm, []).append((number, interval))
+        several = {key: arms for key, arms in keys.items() if max(map(len, arms.values())) > 1}
+        return values_figure(several, metric_label(self.metric), self.baseline) if several else None
+
+    def _intervals(self) -> Iterator[tuple[Row, Interval]]:
+        """The rows with a difference, with the difference of each seed."""
+        for row, found, baseline in self._compared():
+            ours, theirs = row.of(self.metric), baseline.of(self.metric)
+            pairs = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+            yield row, Interval(row.arm, found.mean, found.half_width, pairs)
 
     def causes(self) -> Figure | None:
         """The differences over the effects of the arms on norms and steps; None if these are not known."""

@@ -1,11 +1,9 @@
 """The cells of a study, arms times points times seeds, and the searches that come before them."""
 
-import hashlib
 import itertools
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,18 +14,14 @@ from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, config_file, own_folders
 from ssl_sec.edges.config.study import StudyConfig, StudyFile
 from ssl_sec.edges.overrides import in_quotes, parsed, understood
-from ssl_sec.edges.tracking.comparing import deciding
+from ssl_sec.edges.study.digest import digest_of
 from ssl_sec.edges.tune.space import Search, read_search
 from ssl_sec.errors import ConfigError, first_line, nearest
 from ssl_sec.recipes.pretraining.config import PretrainConfig
-from ssl_sec.recipes.registry import PRETRAIN
-from ssl_sec.settings import from_values, to_values
+from ssl_sec.settings import from_values
 
 # Keys that differ in each run of a study, or that the study itself sets.
 _RESERVED = {"seed": "seeds", "run_name": "the name of an arm", "resume": "nothing: a study resumes its runs"}
-
-# Keys with lists of files, which may be in any folder.
-_IMAGE_FILES = ("data.train", "data.test")
 
 # The tags in MLflow that distinguish the runs of a study: the last is the digest of a run's configuration.
 CELL_TAGS = ("arm", "point", "cell")
@@ -169,22 +163,6 @@ class Study:
             for arm in self.arms_at(point)
             if arm.key in configs
         ]
-
-
-def digest_of(config: PretrainConfig, **others: Any) -> str:
-    """A digest of all settings that affect the results, except the seed and the places of files.
-
-    Files of images count by their names, without their folders.
-
-    Default settings are left out, so that the digest stays the same when a later version has more settings.
-
-    Args:
-        config: the configuration.
-        others: other values that affect the results.
-    """
-    changed = {key: _file_names(value) if key in _IMAGE_FILES else value for key, value in _changed(config)}
-    found = deciding({key: str(value) for key, value in changed.items()}, PRETRAIN.name) | others
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def named(*parts: str) -> str:
@@ -352,20 +330,6 @@ def _cell(arm: ArmAt, seed: int, overrides: Sequence[str], config: PretrainConfi
     own = (f"seed={seed}", f"run_name={name}", "resume=auto", f"tracking.tags={{{given}}}")
     tracking = replace(config.tracking, tags=tags)
     return replace(cell, overrides=(*overrides, *own), config=replace(config, tracking=tracking))
-
-
-def _changed(settings: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values that differ from their defaults, and the names of options."""
-    for field in fields(settings):
-        value, key = getattr(settings, field.name), f"{path}{field.name}"
-        if is_dataclass(value):
-            yield from _changed(value, f"{key}.")
-        elif field.name == "name" or value != field.default:
-            yield key, to_values(value)
-
-
-def _file_names(places: Sequence[str] | None) -> list[str] | None:
-    return None if places is None else [place.rpartition("/")[2] for place in places]
 
 
 def _config(arm: str, overrides: Sequence[str]) -> PretrainConfig:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.study.cells import lock_of
-from ssl_sec.edges.study.plan import ArmAt, digest_of
+from ssl_sec.edges.study.digest import digest_of
+from ssl_sec.edges.study.plan import ArmAt
 from ssl_sec.edges.tune.trials import Trial
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.files import locked, replace_text

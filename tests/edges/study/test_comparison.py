@@ -58,6 +58,20 @@ def test_a_point_is_compared_within_itself():
     assert len(made.forest().axes) == 2
 
 
+def test_values_are_on_one_scale_in_which_every_pair_fits():
+    values = ("epochs=5", "epochs=50", "temperature=0.1", "temperature=0.5")
+    runs = [cell for cell in cells(values) if cell.point != "epochs=50" or cell.seed == 0]
+    epochs, temperature = Comparison.of(runs, "probe/top1", "none", 8).over_values().axes
+    assert [label.get_text() for label in epochs.get_xticklabels()] == ["5", "50"]
+    assert epochs.get_ylim() == temperature.get_ylim()
+    for axes, counts in ((epochs, [3, 1, 3, 1]), (temperature, [3, 3, 3, 3])):
+        dots = [line.get_ydata() for line in axes.lines if line.get_marker() == "o"]
+        assert [len(pairs) for pairs in dots] == counts
+        assert all(abs(pair) < axes.get_ylim()[1] for pairs in dots for pair in pairs)
+    means = [line for line in epochs.lines if line.get_marker() == "D"]
+    assert [line.get_fillstyle() for line in means] == ["full", "none", "full", "none"]
+
+
 def test_causes_are_ratios_to_the_baseline_paired_by_seed():
     def with_causes(arm, seed, norm, deviation, step):
         metrics = {"norm_mean": norm * (1 + seed), "norm_std": deviation * (1 + seed)}
