@@ -9,7 +9,7 @@ and version.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -139,12 +139,18 @@ class TripletBatches(_BatchesByClass):
     def indices(self, step: int) -> Int64[Tensor, " global_batch"]:
         """The images of global step `step` ≥ 0: different ones, 0 ≤ index < images, on the CPU."""
         classes = _Classes(self._sizes, _random_numbers(derived_seed(self.seed, "triplets", step)))
+        every = range(len(self._sizes))
         places: list[int] = []
         for _ in range(self.global_batch_size // 3):
-            own = classes.choose(least_left=2)
-            other = classes.choose(least_left=1, other_than=own)
+            own = classes.choose(self._with_pairs, least_left=2)
+            other = classes.choose(every, least_left=1, other_than=own)
             places += [self._starts[chosen] + classes.deal(chosen) for chosen in (own, own, other)]
         return self._by_class[torch.tensor(places)]
+
+    @cached_property
+    def _with_pairs(self) -> list[int]:
+        """The classes with two images or more."""
+        return [place for place, size in enumerate(self._sizes) if size > 1]
 
 
 class _Classes:
@@ -155,10 +161,10 @@ class _Classes:
         self._numbers = numbers
         self._decks: dict[int, _Deck] = {}
 
-    def choose(self, least_left: int, other_than: int | None = None) -> int:
-        """A random class with `least_left` images or more, but not `other_than`; there must be such a class."""
+    def choose(self, classes: Sequence[int], least_left: int, other_than: int | None = None) -> int:
+        """A random one of `classes` with `least_left` images or more, but not `other_than`; there must be one."""
         while True:
-            chosen = next(self._numbers) % len(self._sizes)
+            chosen = classes[next(self._numbers) % len(classes)]
             if chosen != other_than and self._deck(chosen).left >= least_left:
                 return chosen
 

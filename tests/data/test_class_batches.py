@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssl_sec.data import class_batches as class_batches_module
 from ssl_sec.data.class_batches import ClassBatches, TripletBatches
 from ssl_sec.data.samplers import worker_rows
 from ssl_sec.errors import ConfigError, DataError
@@ -148,6 +149,16 @@ def test_a_class_of_one_image_is_never_an_anchor():
     batches = triplets(labels, 3)
     roles = labels[torch.stack([batches.indices(step) for step in range(200)])]
     assert 0 not in roles[:, 0] and 0 in roles[:, 2]
+
+
+def test_many_classes_of_one_image_take_no_more_draws(monkeypatch):
+    drawn = []
+    numbers = class_batches_module._random_numbers
+    monkeypatch.setattr(
+        class_batches_module, "_random_numbers", lambda seed: (drawn.append(n) or n for n in numbers(seed))
+    )
+    triplets(torch.cat([torch.arange(2).repeat(50), torch.arange(2, 50_000)]), 30).indices(0)
+    assert len(drawn) < 60
 
 
 @pytest.mark.parametrize(
