@@ -181,9 +181,19 @@ def print_environment(environment: Mapping[str, Any]) -> None:
 
 def save_results(name: str, values: Mapping[str, Any]) -> Path:
     """Writes a benchmark's results to `results/<name>-<cpu or gpu>.json`; returns the path."""
-    path = RESULTS / f"{name}-{'gpu' if torch.cuda.is_available() else 'cpu'}.json"
+    path = _results_path(name)
     write_json(path, values)
     return path
+
+
+def read_results(name: str) -> dict[str, Any]:
+    """Reads the results that `save_results` wrote; returns nothing if there are none."""
+    path = _results_path(name)
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _results_path(name: str) -> Path:
+    return RESULTS / f"{name}-{'gpu' if torch.cuda.is_available() else 'cpu'}.json"
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -296,13 +296,19 @@ class Lightly(_Peer):
 
 
 class PilImages(Dataset[Sequence[Any]]):
-    """Two views of each image in memory, loaded as by torchvision's CIFAR10."""
+    """Two views of each image in memory, loaded as by torchvision's CIFAR10.
 
-    def __init__(self, images: ResidentImages) -> None:
+    Args:
+        images: images in colour.
+        normalise: whether the views have ImageNet's mean and deviation subtracted and divided, as is lightly's default.
+    """
+
+    def __init__(self, images: ResidentImages, normalise: bool = True) -> None:
         from lightly.transforms.simclr_transform import SimCLRTransform
 
         self._pixels = images.images.permute(0, 2, 3, 1).contiguous().numpy()
-        self._transform = SimCLRTransform(images.image_shape[1], cj_strength=0.5, gaussian_blur=0.0)
+        how: dict[str, Any] = {} if normalise else {"normalize": None}
+        self._transform = SimCLRTransform(images.image_shape[1], cj_strength=0.5, gaussian_blur=0.0, **how)
 
     def __len__(self) -> int:
         return len(self._pixels)

@@ -4,12 +4,14 @@ import sys
 import warnings
 from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 import torch
 from PIL import Image
 
 from benchmarks import (
+    accuracy,
     communication,
     evaluation,
     finetuning,
@@ -249,6 +251,23 @@ def test_the_growth_of_time_and_memory_is_drawn():
     assert measured["rows"][1]["dense_mib"] > measured["rows"][0]["dense_mib"]
     figure = growth.draw(measured)
     assert [len(axes.lines) for axes in figure.axes] == [2, 2, 2, 2]
+
+
+def test_accuracies_are_measured_side_by_side_and_a_second_call_only_adds_seeds(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "RESULTS", tmp_path)
+    generator = np.random.default_rng(0)
+    for split in ("train", "test"):
+        images = [encode(Image.fromarray(generator.integers(0, 256, (32, 32, 3), dtype=np.uint8))) for _ in range(40)]
+        write_parquet(tmp_path / f"{split}.parquet", images, [0, 1] * 20)
+    options = ["--images", "32", "--epochs", "1", "--width", "0.0625", "--batch", "8", "--seeds"]
+    found = []
+    for seeds in (["3"], ["3", "4"]):
+        monkeypatch.setattr(sys, "argv", ["accuracy", "--data", str(tmp_path), *options, *seeds])
+        accuracy.main()
+        found.append(json.loads((tmp_path / "accuracy-cpu.json").read_text())["runs"])
+    assert [(row["name"], row["seed"]) for row in found[1]] == [(n, s) for s in (3, 4) for n in ("ours", "lightly")]
+    assert found[1][:2] == found[0]
+    assert all(0 <= row["probe/top1"] <= 100 and row["seconds"] > 0 for row in found[1])
 
 
 @pytest.mark.slow
