@@ -135,15 +135,24 @@ def estimate(gpus: tuple[int, ...] = (8, 16, 64, 256, 1024)) -> list[dict[str, A
     return rows
 
 
-def compute_expected(network: nn.Module, rows_per_worker: int, workers: int) -> Sent:
-    """Computes from the formulas the data that a worker sends in a reported step, without gradients."""
+def compute_expected(network: nn.Module, rows_per_worker: int, workers: int, is_saved: bool = False) -> Sent:
+    """Computes from the formulas the data that a worker sends in a reported step, without gradients.
+
+    Args:
+        network: the network, whose batch norms communicate.
+        rows_per_worker: number of views of a worker.
+        workers: number of workers.
+        is_saved: whether the step's state is saved too, before which the workers agree that all weights are finite.
+    """
     channels = [module.num_features for module in network.modules() if isinstance(module, _BatchNorm)]
     embeddings = rows_per_worker * workers * DIM * BYTES
     batch_norm = sum(BYTES * (2 * (2 * c + 1) * workers + 2 * c) for c in channels)
     labels = rows_per_worker * workers * 8
     figures = 3 * rows_per_worker * workers * BYTES
     num_bytes = 2 * embeddings + labels + 2 * BYTES + figures + batch_norm
-    return Sent(calls=3 + 2 + 3 + 3 * len(channels), num_bytes=num_bytes)
+    agreed = Sent(calls=1, num_bytes=8) if is_saved else Sent()
+    calls = 3 + 2 + 3 + 3 * len(channels)
+    return Sent(calls=calls + agreed.calls, num_bytes=num_bytes + agreed.num_bytes)
 
 
 def _reduce_s(num_bytes: float, workers: int, calls: int = 1) -> float:
