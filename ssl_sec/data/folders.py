@@ -27,6 +27,11 @@ _GENERIC_WORDS = frozenset(("", "data", "dataset", "images", "img", "train", "tr
 
 EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 
+# Formats of photos that are not read.
+_UNREAD = frozenset(
+    (".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jp2", ".jxl", ".nef", ".orf", ".raf", ".rw2")
+)
+
 
 def open_folder(
     split: Split,
@@ -57,30 +62,22 @@ def open_folder(
             classes that are not shared, known to it), a link that leads out of `root`, or an image that cannot be read.
     """
     root = Path(root)
-    held_out = root / "test" if (root / "test").is_dir() or not (root / "val").is_dir() else root / "val"
-    # Without splits, training uses the whole folder.
-    train = root / "train" if (root / "train").is_dir() else root
-    if train == root and held_out.is_dir():
-        raise MissingDataError(
-            f"{printable(str(root))}: found {held_out.name}/ without train/; data.root must hold train/<class>/ and "
-            "test/<class>/, or images in folders of other names"
-        )
-    folder = train if split == "train" else held_out
-    for path in (root, folder):
-        if not path.is_dir():
-            raise MissingDataError(f"{printable(str(path))}: no such folder; {_LAYOUT}")
     try:
+        train, held_out = _find_splits(root)
+        folder = train if split == "train" else held_out
+        for path in (root, folder):
+            require_folder(path, _LAYOUT)
         if labels is None:
             labels = train != root and _has_classes(train, root)
         if labels:
             paths, numbers, class_names = _list_classes(root, train, held_out, split, shared_classes)
         else:
-            paths = [os.fsencode(os.path.relpath(path, root)) for path in _images_below(folder, root)]
+            paths = [os.fsencode(os.path.relpath(path, root)) for path in _images_below([folder], root)[0]]
             numbers, class_names = [UNLABELLED] * len(paths), ()
     except DataError:
         raise
     except OSError as error:
-        raise DataError(f"folder: cannot be read: {first_line(error)}") from error
+        raise DataError(f"{printable(str(root))}: cannot be read: {first_line(error)}") from error
     of_classes = f"of {len(class_names)} classes" if class_names else "without labels"
     return from_store(
         FileStore.of(root, paths),
@@ -92,13 +89,26 @@ def open_folder(
     )
 
 
+def _find_splits(root: Path) -> tuple[Path, Path]:
+    """The folders of the training and of the test images, which may be missing."""
+    held_out = root / "test" if (root / "test").is_dir() or not (root / "val").is_dir() else root / "val"
+    # Without splits, training uses the whole folder.
+    train = root / "train" if (root / "train").is_dir() else root
+    if train == root and held_out.is_dir():
+        raise MissingDataError(
+            f"{printable(str(root))}: found {held_out.name}/ without train/; data.root must hold train/<class>/ and "
+            "test/<class>/, or images in folders of other names"
+        )
+    return train, held_out
+
+
 def _list_classes(
     root: Path, train: Path, held_out: Path, split: Split, shared_classes: bool
 ) -> tuple[list[bytes], list[int], tuple[str, ...]]:
     """Paths relative to `root` as the file system's bytes, their labels, and the names of the classes."""
     folder = train if split == "train" else held_out
-    if not shared_classes and not held_out.is_dir():
-        raise MissingDataError(f"{printable(str(held_out))}: no such folder; {_LAYOUT}")
+    if not shared_classes:
+        require_folder(held_out, _LAYOUT)
     of_train = _class_folders(train, root)
     found = of_train if split == "train" else _class_folders(folder, root)
     if not shared_classes:
@@ -114,8 +124,7 @@ def _list_classes(
         logger.warning("%s: %d images beside the class folders are left out, first: %s", *shown)
     paths: list[bytes] = []
     labels: list[int] = []
-    for name in found:
-        files = sorted(_images_below(folder / name, root))
+    for name, files in zip(found, _images_below([folder / name for name in found], root), strict=True):
         paths += [os.fsencode(os.path.relpath(file, root)) for file in files]
         labels += [classes[name]] * len(files)
     return paths, labels, tuple(map(_display, classes))
@@ -124,9 +133,18 @@ def _list_classes(
 def _has_classes(folder: Path, root: Path) -> bool:
     """Whether a folder holds a folder of images for each class, and no images next to them."""
     names = _inside(folder, root)
-    if any(_is_image(name) for name in names):
-        return False
-    return any(_is_image(file) for name in names if (folder / name).is_dir() for file in _inside(folder / name, root))
+    has_folders = any(
+        _is_image(file) for name in names if (folder / name).is_dir() for file in _inside(folder / name, root)
+    )
+    beside = [name for name in names if _is_image(name)]
+    if has_folders and beside:
+        shown = _display(str(folder)), len(beside), _display(beside[0])
+        logger.warning(
+            "%s: the folders are not taken as classes, since %d images are beside them, first: %s; "
+            "data.labels=true takes them, data.labels=false says that they are none",
+            *shown,
+        )
+    return has_folders and not beside
 
 
 def _class_folders(folder: Path, root: Path) -> list[str]:
@@ -137,17 +155,42 @@ def _class_folders(folder: Path, root: Path) -> list[str]:
     return names
 
 
-def _images_below(folder: Path, root: Path) -> list[str]:
-    """Paths of the images in a folder and all folders below it, in the order of their names; not the plots of runs."""
-    found = _find_images(folder, root)
-    if not found:
-        allowed = ", ".join(sorted(EXTENSIONS))
-        raise DataError(f"{printable(str(folder))}: no images in it or below it; allowed: {allowed}; {_LAYOUT}")
-    return sorted(found, key=os.fsencode)
+def _images_below(folders: Sequence[Path], root: Path) -> list[list[str]]:
+    """Paths of the images in each folder and all folders below it, in the order of their names."""
+    unread: list[str] = []
+    every: list[list[str]] = []
+    for folder in folders:
+        every.append(sorted(_find_images(folder, root, unread), key=os.fsencode))
+        if not every[-1]:
+            raise DataError(f"{_no_images(folder, unread)}; {_LAYOUT}")
+    _warn_of_unread(root, unread)
+    return every
 
 
-def _find_images(folder: Path, root: Path) -> list[str]:
-    """Paths of the images in a folder and all folders below it, in no order; not the plots of runs."""
+def _no_images(folder: Path, unread: Sequence[str]) -> str:
+    """The error of a folder without images; names the format of those that are not read."""
+    others = f" but {len(unread)} of other formats, as {_display(os.path.basename(min(unread)))}" if unread else ""
+    allowed = ", ".join(sorted(EXTENSIONS))
+    return f"{printable(str(folder))}: no images in it or below it{others}; allowed: {allowed}"
+
+
+def _warn_of_unread(root: Path, unread: Sequence[str]) -> None:
+    if unread:
+        shown = _display(str(root)), len(unread), _display(os.path.relpath(min(unread), root))
+        logger.warning(
+            "%s: %d images of formats that are not read are left out, first: %s; convert them to JPEG, PNG or WebP",
+            *shown,
+        )
+
+
+def _find_images(folder: Path, root: Path, unread: list[str]) -> list[str]:
+    """Paths of the images in a folder and all folders below it, in no order; not the plots of runs.
+
+    Args:
+        folder: the folder.
+        root: the folder that no link may lead out of.
+        unread: list to which the images are added whose format is not read.
+    """
     found: list[str] = []
     # Links may form cycles, and lead up to the folders of other classes.
     real_folders = {str(parent) for parent in Path(os.path.realpath(folder)).parents}
@@ -168,6 +211,8 @@ def _find_images(folder: Path, root: Path) -> list[str]:
                     waiting.append(path)
             elif _is_image(name):
                 found.append(path)
+            elif _extension(name) in _UNREAD:
+                unread.append(path)
     return found
 
 
@@ -182,17 +227,17 @@ def image_paths(folder: Path, root: Path | None = None) -> list[str]:
         MissingDataError: there is no such folder.
         DataError: there are no images, a folder cannot be read, or a link leads out of `root`.
     """
-    printed = printable(str(folder))
-    if not folder.is_dir():
-        raise MissingDataError(f"{printed}: no such folder; it must hold images, or folders of them")
+    unread: list[str] = []
     try:
-        found = _find_images(folder, folder if root is None else root)
+        require_folder(folder, "it must hold images, or folders of them")
+        found = _find_images(folder, folder if root is None else root, unread)
     except DataError:
         raise
     except OSError as error:
-        raise DataError(f"{printed}: cannot be read: {first_line(error)}") from error
+        raise DataError(f"{printable(str(folder))}: cannot be read: {first_line(error)}") from error
     if not found:
-        raise DataError(f"{printed}: no images in it or below it; allowed: {', '.join(sorted(EXTENSIONS))}")
+        raise DataError(_no_images(folder, unread))
+    _warn_of_unread(folder, unread)
     paths = [os.path.relpath(path, folder) for path in found]
     return sorted(paths, key=lambda path: ("/" in path, path.split("/")))
 
@@ -231,14 +276,19 @@ def check_paths(listed: Iterable[tuple[str, str]], root: Path, called: str) -> N
             raise DataError(f"{where}: {printed} leads out of {called}; copy the file into it")
 
 
-def require_folder(root: Path) -> None:
+def require_folder(folder: Path, wanted: str = "") -> None:
     """Refuses a missing folder.
+
+    Args:
+        folder: the folder.
+        wanted: what it must hold, for the message.
 
     Raises:
         MissingDataError: there is no such folder.
     """
-    if not root.is_dir():
-        raise MissingDataError(f"{printable(str(root))}: no such folder")
+    if not folder.is_dir():
+        found = "is a file, must be a folder" if folder.exists() else "no such folder"
+        raise MissingDataError("; ".join(part for part in (f"{printable(str(folder))}: {found}", wanted) if part))
 
 
 def _links(folder: str, where: str) -> dict[str, bool]:
@@ -302,7 +352,13 @@ def _inside(folder: Path, root: Path) -> list[str]:
             if entry.name.startswith("."):
                 continue
             if entry.is_symlink() and not _is_below(entry.path, real_root):
-                raise DataError(f"{printable(entry.path)}: leads out of {printable(str(root))}; copy the file into it")
+                target = (
+                    f"{_display(os.readlink(entry.path))}{'' if os.path.exists(entry.path) else ', which is not there'}"
+                )
+                raise DataError(
+                    f"{printable(entry.path)}: is a link to {target} and leads out of {printable(str(root))}; "
+                    "copy the file into it"
+                )
             # A pipe or a device would block its reader; a dangling link is kept and reported as unreadable. Links are
             # asked for first: whether a link to itself is a file is an error.
             if entry.is_symlink() or entry.is_file() or entry.is_dir():
@@ -311,7 +367,11 @@ def _inside(folder: Path, root: Path) -> list[str]:
 
 
 def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in EXTENSIONS
+    return _extension(name) in EXTENSIONS
+
+
+def _extension(name: str) -> str:
+    return os.path.splitext(name)[1].lower()
 
 
 def _is_below(path: str | Path, real_root: str) -> bool:

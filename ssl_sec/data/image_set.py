@@ -367,19 +367,19 @@ def subset(image_set: ImageSet, indices: Int64[Tensor, " chosen"], which: str = 
 
 
 def require_labels(image_set: ImageSet, purpose: str) -> None:
-    """Refuses images without labels.
+    """Refuses images without labels, and those of one class, on which every classifier is right.
 
     Args:
         image_set: the images.
         purpose: purpose that needs the labels, for messages.
-
-    Raises:
-        DataError: the images have no labels.
     """
-    if not image_set.class_names:
-        hint = ", as folders are with labels=true" if image_set.name.startswith("folder/") else ""
-        found = f"{image_set.name}: {len(image_set):,} images without labels found"
-        raise DataError(f"{found}; {purpose} needs the class of each image{hint}")
+    match image_set.class_names:
+        case ():
+            hint = ", or data.labels=true if the folders are classes" if image_set.name.startswith("folder/") else ""
+            found = f"{image_set.name}: {len(image_set):,} images without labels found"
+            raise DataError(f"{found}; {purpose} needs the class of each image: give labelled images{hint}")
+        case (only,):
+            raise DataError(f"{image_set.name}: found one class, {only}; {purpose} needs two or more")
 
 
 def on_device(image_set: ImageSet, device: torch.device) -> ImageSet:

@@ -9,7 +9,6 @@ from ssl_sec.recipes.assembly import in_words
 from ssl_sec.recipes.config import RunConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.pretraining.preview import preview
-from ssl_sec.settings import check
 
 
 def run_preview(picture: PreviewConfig, config: RunConfig) -> str:
@@ -20,13 +19,10 @@ def run_preview(picture: PreviewConfig, config: RunConfig) -> str:
         config: configuration of the pretraining.
 
     Raises:
-        ConfigError: more images are requested than a global batch has, or the set has fewer than that.
         DataError: the images cannot be read.
         StorageError: the file cannot be written.
     """
     assert isinstance(config, PretrainConfig)
-    at_most = f"≤ global_batch_size = {config.global_batch_size}"
-    check(picture.num_images <= config.global_batch_size, "num_images", picture.num_images, at_most)
     found = preview(config, picture.num_images)
     images, views = found.pictures["images"], found.pictures["views"]
     path = Path(picture.output).expanduser().resolve()

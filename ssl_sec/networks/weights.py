@@ -1,5 +1,6 @@
 """Backbone weights in files: safetensors with torchvision's or timm's key names, and state dicts of others."""
 
+import pickle
 from pathlib import Path
 
 import torch
@@ -88,6 +89,9 @@ def _state_dict(key: str, path: Path) -> dict[str, Tensor]:
         raise StorageError(f"{key}: {path} cannot be read as weights: it is empty")
     try:
         tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except pickle.UnpicklingError as error:  # torch's text for it advises to load the file without a check
+        found = "it is neither safetensors nor a state dict that torch.save wrote"
+        raise StorageError(f"{key}: {path} cannot be read as weights: {found}") from error
     except Exception as error:  # the readers raise errors of any kind for a file that holds something else
         raise StorageError(f"{key}: {path} cannot be read as weights: {first_line(error)}") from error
     if isinstance(tensors, dict) and isinstance(tensors.get("state_dict"), dict):

@@ -212,7 +212,9 @@ class Foreign:
 def test_a_pickle_with_a_foreign_object_is_refused_and_not_run(tmp_path, save):
     trace = tmp_path / "trace"
     save({"0.bias": Foreign(str(trace))}, tmp_path / "w.pt")
-    assert_refused(tmp_path / "w.pt", "cannot be read as weights")
+    assert_refused(
+        tmp_path / "w.pt", "cannot be read as weights: it is neither safetensors nor a state dict that torch"
+    )
     assert not trace.exists()
 
 

@@ -53,7 +53,7 @@ class PreviewConfig(Settings):
 
     Attributes:
         output: the PNG file; its folder is created if it is missing.
-        num_images: rows of the picture, at most a global batch.
+        num_images: rows of the picture; fewer if a global batch or the set has fewer images.
     """
 
     output: Local = "preview.png"

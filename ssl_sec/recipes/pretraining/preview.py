@@ -1,5 +1,6 @@
 """The images and the views of a pretraining, without a network and without decoding the whole set."""
 
+import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,8 @@ from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.pretraining.examples import first_views
 from ssl_sec.recipes.pretraining.opening import open_encoded
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +38,9 @@ def preview(config: PretrainConfig, num_images: int) -> Preview:
 
     Args:
         config: the run's configuration; its network, runtime and length have no effect.
-        num_images: how many images; at most a global batch.
+        num_images: how many images; of a smaller set, or with a smaller global batch, as many as there are.
 
     Raises:
-        ConfigError: the set has fewer images than a global batch.
         DataError: the data set cannot be opened, or one of the shown images cannot be read.
     """
     image_set = open_encoded(config.data) or config.data.open("train")
@@ -46,16 +48,23 @@ def preview(config: PretrainConfig, num_images: int) -> Preview:
     # If one kernel launch would make the views, they differ by rounding only; here the CPU makes them.
     augment, size_px = replace(config.augment, fused=None), min(height, width)
     views = augment.build(size_px, num_channels, config.seed), *augment.build_small(size_px, num_channels, config.seed)
-    pictures = first_views(image_set, _sampler(config, image_set), views, torch.device("cpu"), num_images)
+    batch_size = min(config.global_batch_size, len(image_set))
+    if batch_size < config.global_batch_size:
+        logger.warning(
+            "there are %d images, fewer than global_batch_size = %d: a pretraining needs global_batch_size ≤ %d",
+            *(len(image_set), config.global_batch_size, len(image_set)),
+        )
+    sampler = _sampler(config, image_set, batch_size)
+    pictures = first_views(image_set, sampler, views, torch.device("cpu"), min(num_images, batch_size))
     return Preview(image_set=image_set, pictures=pictures)
 
 
-def _sampler(config: PretrainConfig, image_set: ImageSet) -> Sampler:
+def _sampler(config: PretrainConfig, image_set: ImageSet, batch_size: int) -> Sampler:
     """The sampler of the run, which reads by blocks only what does not fit into memory, and only if configured so."""
     data = config.data
     if isinstance(data, ParquetConfig | WebDatasetConfig) and isinstance(image_set, StreamedImages):
         num_stored = int(image_set.reader.blocks.sizes.sum())
         fits = Decoding(resident_limit_mib=data.resident_limit_mib).is_resident(num_stored, image_set.image_shape)
         if data.shuffle_window is not None and not fits:
-            return image_set.batches(config.global_batch_size, config.seed)
-    return ShuffledBatches(num_images=len(image_set), global_batch_size=config.global_batch_size, seed=config.seed)
+            return image_set.batches(batch_size, config.seed)
+    return ShuffledBatches(num_images=len(image_set), global_batch_size=batch_size, seed=config.seed)
