@@ -91,12 +91,6 @@ def gather_objects(own: T) -> list[T]:
     return gathered
 
 
-def wait_for_workers() -> None:
-    """Waits until every worker has called this."""
-    if world_size() > 1:
-        dist.barrier()
-
-
 def _apply(function: type[torch.autograd.Function], value: Tensor) -> Tensor:
     result = function.apply(value)
     assert isinstance(result, Tensor)

@@ -17,8 +17,7 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from ssl_sec.collectives import world_size
 from ssl_sec.errors import StorageError
 from ssl_sec.files import sync_path
 from ssl_sec.training.class_sharding import HeldRows
+from ssl_sec.training.visibility import wait_until_visible
 
 # Written last, so that it marks a whole checkpoint: the step, the score, and the files' sizes and hashes.
 MANIFEST = "manifest.json"
@@ -43,21 +43,13 @@ _FIRST = "first"
 _ROOM_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
-    """The newest whole checkpoint of a folder.
-
-    Attributes:
-        path: folder of the checkpoint; None if there is none.
-        skipped: newer checkpoints that are not whole, each with the reason.
-    """
-
-    path: Path | None
-    skipped: tuple[str, ...]
-
-
 def save_checkpoint(
-    folder: Path, step: int, state: Mapping[str, Any], keep_last: int, score: float | None = None
+    folder: Path,
+    step: int,
+    state: Mapping[str, Any],
+    keep_last: int,
+    score: float | None = None,
+    parts: Sequence[str] = (),
 ) -> Path:
     """Writes the state after `step` steps and removes all but the newest `keep_last` checkpoints and the best.
 
@@ -67,6 +59,7 @@ def save_checkpoint(
         state: nested mappings and lists of tensors, numbers and strings.
         keep_last: number of checkpoints to keep, ≥ 1.
         score: score of the state, higher is better; None if it has none.
+        parts: names of the workers' parts that belong to the checkpoint.
 
     Raises:
         StorageError: if it cannot be written; the checkpoints before it are untouched.
@@ -74,6 +67,9 @@ def save_checkpoint(
     final = folder / checkpoint_name(step)
     if defect_of(final) is None:  # the state after a step is always the same
         return final
+    held = [_parts_folder(folder, step) / name for name in parts]
+    for part in held:
+        wait_until_visible(part.exists, lambda part=part: f"checkpoint of step {step}: {part} is missing")
     temporary = folder / f".{final.name}.{os.getpid()}"
     try:
         shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process with the same number
@@ -84,7 +80,7 @@ def save_checkpoint(
             torch.save(dict(state), file)
             file.flush()
             os.fsync(file.fileno())
-        for part in _parts_folder(folder, step).glob(_PARTS):
+        for part in held:
             part.rename(temporary / part.name)
         files = {
             file.name: {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
@@ -107,8 +103,8 @@ def save_checkpoint(
     saved = sorted(path for path in folder.glob("step-*") if path.name <= final.name)
     best = _best(saved)
     # The parts of a later step may still be being written.
-    parts = [path for path in folder.glob(".parts-*") if path.name < _parts_folder(folder, step + 1).name]
-    for old in [*saved[:-keep_last], *folder.glob(".step-*"), *parts]:
+    ended = [path for path in folder.glob(".parts-*") if path.name < _parts_folder(folder, step + 1).name]
+    for old in [*saved[:-keep_last], *folder.glob(".step-*"), *ended]:
         if old != best:
             shutil.rmtree(old, ignore_errors=True)
     return final
@@ -193,7 +189,7 @@ class CheckpointWriter:
         self._failure: BaseException | None = None
         self._stream: torch.cuda.Stream | None = None
 
-    def save(self, step: int, state: Mapping[str, Any], score: float | None = None) -> None:
+    def save(self, step: int, state: Mapping[str, Any], score: float | None = None, parts: Sequence[str] = ()) -> None:
         """Starts to write the state after `step` steps; see `save_checkpoint`.
 
         Raises:
@@ -201,7 +197,7 @@ class CheckpointWriter:
         """
         self.close()
         copied, wait = self._snapshot(state)
-        self._thread = threading.Thread(target=self._write, args=(step, copied, wait, score))
+        self._thread = threading.Thread(target=self._write, args=(step, copied, wait, score, parts))
         self._thread.start()
 
     def close(self) -> None:
@@ -230,23 +226,19 @@ class CheckpointWriter:
         training.wait_stream(self._stream)  # the next step changes the tensors that are being copied
         return copied, self._stream.record_event().synchronize
 
-    def _write(self, step: int, state: Mapping[str, Any], wait: Callable[[], None], score: float | None) -> None:
+    def _write(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        wait: Callable[[], None],
+        score: float | None,
+        parts: Sequence[str],
+    ) -> None:
         try:
             wait()
-            self._on_written(save_checkpoint(self._folder, step, state, self._keep_last, score))
+            self._on_written(save_checkpoint(self._folder, step, state, self._keep_last, score, parts))
         except BaseException as error:
             self._failure = error
-
-
-def newest_checkpoint(folder: Path) -> Found:
-    """The newest whole checkpoint in `folder`, and why newer ones were skipped."""
-    skipped: list[str] = []
-    for path in sorted(folder.glob("step-*"), reverse=True):
-        reason = defect_of(path)
-        if reason is None:
-            return Found(path=path, skipped=tuple(skipped))
-        skipped.append(f"{path.name}: {reason}")
-    return Found(path=None, skipped=tuple(skipped))
 
 
 def load_checkpoint(path: Path, device: torch.device, held: slice | None = None) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssl_sec.errors import StorageError
-from ssl_sec.training import checkpoint
-from ssl_sec.training.checkpoint import CheckpointWriter, best_of, load_checkpoint, newest_checkpoint, save_checkpoint
+from ssl_sec.training import checkpoint, resuming, visibility
+from ssl_sec.training.checkpoint import CheckpointWriter, best_of, load_checkpoint, save_checkpoint
+from ssl_sec.training.resuming import Found, agreed_checkpoint, newest_checkpoint
 
 CPU = torch.device("cpu")
 
@@ -301,3 +302,37 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path):
 def test_a_nan_score_is_no_score():
     assert best_of({"7": float("nan"), "14": 50.0, "21": 40.0}) == "14"
     assert best_of({"7": float("nan"), "14": None}) is None
+
+
+@pytest.fixture
+def two_checkpoints(tmp_path, monkeypatch):
+    """The folder of a worker that does not see the newest checkpoint, which the other worker has found."""
+    for step in (4, 6):
+        save_checkpoint(tmp_path, step, {"step": step}, keep_last=2)
+    others = newest_checkpoint(tmp_path)
+    monkeypatch.setattr(resuming, "gather_objects", lambda own: [others, own])
+    (tmp_path / "step-000000006").rename(tmp_path / "unseen")
+    return tmp_path
+
+
+def test_a_worker_that_sees_the_newest_checkpoint_late_waits_for_it(two_checkpoints):
+    newest = two_checkpoints / "step-000000006"
+    threading.Timer(0.3, (two_checkpoints / "unseen").rename, (newest,)).start()
+    assert newest_checkpoint(two_checkpoints).path == two_checkpoints / "step-000000004"
+    assert agreed_checkpoint(two_checkpoints).path == newest
+
+
+def test_a_worker_that_never_sees_it_fails_with_its_name_and_node(two_checkpoints, monkeypatch):
+    monkeypatch.setattr(visibility, "VISIBLE_WITHIN_S", 0.0)
+    with pytest.raises(StorageError, match=r"step-000000006: no manifest on \S+, but whole on another node$"):
+        agreed_checkpoint(two_checkpoints)
+
+
+def test_the_first_worker_takes_what_only_another_one_sees(two_checkpoints, monkeypatch):
+    (two_checkpoints / "unseen").rename(two_checkpoints / "step-000000006")
+    monkeypatch.setattr(resuming, "gather_objects", lambda own: [Found(path=None, skipped=()), own])
+    assert agreed_checkpoint(two_checkpoints).path == two_checkpoints / "step-000000006"
+
+
+def test_without_checkpoints_all_agree_on_none(tmp_path):
+    assert agreed_checkpoint(tmp_path) == Found(path=None, skipped=())

@@ -1,4 +1,5 @@
 import math
+import threading
 from dataclasses import replace
 
 import pytest
@@ -10,15 +11,15 @@ from ssl_sec.augment.views import already_cropped
 from ssl_sec.collectives import (
     average_gradients,
     average_parameter_gradients,
+    gather_objects,
     own_rows,
     rank,
-    wait_for_workers,
 )
 from ssl_sec.data.class_batches import ClassBatches
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.errors import StorageError
 from ssl_sec.losses import tiles
-from ssl_sec.training import checkpoint
+from ssl_sec.training import checkpoint, visibility
 from ssl_sec.training import step as training_module
 from ssl_sec.training.checkpoint import load_checkpoint, save_checkpoint, save_part, without_held_rows
 from ssl_sec.training.class_sharding import HeldRows, draw_templates, held_templates, template_losses
@@ -98,12 +99,10 @@ def trained(name, sharded, tile_entries=tiles.TILE_ENTRIES, first_step=0, folder
 
 def saved(folder, step, recipe):
     common, held = without_held_rows(recipe.state(step))
-    if held:
-        save_part(folder, step, held)
-        wait_for_workers()
+    parts = gather_objects(save_part(folder, step, held).name) if held else []
     if rank() == 0:
-        save_checkpoint(folder, step, common, keep_last=9)
-    wait_for_workers()
+        save_checkpoint(folder, step, common, keep_last=9, parts=parts)
+    gather_objects(None)  # until it is saved
 
 
 def assert_equal(results, whole):
@@ -151,8 +150,8 @@ def test_a_checkpoint_that_lacks_classes_is_refused(tmp_path):
     loss = LOSSES["cosface"]()
     draw_templates(loss, 3, sharded=True)
     common, held = without_held_rows({"loss": held_templates(loss)})
-    save_part(tmp_path, 1, held)
-    path = save_checkpoint(tmp_path, 1, common, keep_last=1)
+    parts = [save_part(tmp_path, 1, held).name]
+    path = save_checkpoint(tmp_path, 1, common, keep_last=1, parts=parts)
     restored = load_checkpoint(path, CPU, slice(4, 9))["loss"]["weight"]
     assert torch.equal(restored, loss.weight[4:9])
     with pytest.raises(StorageError, match="templates of classes 4 to 20 are missing"):
@@ -169,18 +168,19 @@ def save_parts(folder, monkeypatch, step, num_workers):
     """As `num_workers` workers do, with different values at every step."""
     rows = torch.arange(8.0).unsqueeze(1) + 10 * step
     monkeypatch.setattr(checkpoint, "world_size", lambda: num_workers)
+    parts = []
     for number in range(num_workers):
         first, last = number * 8 // num_workers, (number + 1) * 8 // num_workers
-        save_part(folder, step, {'["weight"]': HeldRows(rows[first:last], first)})
-    return rows
+        parts.append(save_part(folder, step, {'["weight"]': HeldRows(rows[first:last], first)}).name)
+    return rows, parts
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (3, 2), (2, 4), (2, 2)])
 def test_stale_parts_of_other_workers_are_ignored(before, after, tmp_path, monkeypatch):
     """They died before the state was written, and the run is resumed with another number of workers."""
     save_parts(tmp_path, monkeypatch, 1, before)
-    rows = save_parts(tmp_path, monkeypatch, 1, after)
-    path = save_checkpoint(tmp_path, 1, {}, keep_last=1)
+    rows, parts = save_parts(tmp_path, monkeypatch, 1, after)
+    path = save_checkpoint(tmp_path, 1, {}, keep_last=1, parts=parts)
     assert len(list(path.glob("rows-*"))) == after
     assert torch.equal(load_checkpoint(path, CPU, slice(1, 8))["weight"], rows[1:])
     save_parts(tmp_path, monkeypatch, 3, after)
@@ -188,13 +188,35 @@ def test_stale_parts_of_other_workers_are_ignored(before, after, tmp_path, monke
     assert [folder.name for folder in tmp_path.glob(".*")] == [f".parts-000000003-of-{after}"]
 
 
+def test_a_part_that_is_seen_late_is_waited_for(tmp_path, monkeypatch):
+    rows, parts = save_parts(tmp_path, monkeypatch, 1, 2)
+    (folder,) = tmp_path.glob(".parts-*")
+    hidden = (folder / parts[1]).rename(tmp_path / "hidden")
+    threading.Timer(0.3, hidden.rename, (folder / parts[1],)).start()
+    path = save_checkpoint(tmp_path, 1, {}, keep_last=1, parts=parts)
+    assert torch.equal(load_checkpoint(path, CPU, slice(0, 8))["weight"], rows)
+
+
+def test_without_a_part_no_checkpoint_is_written_and_the_last_one_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(visibility, "VISIBLE_WITHIN_S", 0.0)
+    for step in (1, 2):
+        rows, parts = save_parts(tmp_path, monkeypatch, step, 2)
+        if step == 1:
+            kept, first = save_checkpoint(tmp_path, step, {}, keep_last=1, parts=parts), rows
+    (tmp_path / ".parts-000000002-of-2" / parts[1]).unlink()
+    with pytest.raises(StorageError, match=f"checkpoint of step 2: .*/{parts[1]} is missing"):
+        save_checkpoint(tmp_path, 2, {}, keep_last=1, parts=parts)
+    assert [path.name for path in tmp_path.glob("*step-*")] == [kept.name]
+    assert torch.equal(load_checkpoint(kept, CPU, slice(0, 8))["weight"], first)
+
+
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (3, 2), (2, 4), (1, 3)])
 def test_parts_whose_rows_overlap_give_each_row_once(before, after, tmp_path, monkeypatch):
     """An old checkpoint may also have parts that another number of workers left."""
     monkeypatch.setattr(checkpoint, "_parts_folder", lambda folder, step: folder / ".parts")
-    save_parts(tmp_path, monkeypatch, 1, before)
-    rows = save_parts(tmp_path, monkeypatch, 1, after)
-    path = save_checkpoint(tmp_path, 1, {}, keep_last=1)
+    _, old = save_parts(tmp_path, monkeypatch, 1, before)
+    rows, parts = save_parts(tmp_path, monkeypatch, 1, after)
+    path = save_checkpoint(tmp_path, 1, {}, keep_last=1, parts=sorted({*old, *parts}))
     for first in range(8):
         for last in range(first + 1, 9):
             held = load_checkpoint(path, CPU, slice(first, last))["weight"]

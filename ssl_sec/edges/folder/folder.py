@@ -28,16 +28,17 @@ from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.edges.storage.checkpoints import CheckpointUpload
 from ssl_sec.errors import ConfigError, StorageError, UserError
 from ssl_sec.files import replace_text
-from ssl_sec.training.checkpoint import MANIFEST, Found, load_checkpoint, newest_checkpoint, step_of
+from ssl_sec.training.checkpoint import MANIFEST, load_checkpoint, step_of
 from ssl_sec.training.norms import NormHistogram
+from ssl_sec.training.resuming import Found, agreed_checkpoint, newest_checkpoint
+from ssl_sec.training.visibility import wait_until_visible
 
 if TYPE_CHECKING:
     from ssl_sec.recipes.probing.config import ProbedRun
 
 logger = logging.getLogger(__name__)
 
-# On a network file system, other machines may see a new file a little later.
-_VISIBLE_WITHIN_S = 5.0
+_VISIBLE_WITHIN_S = 5.0  # for the driver's token
 
 
 class RunFolder:
@@ -216,8 +217,8 @@ class RunFolder:
         return load_checkpoint(found.path, device, held)
 
     def find_checkpoint(self) -> Found:
-        """The newest whole checkpoint on this machine, and why newer ones are skipped."""
-        return newest_checkpoint(self.checkpoints_path)
+        """The newest whole checkpoint, the same on all workers, and why newer ones are skipped."""
+        return agreed_checkpoint(self.checkpoints_path)
 
     def find_incomplete(self) -> Sequence[str]:
         """The checkpoints that a resume skips, each with the reason."""
@@ -275,14 +276,14 @@ class RunFolder:
         Raises:
             StorageError: if it does not hold the token.
         """
-        deadline = time.monotonic() + _VISIBLE_WITHIN_S
-        while not (self._launch_path.is_file() and self._launch_path.read_text() == token):
-            if time.monotonic() > deadline:
-                raise StorageError(
-                    f"output_dir: {self.path} on {socket.gethostname()} is not the folder that the driver writes to; "
-                    "allowed: a folder on storage that all nodes of the cluster share"
-                )
-            time.sleep(0.1)
+        wait_until_visible(
+            lambda: self._launch_path.is_file() and self._launch_path.read_text() == token,
+            lambda: (
+                f"output_dir: {self.path} on {socket.gethostname()} is not the folder that the driver writes to; "
+                "allowed: a folder on storage that all nodes of the cluster share"
+            ),
+            _VISIBLE_WITHIN_S,
+        )
 
     def log_worker(self, rank: int, world_size: int, node: str) -> None:
         """Logs the start of this worker process."""

@@ -25,7 +25,8 @@ from ssl_sec.edges.storage.lease import Lease
 from ssl_sec.edges.storage.mirror import UPLOADS_EVERY_S, Mirror, download_run, upload_run
 from ssl_sec.edges.storage.places import local_folder, split_url, url_of
 from ssl_sec.errors import StorageError
-from ssl_sec.training.checkpoint import MANIFEST, Found
+from ssl_sec.training.checkpoint import MANIFEST
+from ssl_sec.training.resuming import Found
 
 logger = logging.getLogger("ssl_sec")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ssl_sec.collectives import wait_for_workers
+from ssl_sec.collectives import gather_objects
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.cpu import keep_freed_memory, schedule_as_batch
 from ssl_sec.errors import Stopped, StorageError, UserError, out_of_memory, out_of_space
@@ -73,13 +73,15 @@ class FolderRuntime:
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Writes a checkpoint: this worker's own part at once, the rest in the background."""
         state, held = without_held_rows(state)
+        parts: list[str] = []
         if held:
             part = save_part(self._folder.checkpoints_path, step, held)
             if self._upload is not None and self.rank > 0:
                 self._upload.offer_part(step, part)
-            wait_for_workers()
+            written = gather_objects(part.name)
+            parts = written if self._upload is None else [part.name]  # the others' are uploaded from their machines
         if self.rank == 0:
-            self._writer.save(step, state, self._score)
+            self._writer.save(step, state, self._score, parts)
 
     def close(self) -> None:
         """Waits until everything is written, and uploaded."""
