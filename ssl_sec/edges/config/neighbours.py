@@ -1,12 +1,16 @@
 """The configuration of jobs.neighbours."""
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Annotated
 
 from ssl_sec.data.config import DataConfig
 from ssl_sec.recipes.tracking import OutputDir
 from ssl_sec.settings import Count, CountOrZero, Range, Settings
 from ssl_sec.training.config import RuntimeConfig
+
+# Of each kind, unless the user gives a number.
+_MOST_OUTLIERS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +26,9 @@ class NeighboursConfig(Settings):
         k: number of neighbours of each image.
         duplicates_above: least cosine of near-duplicates.
         max_duplicates: number of pairs of near-duplicates that are listed, the most similar first; all are counted.
-        num_outliers: number of images listed as outliers by norm, and the same number by distance.
+        num_outliers: number of the most unusual images that outliers.parquet lists by norm, and as many by distance, in
+            order; they are to be looked at, since nothing decides whether one is an error. None takes 1 % of the
+            images, at least 1 and at most 100.
         queries_per_part: images in a file of neighbours, which are compared with each block that is read.
         images_shown: images of each kind on the page.
         data: data set of the images on the page; None takes the one that was embedded.
@@ -35,7 +41,11 @@ class NeighboursConfig(Settings):
     k: Annotated[int, Range(ge=1, le=10_000)] = 10
     duplicates_above: Annotated[float, Range(gt=-1, le=1)] = 0.95
     max_duplicates: Count = 1_000_000
-    num_outliers: CountOrZero = 100
+    num_outliers: CountOrZero | None = None
     queries_per_part: Count = 16_384
     images_shown: CountOrZero = 50
     data: DataConfig | None = None
+
+    def outliers_among(self, num_images: int) -> int:
+        """The number of images listed as outliers of each kind."""
+        return min(_MOST_OUTLIERS, ceil(num_images / 100)) if self.num_outliers is None else self.num_outliers

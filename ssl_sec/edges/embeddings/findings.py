@@ -21,7 +21,7 @@ class Findings:
         duplicates_above: the least cosine of near-duplicates.
         num_pairs: number of pairs of near-duplicates.
         duplicates: the listed pairs, the most similar first.
-        outliers: images far from the others, by norm and by distance.
+        outliers: the most unusual images, by norm and by distance.
         examples: the neighbours of some images, k rows for each image.
     """
 
@@ -54,6 +54,12 @@ class Findings:
         labels = zip(*(self.duplicates[name].to_pylist() for name in ("label", "neighbour_label")), strict=True)
         return sum(first != second for first, second in labels if first is not None and second is not None)
 
+    @property
+    def num_outliers(self) -> dict[str, int]:
+        """Number of images that are listed as outliers by `norm` and by `distance`."""
+        kinds = Counter(self.outliers["by"].to_pylist())
+        return {kind: kinds[kind] for kind in ("norm", "distance")}
+
     def lines(self) -> list[str]:
         """The results, one line each."""
         speed = "" if self.images_per_s is None else f", {self.images_per_s:,.0f} images/s"
@@ -69,6 +75,8 @@ class Findings:
             found.append(f"splits of the pairs: {', '.join(counts)}")
             if self.duplicates["label"].null_count < len(self.duplicates):
                 found.append(f"pairs with different labels: {self.num_conflicts:,}")
+        listed = " and ".join(f"{count:,} by {kind}" for kind, count in self.num_outliers.items())
+        found.append(f"outliers: listed are the most unusual images, {listed}, to be looked at, in order")
         return found
 
     def __str__(self) -> str:

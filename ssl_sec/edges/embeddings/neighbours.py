@@ -238,7 +238,7 @@ class _Outcome:
             norms.add(images["norm"].to_numpy())
             label, nearest = (images[name].to_numpy().astype(np.float64) for name in ("label", "nearest_label"))
             same.add((label == nearest)[~np.isnan(label) & ~np.isnan(nearest)])
-        outliers = Outliers(self.config.num_outliers, norms.mean, norms.std)
+        outliers = Outliers(self.config.outliers_among(self.plan.num_images), norms.mean, norms.std)
         for part in parts:
             outliers.add(self._read(self._name(_IMAGES, part)))
         table = outliers.table()

@@ -11,6 +11,9 @@ from ssl_sec.edges.embeddings.findings import Findings
 from ssl_sec.edges.embeddings.thumbnails import Key, Thumbnails, thumbnails
 from ssl_sec.embeddings.reading import EmbeddingSet
 
+# Characters of a file's name below its picture, in two lines.
+_LONGEST_NAME = 32
+
 _STYLE = """
 body { font: 14px/1.4 system-ui, sans-serif; margin: 2em auto; max-width: 1200px; padding: 0 1em; color: #222; }
 h2 { margin: 2em 0 .3em; } p { margin: .3em 0 1em; max-width: 80ch; }
@@ -78,7 +81,7 @@ class _Pictures:
         self._of = {"": queries, "neighbour_": neighbours}
 
     def figure(self, row: Mapping[str, Any], prefix: str, caption: str, kind: str = "") -> str:
-        """An image with its split, row and path, and a caption."""
+        """An image with the name of its file, split, row and label, a caption, and the whole path as its title."""
         found = self._of[prefix]
         address = found.pictures.get(_key(row, prefix))
         image = f'<img src="{address}" alt="">' if address else '<div class="none">no picture</div>'
@@ -86,11 +89,19 @@ class _Pictures:
         label = row[f"{prefix}label"]
         names = found.class_names
         name = None if label is None else names[label] if 0 <= label < len(names) else f"label {label}"
-        parts = [f"{split} {number}", *([name] if name is not None else [])]
+        parts = [*([_file_name(path)] if path else []), f"{split} {number}", *([name] if name is not None else [])]
         title = f' title="{escape(path)}"' if path else ""
         caption = f'<br><span class="value">{escape(caption)}</span>' if caption else ""
         text = "<br>".join(map(escape, parts))
         return f'<figure class="{kind}"{title}>{image}<figcaption>{text}{caption}</figcaption></figure>'
+
+
+def _file_name(path: str) -> str:
+    """The last part of a path, without its middle if it is long."""
+    name = path.rstrip("/").rpartition("/")[2] or path
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[: _LONGEST_NAME // 2]}…{name[1 - _LONGEST_NAME // 2 :]}"
 
 
 def _by_kind(pairs: pa.Table) -> dict[str, pa.Table]:
@@ -121,7 +132,10 @@ def _duplicates(title: str, table: pa.Table, pictures: _Pictures) -> Iterable[st
 def _outliers(table: pa.Table, pictures: _Pictures, title: str, column: str, name: str) -> Iterable[str]:
     yield f"<h2>{title}</h2>"
     more = " and its distance from the mean in standard deviations" if column == "norm" else " with its neighbours"
-    yield f"<p>The images with the most unusual {name}{more}. All that are listed are in outliers.parquet.</p>"
+    yield (
+        f"<p>The images with the most unusual {name}{more}, in this order. Whether they are errors is for you to see. "
+        "All that are listed are in outliers.parquet.</p>"
+    )
     yield '<div class="row">'
     for row in table.to_pylist():
         value = f"{row[column]:.4g} ({row['norm_z']:+.1f})" if column == "norm" else f"{row[column]:.3f}"

@@ -1,6 +1,5 @@
 """Writes the model card of an exported network, with the metrics and the origin of its run."""
 
-import json
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -9,6 +8,13 @@ from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
 from ssl_sec import __version__
+from ssl_sec.edges.export.public import (
+    described_data,
+    described_measurement,
+    described_probe,
+    newest_of_each_protocol,
+    public_settings,
+)
 from ssl_sec.edges.tracking.provenance import DIRTY_TAG
 from ssl_sec.errors import printable
 from ssl_sec.exporting import Exportable, Format, versions
@@ -67,7 +73,6 @@ def model_card(
         **({"datasets": list(dict.fromkeys(data.name.partition("/")[0] for data in inputs))} if inputs else {}),
         **({"metrics": ["accuracy"]} if probes or "val/knn_top1" in run.data.metrics else {}),
     }
-    kept = {key: value for key, value in sorted(parameters.items()) if key.startswith(_RECIPE_KEYS)}
     parts = [
         f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---",
         f"# {_cell(group)}: {_cell(exportable.architecture.title)}",
@@ -88,9 +93,9 @@ def model_card(
         f"{check.largest_difference:.3g}. Values are up to {check.largest_value:.3g}; {check.allowed:.3g} "
         f"({form.tolerance:g} of that) is allowed.",
         "## Data",
-        "\n".join(_describe_data(data.name, data.source, data.profile) for data in inputs) or "MLflow has no record.",
+        "\n".join(f"- {_cell(described_data(data))}" for data in inputs) or "MLflow has no record.",
         "## Recipe",
-        _table(("key", "value"), kept.items()),
+        _table(("key", "value"), public_settings(parameters, _RECIPE_KEYS).items()),
         "## Origin",
         _table(
             ("what", "value"),
@@ -129,30 +134,23 @@ def _results(run: Run, probes: Sequence[Run] | None) -> str:
     own = {
         key: value for key, value in run.data.metrics.items() if not key.startswith("probe")
     }  # copied from its probes
-    rows = [("training", *row) for row in _metric_rows(own)]
-    for probe in probes or ():
-        labels = probe.data.params.get("probe.labels_per_class", "None")
-        what = f"probe {probe.info.run_id[:8]}, {'all labels' if labels == 'None' else f'{labels} labels per class'}"
-        rows += [(what, *row) for row in _metric_rows(probe.data.metrics)]
+    rows = [(described_measurement(run, name), *row) for name, *row in _metric_rows(own)]
+    for probe in newest_of_each_protocol(probes or ()):
+        rows += [(described_probe(probe), *row) for _, *row in _metric_rows(probe.data.metrics)]
     remark = ""
     if not probes and RECIPES[run.data.tags["job"]].is_probed:
         remark = "MLflow could not be asked for linear probes." if probes is None else _UNPROBED
         remark += "\n\n"
     if not rows:
         return f"{remark}Not evaluated."
-    return f"{remark}The last value of each metric:\n\n{_table(('run', 'metric', 'value'), rows)}"
+    return f"{remark}The last value of each metric:\n\n{_table(('measured by', 'metric', 'value'), rows)}"
 
 
-def _metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+def _metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str, str]]:
+    """The name of each metric, its meaning and its value."""
     known = known_metrics(name for name in metrics if name not in _LEFT_OUT)
     shown = [(name, found) for name, found in known if found.is_result or not name.startswith("probe/")]
-    return [(f"{found.meaning} (`{name}`)", f"{metrics[name]:.4g}") for name, found in shown]
-
-
-def _describe_data(name: str, source: str, profile: str | None) -> str:
-    counts = json.loads(profile) if profile else {}
-    listed = "".join(f", {value} {key.replace('_', ' ')}" for key, value in counts.items())
-    return f"- {_cell(name)}: {_cell(source)}{listed}"
+    return [(name, f"{found.meaning} (`{name}`)", f"{metrics[name]:.4g}") for name, found in shown]
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

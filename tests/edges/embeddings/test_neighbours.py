@@ -18,6 +18,7 @@ from PIL import Image
 
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.composition.help_text import help_text
 from ssl_sec.edges.config.neighbours import NeighboursConfig
 from ssl_sec.edges.embeddings import neighbours as module
 from ssl_sec.edges.embeddings.findings import Findings
@@ -100,10 +101,31 @@ def test_the_outliers_have_the_most_unusual_norms_and_distances(embedded: Path, 
     scores = np.abs(norms - norms.mean()) / norms.std()
     by_norm = outliers[outliers["by"] == "norm"]
     assert by_norm["row"].tolist()[0] == 7  # twice as bright
-    np.testing.assert_allclose(np.abs(by_norm["norm_z"]), np.sort(scores)[::-1][:100], rtol=1e-4)
+    np.testing.assert_allclose(np.abs(by_norm["norm_z"]), np.sort(scores)[::-1][:4], rtol=1e-4)
     by_distance = outliers[outliers["by"] == "distance"]
-    assert len(by_distance) == 100
+    assert len(by_distance) == 4
     assert by_distance["mean_cosine"].is_monotonic_increasing
+
+
+def test_one_percent_of_the_images_are_outliers_of_each_kind_unless_a_number_is_given(embedded: Path, tmp_path: Path):
+    for given, number in ((), 4), (("num_outliers=30",), 30), (("num_outliers=0",), 0):
+        findings = find(embedded, tmp_path, *given)
+        listed = pq.read_table(tmp_path / "outliers.parquet")["by"].to_pylist()
+        assert (listed.count("norm"), listed.count("distance"), len(listed)) == (number, number, 2 * number)
+        line = f"outliers: listed are the most unusual images, {number} by norm and {number} by distance"
+        assert f"{line}, to be looked at, in order" in findings.lines()
+
+
+def test_the_help_says_how_many_outliers_are_listed_and_what_for():
+    told = " ".join(help_text("neighbours", []).partition("num_outliers")[2].partition("queries_per_part")[0].split())
+    assert "they are to be looked at" in told and "takes 1 % of the images, at least 1 and at most 100" in told
+
+
+@pytest.mark.parametrize(("num_images", "number"), [(1, 1), (100, 1), (101, 2), (253, 3), (9_901, 100), (10**7, 100)])
+def test_the_number_of_outliers_is_one_percent_between_1_and_100(num_images: int, number: int):
+    config = from_values(NeighboursConfig, compose("neighbours", ["embeddings=a", "output=b", "runtime=local"]))
+    assert config.outliers_among(num_images) == number
+    assert replace(config, num_outliers=250).outliers_among(num_images) == 250
 
 
 def test_the_page_shows_the_images_themselves(found: tuple[Findings, Path]):
@@ -204,12 +226,13 @@ def test_queries_are_searched_among_others(embedded: Path, tmp_path: Path):
 
 
 def test_pictures_come_from_files_if_the_data_set_is_missing(tmp_path: Path):
-    shades = [0, 80, 160, 240]
-    for shade in shades:
-        Image.new("L", (200, 100), shade).save(tmp_path / f"{shade}.png")
+    long = "the first day of the expedition, taken at noon 0.png"
+    names = {long: 0, "80.png": 80, "160.png": 160, "240.png": 240}
+    for name, shade in names.items():
+        Image.new("L", (200, 100), shade).save(tmp_path / name)
     rows = Rows(
         rows=np.arange(4),
-        paths=[str(tmp_path / f"{shade}.png") for shade in shades],
+        paths=[str(tmp_path / name) for name in names],
         labels=np.full(4, -1),
         embeddings=np.eye(4, dtype=np.float32) + 0.1,
     )
@@ -219,6 +242,9 @@ def test_pictures_come_from_files_if_the_data_set_is_missing(tmp_path: Path):
     findings = find(tmp_path, tmp_path / "out", "k=1")
     page = (tmp_path / "out/index.html").read_text()
     assert "Pictures are missing" not in page
+    captions = dict(re.findall(r'title="([^"]+)"><img[^>]+><figcaption>([^<]+<br>[^<]+)<', page))
+    assert captions[f"{tmp_path}/240.png"] == "240.png<br>train 3"
+    assert captions[f"{tmp_path}/{long}"] == "the first day of…n at noon 0.png<br>train 0"
     picture = re.findall(r'base64,([^"]+)', page)[0]
     assert Image.open(io.BytesIO(base64.b64decode(picture))).size == (96, 48)
     assert findings.nearest_of_same_label is None

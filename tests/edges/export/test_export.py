@@ -9,16 +9,21 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from mlflow.entities import DatasetInput, Metric, Param, Run, RunData, RunInfo, RunInputs, RunTag
 from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file
 
+from ssl_sec.data.config import FolderConfig
+from ssl_sec.data.crops import CentreSquare
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config.export import ExportConfig
 from ssl_sec.edges.export.export import _record, run_export
 from ssl_sec.edges.export.model_card import model_card
+from ssl_sec.edges.folder.descriptions import DataDescription
 from ssl_sec.edges.folder.encoder import load_network
+from ssl_sec.edges.folder.record import data_set
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.tracking.networks import found_network
 from ssl_sec.errors import ConfigError, StorageError
@@ -28,6 +33,7 @@ from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import FACE, PRETRAIN, trainings
 from ssl_sec.settings import from_values
+from tests.data.files import encode, noise, write_folder
 from tests.edges.conftest import QUICK, QUICK_FACE
 from tests.jobs import export
 
@@ -106,6 +112,8 @@ def test_the_card_has_what_mlflow_knows(finished, exported):
         assert f"```python\n{one.form.loading(one.exportable)}\n{one.form.use(one.exportable)}\n```" in body
         assert f"(`val/knn_top1`) | {run.data.metrics['val/knn_top1']:.4g} |" in body
         assert f"(`probe/top1`) | {finished.metrics['probe/top1']:.4g} |" in body
+        assert "| training on digits | kNN top-1 " in body
+        assert re.search(r"\| probe \w{8} on digits: 10 labels per class, 5 epochs, cached features \(\w{8}\) \|", body)
         assert "probe/held_out" not in body and "train/lr" not in body  # neither the search of the probe nor settings
         assert f"| commit | {run.data.tags['mlflow.source.git.commit']} |" in body
         assert "| seed | 0 |" in body
@@ -230,6 +238,52 @@ def test_the_card_of_a_run_without_metrics_says_not_evaluated(finished, exported
     assert "| commit | unknown |" in card
     run = client.get_run(finished.run_id)
     assert "not evaluated by a linear probe" in model_card(run, [], one.form, one.exportable, one.check)
+
+
+def test_the_results_name_data_and_protocol_and_the_newest_of_equal_probes(finished, exported):
+    one, run = exported["safetensors"], MlflowClient(finished.uri).get_run(finished.run_id)
+    all_labels = "all labels, 100 epochs, cached features (0b4c4af9)"
+    few_labels = "1 labels per class, 100 epochs, cached features (11111111)"
+    probes = [
+        probe_of("newest00", "labelled", all_labels, 97.0),
+        probe_of("another0", "labelled", few_labels, 60.0),
+        probe_of("other000", "photos", all_labels, 80.0),
+        probe_of("older000", "labelled", all_labels, 91.0),
+    ]
+    card = model_card(run, probes, one.form, one.exportable, one.check)
+    rows = [line.split(" | ")[::2] for line in card.splitlines() if line.startswith("| probe ")]
+    assert rows == [
+        [f"| probe newest00 on labelled: {all_labels}", "97 |"],
+        [f"| probe another0 on labelled: {few_labels}", "60 |"],
+        [f"| probe other000 on photos: {all_labels}", "80 |"],
+    ]
+
+
+def test_the_card_has_the_names_of_data_and_weights_and_no_path_of_this_machine(finished, exported, tmp_path: Path):
+    one, run = exported["safetensors"], MlflowClient(finished.uri).get_run(finished.run_id)
+    root = tmp_path / "my data, of 2024; all" / "photos"
+    for kind in ("cat", "dog"):
+        write_folder(root, {f"train/{kind}/{number}.png": encode(noise(8, 8)) for number in range(2)})
+    images = FolderConfig(root=str(root), image_size_px=8).open_all("train", CentreSquare(size_px=8))
+    data = data_set(DataDescription.of(images), "photos")
+    assert str(tmp_path) in data.source
+    given = [Param("encoder.weights", f"{tmp_path}/resnet.pth"), Param("encoder.name", "resnet18")]
+    alone = Run(
+        run.info,
+        RunData(metrics=[], params=given, tags=[RunTag("job", "pretrain")]),
+        RunInputs([DatasetInput(data, [])]),
+    )
+    card = model_card(alone, [], one.form, one.exportable, one.check)
+    assert str(tmp_path) not in card and "my data" not in card and "; all" not in card
+    assert "- photos/train: train split, 4 images, 0 bad images, 2 classes\n" in card
+    assert "| encoder.weights | resnet.pth |" in card
+
+
+def probe_of(run_id: str, data: str, protocol: str, top1: float) -> Run:
+    """A probe as MLflow has it."""
+    info = RunInfo(run_id, "0", "", "FINISHED", 0, None, "active")
+    tags = [RunTag("data", data), RunTag("probe.protocol", f"{data}, {protocol}")]
+    return Run(info, RunData(metrics=[Metric("probe/top1", top1, 0, 0)], tags=tags))
 
 
 @pytest.mark.parametrize(
