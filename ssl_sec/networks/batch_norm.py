@@ -48,7 +48,8 @@ class _GlobalBatchNormFunction(torch.autograd.Function):
             grad_outputs[0], images, weight, mean, variance, mean, scale, False, ctx.eps, [False, True, True]
         )
         sums = sum_over_workers(torch.stack([grad_bias, grad_weight]))
-        if images.is_cuda:
+        # Inductor would copy the maps of a kernel that it does not know to another layout, and fuses the formula below.
+        if images.is_cuda and not torch.compiler.is_compiling():
             return (
                 _gradient_on_gpu(grad_outputs[0], images, weight, mean, scale, sums, total),
                 grad_weight,

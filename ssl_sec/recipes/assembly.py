@@ -1,6 +1,8 @@
 """Common steps of the recipes from a config to a trained network, on this worker of any runtime."""
 
+import socket
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
@@ -9,10 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from ssl_sec.augment.views import Views
-from ssl_sec.collectives import average_gradients, average_parameter_gradients
+from ssl_sec.collectives import (
+    average_gradients,
+    average_parameter_gradients,
+    gather_objects,
+    highest_of_workers,
+)
 from ssl_sec.data.class_splits import hold_out_classes
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import Sampler, worker_rows
+from ssl_sec.errors import DataError
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.losses import Loss, TeacherLoss
 from ssl_sec.losses.config import TeacherLossConfig, Transformed
@@ -24,6 +32,7 @@ from ssl_sec.networks.recomputation import recompute_blocks
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.class_sharding import template_losses
+from ssl_sec.training.config import RuntimeConfig
 from ssl_sec.training.objective import Objective, Transform
 from ssl_sec.training.recipe import Computation, Recipe
 from ssl_sec.training.schedules import TeacherMomentum
@@ -95,7 +104,9 @@ def assemble(
 
     Raises:
         ConfigError: if the workers cannot share the batch equally.
+        DataError: if they have opened different images.
     """
+    require_same_images(image_set)
     encoder, head = _initialise(config, image_set, runtime)
     prepare(Network(encoder, head))
     eta = config.constraint.weight(sampler.steps_per_epoch, total_steps)
@@ -111,7 +122,7 @@ def assemble(
             )
         )
     objective = objective_of(loss, config.constraint.build(), eta, made)
-    computation = config.runtime.on(runtime.device)
+    computation = agreed_computation(config.runtime, runtime.device)
     model = _to_device(encoder, head, objective, runtime, computation)
     return Recipe(
         encoder=encoder,
@@ -195,6 +206,32 @@ def save_network(recipe: Recipe, store: RunStore, with_head: bool) -> None:
     save_weights(recipe.encoder.backbone, store.encoder_path)
     if with_head:
         save_weights(recipe.head, store.head_path)
+
+
+def require_same_images(image_set: ImageSet) -> None:
+    """Refuses to train if the workers have opened different images, as where a folder is incomplete on one node.
+
+    Raises:
+        DataError: on every worker, with the first worker whose number of images or labels differ.
+    """
+    own = (len(image_set), int(image_set.labels.sum()))
+    (first, host), *others = gather_objects((own, socket.gethostname()))
+    for rank, (found, other_host) in enumerate(others, start=1):
+        if found != first:
+            differ = f"{found[0]:,} images" if found[0] != first[0] else "other labels"
+            raise DataError(
+                f"{image_set.name}: worker {rank} on {other_host} has {differ}, worker 0 on {host} has {first[0]:,} "
+                "images; all nodes must have the same images, and data.on_bad_image=skip leaves out the unreadable "
+                "ones of each node"
+            )
+
+
+def agreed_computation(options: RuntimeConfig, device: torch.device) -> Computation:
+    """How the network computes, in one precision on all workers: without a given one, in bfloat16 if all have it."""
+    own = options.on(device)
+    if options.precision is None and highest_of_workers(int(own.precision == "float32"), device):
+        return replace(own, precision="float32")
+    return own
 
 
 def _initialise(config: TrainingConfig, image_set: ImageSet, runtime: Runtime) -> tuple[Encoder, nn.Module]:
