@@ -1,7 +1,6 @@
 """Trains, probes, and uploads again what is missing in MLflow."""
 
 import logging
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -18,6 +17,7 @@ from ssl_sec.edges.folder.names import CHECKPOINT_TAG, claim_name, run_name_of, 
 from ssl_sec.edges.folder.stored import StoredFolder, open_folder
 from ssl_sec.edges.folder.stored_config import stored_values, training_config, with_credentials
 from ssl_sec.edges.folder.text import writing
+from ssl_sec.edges.folder.unfinished import named_run_checkpoint
 from ssl_sec.edges.run.execution import Execution
 from ssl_sec.edges.run.resuming import is_probed, resume_run
 from ssl_sec.edges.run.running import running
@@ -81,11 +81,9 @@ def _found_start(config: FinetuneConfig) -> Iterator[FoundNetwork]:
     """The network that a fine-tuning starts from; errors name its keys."""
     assert config.run is not None
     with ExitStack() as opened:
-        try:
+        with named_run_checkpoint():
             network = found_network(config.run, config.run_checkpoint, config.tracking, config.output_dir, trainings())
             found = opened.enter_context(network)
-        except ConfigError as error:
-            raise ConfigError(re.sub("^checkpoint:", "run_checkpoint:", str(error))) from error
         yield found
 
 
@@ -149,8 +147,9 @@ def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
             config = replace(config, run=run_id or folder.location, tracking=tracking)
             return _probe(recipe, config, sweep_id or run_id, files)
         store, run = find_run(config.run, config.tracking, config.output_dir, jobs)
+        word = config.run
         config = replace(config, run=run.run_id, tracking=beside(config.run, config.tracking))
-        store.download_network(run, jobs, Path(made), config.checkpoint)
+        store.download_network(run, jobs, Path(made), config.checkpoint, word)
         if run.version is not None and take_weights(store.client, run.version, RECIPES[run.job], Path(made)):
             raise ConfigError(
                 f"run: found {run.version.word!r}, whose weights are not the last ones of its run {run.name}, to which "

@@ -276,7 +276,10 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
         if (found := _value_of(key, overrides)) is not None:
             raise ConfigError(f"{key}: found {found!r}, must be left out with run=<id>: the encoder is that of the run")
     tracking = from_values(TrackingConfig, values["tracking"], "tracking")
-    run = _stored(values, tracking, values["run_checkpoint"], trainings())
+    from ssl_sec.edges.folder.unfinished import named_run_checkpoint
+
+    with named_run_checkpoint():
+        run = _stored(values, tracking, values["run_checkpoint"], trainings())
     values["run"], stored = run.word, run.values
     if not {"encoder", "data"} <= stored.keys():
         raise ConfigError(f"run: found {values['run']!r}, which has no encoder; allowed: a run that trains one")
