@@ -71,6 +71,7 @@ def test_both_ways_to_go_on_work(stopped, tmp_path):
     with pytest.raises(ConfigError) as refused:
         export(given)
     command = shlex.split(str(refused.value).partition("finish it with: ")[2])
+    assert command == ["python", "-m", "jobs.pretrain", f"resume={stopped.path}"]
     pretrain(command[3:])
     export([*given, f"output={tmp_path / 'last'}"])
     assert all((tmp_path / name / "encoder.safetensors").is_file() for name in ("early", "last"))
