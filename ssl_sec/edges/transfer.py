@@ -28,7 +28,7 @@ from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
 from ssl_sec.edges.tracking.runs import beside, tracked_beside
 from ssl_sec.edges.tracking.store import tracking_uri
-from ssl_sec.errors import ConfigError, UserError, first_line
+from ssl_sec.errors import ConfigError, Stopped, UserError, first_line
 from ssl_sec.figures.transfer import transfer_figure
 from ssl_sec.recipes.probing.config import ProbeJobConfig, TransferConfig
 from ssl_sec.recipes.registry import probed
@@ -137,7 +137,10 @@ def _measured(probe: ProbeJobConfig, group: str, sweep: Sweep) -> Finished:
         uri = tracking_uri(probe.tracking, probe.output_dir)
         metrics = folder.last_metrics()
         return Finished(folder=folder, uri=uri, run_id=folder.run_id, experiment_id=None, metrics=metrics)
-    return run_probe(probe, sweep.run_id)
+    try:
+        return run_probe(probe, sweep.run_id)
+    except Stopped:
+        raise Stopped("stopped; finished sets are kept, and the same command measures the others") from None
 
 
 def _sweep(config: TransferConfig, group: str, name: str, probes: Mapping[str, ProbeJobConfig]) -> Sweep:

@@ -1,6 +1,7 @@
 """Transfer of one encoder to several data sets, with a real run of digits in MLflow on sqlite."""
 
 import csv
+import signal
 from pathlib import Path
 
 import fsspec
@@ -12,9 +13,9 @@ from ssl_sec.edges import transfer as module
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.run import running
+from ssl_sec.edges.run import running, worker
 from ssl_sec.edges.run.driver import run_training
-from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.errors import ConfigError, DataError, Stopped
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import from_values
@@ -94,6 +95,31 @@ def test_sets_of_other_sizes_are_measured_in_one_table_and_only_once(finished, s
     assert {"transfer.csv", "transfer.md", "transfer.png"} <= names
     # The scores of other sets are not those of the pretraining.
     assert not [name for name in client.get_run(finished.run_id).data.metrics if name.startswith("probe")]
+
+
+def test_after_a_stop_the_same_command_measures_the_other_sets(finished, shades, monkeypatch, capfd):
+    given = arguments(finished, f"sets=[digits,{{name: parquet, train: [{shades}]}}]", "probe.epochs=3")
+    measured, probe = [], module.run_probe
+
+    def counted(config, sweep_id):
+        measured.append(config.data.title)
+        return probe(config, sweep_id)
+
+    def signalled(self):
+        if measured[-1] == "shades":
+            signal.raise_signal(signal.SIGTERM)
+        return request(self)
+
+    monkeypatch.setattr(module, "run_probe", counted)
+    request = worker.FolderRuntime.request
+    with monkeypatch.context() as patch, pytest.raises(Stopped) as stop:
+        patch.setattr(worker.FolderRuntime, "request", signalled)
+        transfer(given)
+    assert str(stop.value) == "stopped; finished sets are kept, and the same command measures the others"
+    assert "the state is saved" not in capfd.readouterr().err
+    table = transfer(given)
+    assert measured == ["digits", "shades", "shades"]
+    assert [line.split()[0] for line in table.strip().splitlines()[2:4]] == ["digits", "shades"]
 
 
 def test_in_object_storage_a_set_is_measured_once_and_its_table_kept(finished, s3, monkeypatch):

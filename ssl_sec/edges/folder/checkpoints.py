@@ -1,7 +1,7 @@
 """The networks in the kept checkpoints of a run."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.errors import ConfigError
-from ssl_sec.recipes.registry import RecipeRow
+from ssl_sec.recipes.registry import SCORES, RecipeRow
 from ssl_sec.recipes.tracking import Checkpoint
 from ssl_sec.training.checkpoint import best_of, checkpoint_name, load_checkpoint, score_of, step_of
 
@@ -27,30 +27,51 @@ def kept_checkpoints(folder: RunFolder) -> dict[int, float | None]:
     return {step_of(name): score_of(manifest) for name, manifest in manifests.items() if manifest is not None}
 
 
-def chosen_step(checkpoint: Checkpoint, kept: Mapping[int, float | None], where: str) -> int:
+def score_among(metrics: Collection[str]) -> str:
+    """The name of the metric that ranks the checkpoints of a run with these metrics."""
+    return next((name for name in SCORES if name in metrics), "score")
+
+
+def chosen_step(
+    checkpoint: Checkpoint, kept: Mapping[int, float | None], where: str, score: Callable[[], str] = lambda: "score"
+) -> int:
     """The number of steps after which the chosen checkpoint was saved.
 
     Args:
         checkpoint: the value of the key `checkpoint`.
         kept: steps taken -> score of each checkpoint.
         where: place of the checkpoints, for messages.
+        score: name of the metric that ranks them, for messages.
 
     Raises:
         ConfigError: if there is no such checkpoint.
     """
-    listed = ", ".join(f"{step}" if score is None else f"{step} ({score:.4g})" for step, score in kept.items())
     if not kept:
         raise ConfigError(f"checkpoint: found {checkpoint!r}, but {where} has no checkpoints")
+    best = _best_step(kept)
     if checkpoint == "last":
         return max(kept)
     if checkpoint == "best":
-        best = best_of({checkpoint_name(step): score for step, score in kept.items()})
         if best is None:
+            listed = ", ".join(map(str, kept))
             raise ConfigError(f"checkpoint: found 'best', but no checkpoint of {where} has a score; allowed: {listed}")
-        return step_of(best)
+        return best
     if checkpoint not in kept:
+        listed = _listed(kept, best, score())
         raise ConfigError(f"checkpoint: found {checkpoint}, but {where} keeps only those of the steps {listed}")
     return checkpoint
+
+
+def _best_step(kept: Mapping[int, float | None]) -> int | None:
+    best = best_of({checkpoint_name(step): score for step, score in kept.items()})
+    return None if best is None else step_of(best)
+
+
+def _listed(kept: Mapping[int, float | None], best: int | None, metric: str) -> str:
+    """For example `35 (val/rankme 17.2), 42 (best: val/rankme 18.93)`."""
+    scores = {step: "" if score is None else f"{metric} {score:.4g}" for step, score in kept.items()}
+    shown = {step: f"best: {score}" if step == best else score for step, score in scores.items()}
+    return ", ".join(f"{step} ({score})" if score else f"{step}" for step, score in shown.items())
 
 
 def write_network(folder: RunFolder, recipe: RecipeRow, step: int, to: Path) -> None:
@@ -89,5 +110,7 @@ def network_files(folder: RunFolder, recipe: RecipeRow, checkpoint: Checkpoint, 
     """
     if checkpoint == "last":
         return folder.path
-    write_network(folder, recipe, chosen_step(checkpoint, kept_checkpoints(folder), folder.location), to)
+    kept = kept_checkpoints(folder)
+    step = chosen_step(checkpoint, kept, folder.location, lambda: score_among(folder.last_metrics()))
+    write_network(folder, recipe, step, to)
     return to

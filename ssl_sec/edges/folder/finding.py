@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored import StoredFolder
+from ssl_sec.edges.folder.unfinished import require_finished
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.places import is_remote, local_folder, split_url
 from ssl_sec.errors import ConfigError, nearest
@@ -123,7 +124,7 @@ def trained_folder(word: str, jobs: Sequence[str], checkpoint: Checkpoint = "las
         checkpoint: which checkpoint is wanted; any but `last` may also be of a run that has not ended.
 
     Raises:
-        ConfigError: if it holds a run of another job.
+        ConfigError: if it holds a run of another job, or its last weights are wanted before the run has ended.
     """
     folder = folder_at(word)
     if folder is None or (job := folder.identity.job) is None:
@@ -131,7 +132,11 @@ def trained_folder(word: str, jobs: Sequence[str], checkpoint: Checkpoint = "las
     if job not in jobs:
         raise ConfigError(f"run: found {word!r}, a run of jobs.{job}; allowed: a run of {joined_jobs(jobs)}")
     needed = [folder.path / name for name in RECIPES[job].network_files] if checkpoint == "last" else []
-    return folder if folder.holds_data and all(path.is_file() for path in needed) else None
+    if folder.holds_data and all(path.is_file() for path in needed):
+        return folder
+    if checkpoint == "last":
+        require_finished(word, folder)
+    return None
 
 
 def joined_jobs(jobs: Sequence[str]) -> str:

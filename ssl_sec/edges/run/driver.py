@@ -1,7 +1,6 @@
 """Trains, probes, and uploads again what is missing in MLflow."""
 
 import logging
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -18,11 +17,12 @@ from ssl_sec.edges.folder.names import CHECKPOINT_TAG, claim_name, run_name_of, 
 from ssl_sec.edges.folder.stored import StoredFolder, open_folder
 from ssl_sec.edges.folder.stored_config import stored_values, training_config, with_credentials
 from ssl_sec.edges.folder.text import writing
+from ssl_sec.edges.folder.unfinished import named_run_checkpoint
 from ssl_sec.edges.run.execution import Execution
 from ssl_sec.edges.run.resuming import is_probed, resume_run
 from ssl_sec.edges.run.running import running
 from ssl_sec.edges.run.signals import stopped_by_signals
-from ssl_sec.edges.run.spec import RunSpec, command_line, replay_command
+from ssl_sec.edges.run.spec import RunSpec, replay_command, resume_command
 from ssl_sec.edges.run.summary import Finished
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
@@ -81,11 +81,9 @@ def _found_start(config: FinetuneConfig) -> Iterator[FoundNetwork]:
     """The network that a fine-tuning starts from; errors name its keys."""
     assert config.run is not None
     with ExitStack() as opened:
-        try:
+        with named_run_checkpoint():
             network = found_network(config.run, config.run_checkpoint, config.tracking, config.output_dir, trainings())
             found = opened.enter_context(network)
-        except ConfigError as error:
-            raise ConfigError(re.sub("^checkpoint:", "run_checkpoint:", str(error))) from error
         yield found
 
 
@@ -106,9 +104,9 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
     if config.linear_probe is None or not config.linear_probe.enabled:
         return finished
     trained = finished.run_id or finished.folder.location
+    probe_it = f"{config.run_name} is finished; probe it with: {resume_command(recipe.name, finished.folder)}"
     if finished.folder.stop_path.exists():  # requested after the last step
-        again = command_line(PROBE.name, "run", trained)
-        raise Stopped(f"stopped; {config.run_name} is finished; probe it with: {again}")
+        raise Stopped(f"stopped; {probe_it}")
     folder = open_folder(finished.folder.path.with_name(f"{config.run_name}-probe"))
     if config.resume and is_probed(folder):
         return replace(finished, metrics={**finished.metrics, **folder.last_metrics()})
@@ -120,7 +118,8 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
         tracking=config.tracking,
         run_name=folder.name if config.resume else None,
     )
-    probed = _probe(recipe, probe, finished.run_id, finished.folder.path)
+    with _started_again(probe_it):
+        probed = _probe(recipe, probe, finished.run_id, finished.folder.path)
     return replace(finished, metrics={**finished.metrics, **probed.metrics})
 
 
@@ -135,9 +134,11 @@ def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
 
     Raises:
         UserError: for mistakes of the user.
+        Stopped: if a stop was requested; nothing is kept.
     """
     jobs = probed()
-    with tempfile.TemporaryDirectory() as made:
+    renamed = "" if config.run_name is None else ", with another run_name,"
+    with tempfile.TemporaryDirectory() as made, _started_again(f"the same command{renamed} starts it again"):
         folder = trained_folder(config.run, jobs, config.checkpoint)
         if folder is not None:
             recipe = RECIPES[str(folder.identity.job)]
@@ -146,14 +147,24 @@ def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
             config = replace(config, run=run_id or folder.location, tracking=tracking)
             return _probe(recipe, config, sweep_id or run_id, files)
         store, run = find_run(config.run, config.tracking, config.output_dir, jobs)
+        word = config.run
         config = replace(config, run=run.run_id, tracking=beside(config.run, config.tracking))
-        store.download_network(run, jobs, Path(made), config.checkpoint)
+        store.download_network(run, jobs, Path(made), config.checkpoint, word)
         if run.version is not None and take_weights(store.client, run.version, RECIPES[run.job], Path(made)):
             raise ConfigError(
                 f"run: found {run.version.word!r}, whose weights are not the last ones of its run {run.name}, to which "
                 "MLflow would add the scores; allowed: the run, with checkpoint=<steps> for one that it has kept"
             )
         return _probe(RECIPES[run.job], config, sweep_id or run.run_id, Path(made))
+
+
+@contextmanager
+def _started_again(how: str) -> Iterator[None]:
+    """Adds to the message of a stopped probe how it is started again."""
+    try:
+        yield
+    except Stopped as stop:
+        raise Stopped(f"{stop}; {how}") from None
 
 
 def run_replay(config: ReplayConfig) -> Finished:
@@ -171,7 +182,7 @@ def run_replay(config: ReplayConfig) -> Finished:
     require_store(identity.uri, "uri")
     recipe = RECIPES[job]
     config_of_run = from_values(recipe.config, stored_values(folder.config_path))
-    with _reserved(folder):
+    with _reserved(folder, at_stop="the upload is completed first"):
         return Execution(RunSpec(recipe=recipe, config=config_of_run, folder=folder, identity=identity)).replay()
 
 
@@ -220,7 +231,8 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
     of = "" if config.checkpoint == "last" else f"-{config.checkpoint}"
     config = _named(config, trained.recipe_name, f"{trained.run_name or run_name_of(trained)}{of}-probe")
     assert config.run_name is not None
-    with _reserved(open_folder(_output_dir(config) / trained.recipe_name / config.run_name)) as folder:
+    path = _output_dir(config) / trained.recipe_name / config.run_name
+    with _reserved(open_folder(path), at_stop="a probe has no checkpoints, so nothing of it is kept") as folder:
         copied = {folder.encoder_path: "encoder.safetensors", folder.probed_config_path: "config.yaml"}
         folder.start(to_values(config), {path: trained_path / name for path, name in copied.items()})
         tags = {**training_tags(trained), "data": (config.data or trained.data).title}
@@ -230,18 +242,21 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
 
 
 @contextmanager
-def _reserved(folder: RunFolder, *, waits: bool = False) -> Iterator[RunFolder]:
+def _reserved(
+    folder: RunFolder, *, waits: bool = False, at_stop: str = "the state is saved first"
+) -> Iterator[RunFolder]:
     """Locks the folder of a run; signals of this process then request a stop.
 
     Args:
         folder: the run's folder.
         waits: whether to wait for a lease that a killed process seems to have left.
+        at_stop: what happens after such a signal, for the message.
     """
     kept = folder.held(waits=waits) if isinstance(folder, StoredFolder) else nullcontext()
     with running(folder), kept:
         for request in (folder.stop_path, folder.save_path):  # left for an earlier process
             request.unlink(missing_ok=True)
-        with stopped_by_signals(folder.stop_path):
+        with stopped_by_signals(folder.stop_path, at_stop):
             yield folder
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.run.running import close_abandoned
-from ssl_sec.edges.run.spec import RunSpec, command_line
+from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.run.summary import Finished, ui_instructions
 from ssl_sec.edges.run.uploading import Upload
 from ssl_sec.edges.run.worker import Worker, work
@@ -46,7 +46,7 @@ class Execution:
 
         Raises:
             UserError: for mistakes of the user.
-            Stopped: if a stop was requested; the state is saved.
+            Stopped: if a stop was requested; the state of a training is saved.
         """
         folder, uri, tracking = self._folder, self._spec.identity.uri, self._tracking
         folder.write_identity(self._spec.identity)
@@ -67,10 +67,11 @@ class Execution:
                 self._upload.upload_results(tracking.run)
             status = "FINISHED"
         except (Stopped, KeyboardInterrupt) as stop:
-            status, reason = (
-                "KILLED",
-                "on request, after saving" if isinstance(stop, Stopped) else "interrupted without saving",
-            )
+            status = "KILLED"
+            if not isinstance(stop, Stopped):
+                reason = "interrupted without saving"
+            else:
+                reason = "on request, without saving" if self._is_probe else "on request, after saving"
             raise
         except Exception as error:
             found = error if isinstance(error, UserError) else folder.error() or error
@@ -123,16 +124,20 @@ class Execution:
         if error is not None:
             raise error
         if folder.outcome() == "stopped":
-            raise Stopped(f"stopped; {self._next_command()}")
+            raise Stopped(f"stopped; {self._after_a_stop()}")
 
     def _warn_of_outage(self, error: Exception) -> None:
         path = self._folder.metrics_path
         logger.warning("MLflow: %s; it is retried, and the metrics are in %s", first_line(error), path)
 
-    def _next_command(self) -> str:
-        if isinstance(self._spec.config, ProbeJobConfig):
-            again = command_line(self._spec.recipe.name, "run", self._spec.config.run)
-            return f"a probe has no checkpoints; start it again with: {again}"
+    @property
+    def _is_probe(self) -> bool:
+        return isinstance(self._spec.config, ProbeJobConfig)
+
+    def _after_a_stop(self) -> str:
+        """What is kept; what starts a probe again depends on the job that it belongs to."""
+        if self._is_probe:
+            return "a probe has no checkpoints, so nothing of it is kept"
         return f"resume it with: {self._spec.resume_command}"
 
     def replay(self) -> Finished:

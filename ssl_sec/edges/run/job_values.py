@@ -35,6 +35,8 @@ logger = logging.getLogger("ssl_sec")
 
 # Keys whose value names a run: its id may look like a number, and its path may contain characters of Hydra's grammar.
 _RUN_KEYS = ("run", "resume", "folder")
+# Jobs about a run, which keep what they make in its output folder if it is given by its folder.
+_BESIDE_A_RUN = ("probe", "transfer", "finetune", "embed", "export")
 _RESUME = ("true", "false", "auto", "null")
 
 
@@ -52,6 +54,14 @@ def values_of(job: str, overrides: Sequence[str]) -> dict[str, Any]:
     resumed = resumed_run(job, overrides)
     if resumed is not None:
         return _resumed_values(job, resumed, [each for each in overrides if not each.startswith("resume=")])
+    values = _new_values(job, overrides)
+    if job in _BESIDE_A_RUN and _value_of("output_dir", overrides) is None:
+        _choose_output_dir(values)
+    return values
+
+
+def _new_values(job: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """The values of a job that resumes no run."""
     if job == PROBE.name and _value_of("run", overrides) is not None:
         return _probe_values(overrides)
     if job == FINETUNE.name:
@@ -60,6 +70,19 @@ def values_of(job: str, overrides: Sequence[str]) -> dict[str, Any]:
         compose(job, overrides)  # a misspelled key is found before the imports
         overrides = [*_choose_runtime(overrides), *overrides]
     return compose(job, overrides)
+
+
+def _choose_output_dir(values: dict[str, Any]) -> None:
+    """Takes the output folder of the run that is given as a folder; a folder outside of one is a copy of a run."""
+    from ssl_sec.edges.folder.finding import folder_at  # with torch
+
+    folder = folder_at(values["run"] or "") if values["output_dir"] == "runs" else None  # else a config names another
+    if folder is None or folder.path.parent.name != folder.identity.tags.get("recipe"):
+        return
+    output_dir = folder.location.rsplit("/", 2)[0]
+    if output_dir != str(local_folder(values["output_dir"])):
+        values["output_dir"] = output_dir
+        logger.info("output_dir=%s: that of the run", output_dir)
 
 
 def resumed_run(job: str, overrides: Sequence[str]) -> str | None:
@@ -253,7 +276,10 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
         if (found := _value_of(key, overrides)) is not None:
             raise ConfigError(f"{key}: found {found!r}, must be left out with run=<id>: the encoder is that of the run")
     tracking = from_values(TrackingConfig, values["tracking"], "tracking")
-    run = _stored(values, tracking, values["run_checkpoint"], trainings())
+    from ssl_sec.edges.folder.unfinished import named_run_checkpoint
+
+    with named_run_checkpoint():
+        run = _stored(values, tracking, values["run_checkpoint"], trainings())
     values["run"], stored = run.word, run.values
     if not {"encoder", "data"} <= stored.keys():
         raise ConfigError(f"run: found {values['run']!r}, which has no encoder; allowed: a run that trains one")

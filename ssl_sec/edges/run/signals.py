@@ -71,13 +71,14 @@ def announce_stop(what: str) -> None:
 
 
 @contextmanager
-def stopped_by_signals(stop_path: Path) -> Iterator[None]:
+def stopped_by_signals(stop_path: Path, what: str = "the state is saved first") -> Iterator[None]:
     """Turns SIGINT, SIGTERM and SIGHUP into a request to save and stop, until the run has ended.
 
     After the first signal, only a later SIGINT interrupts the run, without saving.
 
     Args:
         stop_path: the file that requests a stop.
+        what: what happens before the end, for the message.
     """
     requested_at: float | None = None
 
@@ -89,7 +90,7 @@ def stopped_by_signals(stop_path: Path) -> Iterator[None]:
                 stop_path.touch()
             except OSError:  # there is no run yet, or it has ended
                 raise KeyboardInterrupt from None
-            announce_stop("the state is saved first")
+            announce_stop(what)
         elif number == signal.SIGINT and time.monotonic() - requested_at > _SAME_SIGNAL_S:
             raise KeyboardInterrupt
 

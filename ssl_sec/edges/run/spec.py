@@ -36,14 +36,19 @@ class RunSpec:
     @property
     def resume_command(self) -> str:
         """The shell command that resumes the run."""
-        near = os.path.relpath(self.folder.path)
-        is_near = self.folder.location == str(self.folder.path) and not near.startswith("..")
-        return command_line(self.recipe.name, "resume", near if is_near else self.folder.location)
+        return resume_command(self.recipe.name, self.folder)
 
 
 def command_line(job: str, key: str, value: str) -> str:
     """The shell command of a job with one override."""
     return f"{command(job)} {shlex.quote(assigned(key, value))}"
+
+
+def resume_command(job: str, folder: RunFolder) -> str:
+    """The shell command that resumes the run of a folder."""
+    near = os.path.relpath(folder.path)
+    is_near = folder.location == str(folder.path) and not near.startswith("..")
+    return command_line(job, "resume", near if is_near else folder.location)
 
 
 def replay_command(folder: RunFolder) -> str:

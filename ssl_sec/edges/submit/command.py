@@ -136,7 +136,7 @@ def _follow(cluster: "Cluster", job_id: str, detach: bool) -> int:
         if detach:
             print(f"\n{job_id} continues; follow it: {command('submit')} logs {job_id} --follow", file=sys.stderr)
             return 130
-        print(f"\nstopping {job_id}: its state is saved first (Ctrl-C again: do not wait for it)", file=sys.stderr)
+        print(f"\nstopping {job_id}: a training saves its state first (Ctrl-C again: do not wait)", file=sys.stderr)
         details = cluster.stop(job_id)
     print(f"{job_id}: {details.status.value.lower()}", file=sys.stderr)
     return exit_code(details)

@@ -12,7 +12,7 @@ from mlflow.artifacts import download_artifacts
 from mlflow.entities import LoggedModel, Metric
 from mlflow.tracking import MlflowClient
 
-from ssl_sec.edges.folder.checkpoints import chosen_step, kept_checkpoints, write_network
+from ssl_sec.edges.folder.checkpoints import chosen_step, kept_checkpoints, score_among, write_network
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import CHECKPOINT_TAG
 from ssl_sec.edges.tracking.store import all_pages, quoted
@@ -75,7 +75,8 @@ def download_checkpoint(
     """
     models = _models(client, experiment_id, run_id)
     kept = {step: _score(model) for step, model in models.items()}
-    model = models[chosen_step(checkpoint, kept, f"run {run_id} in MLflow at {client.tracking_uri}")]
+    where = f"run {run_id} in MLflow at {client.tracking_uri}"
+    model = models[chosen_step(checkpoint, kept, where, lambda: score_among(client.get_run(run_id).data.metrics))]
     for artifact in client.list_logged_model_artifacts(model.model_id):
         place = f"{model.artifact_location}/{artifact.path}"
         download_artifacts(artifact_uri=place, dst_path=str(folder), tracking_uri=client.tracking_uri)

@@ -116,7 +116,7 @@ def found_network(
             )
             return
         archive, found = find_run(word, tracking, output_dir, jobs)
-        config = archive.download_network(found, jobs, Path(made), checkpoint)
+        config = archive.download_network(found, jobs, Path(made), checkpoint, word)
         if found.version is not None:
             take_weights(archive.client, found.version, RECIPES[found.job], Path(made))
         yield FoundNetwork(

@@ -18,6 +18,7 @@ from ssl_sec.edges.folder.finding import folder_at, joined_jobs, match_run
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import DIGEST_SUFFIX, WEIGHTS
 from ssl_sec.edges.folder.stored_config import training_config
+from ssl_sec.edges.folder.unfinished import unfinished
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.overrides import assigned
 from ssl_sec.edges.packaging import command
@@ -65,6 +66,7 @@ class ArchivedRun:
         metrics: the last value of each metric.
         weights: key of a file that the network started from -> SHA-256 of the file.
         version: the registered version by which it was found, whose weights may differ from the run's last ones.
+        folder: where its folder is, or was.
     """
 
     run_id: str
@@ -79,6 +81,7 @@ class ArchivedRun:
     metrics: Mapping[str, float]
     weights: Mapping[str, str]
     version: RegisteredVersion | None = None
+    folder: str = ""
 
     @property
     def settings(self) -> dict[str, str]:
@@ -240,7 +243,7 @@ class RunArchive:
             return Path(self.client.download_artifacts(run.run_id, artifact, str(folder)))
 
     def download_network(
-        self, run: ArchivedRun, jobs: Sequence[str], folder: Path, checkpoint: Checkpoint = "last"
+        self, run: ArchivedRun, jobs: Sequence[str], folder: Path, checkpoint: Checkpoint = "last", word: str = ""
     ) -> TrainingConfig:
         """Downloads the configuration and the weights of a finished training into a folder.
 
@@ -250,6 +253,7 @@ class RunArchive:
             folder: an existing folder.
             checkpoint: checkpoint whose weights are downloaded; for a run that was found by a registered version,
                 `last`.
+            word: the user's input, for messages; empty for the run's id.
 
         Returns:
             The run's configuration.
@@ -265,7 +269,7 @@ class RunArchive:
             raise ConfigError(
                 f"run: found {run.run_id!r}, a run of jobs.{run.job}; allowed: a run of {joined_jobs(jobs)}"
             )
-        recipe = RECIPES[run.job]
+        recipe, word = RECIPES[run.job], word or run.run_id
         try:
             weights = recipe.network_files if checkpoint == "last" else ()
             for artifact in ("config.yaml", *weights):
@@ -273,8 +277,10 @@ class RunArchive:
         except (MlflowException, OSError) as error:
             if (full := out_of_space(error)) is not None:
                 raise full from error
+            if run.status != "FINISHED":
+                raise unfinished(word, run.status, run.job, run.folder or run.name, ()) from error
             raise ConfigError(
-                f"run: found {run.run_id!r}, but it has no encoder in MLflow at {self.client.tracking_uri}; allowed: a "
+                f"run: found {word!r}, but it has no encoder in MLflow at {self.client.tracking_uri}; allowed: a "
                 f"finished run of {joined_jobs(jobs)}"
             ) from error
         if checkpoint != "last":
@@ -384,5 +390,6 @@ def _archived(run: Run) -> ArchivedRun:
         pretraining_run_id=run.data.tags.get(MLFLOW_PARENT_RUN_ID) if run.data.tags.get("job") == PROBE.name else None,
         params=run.data.params,
         metrics=run.data.metrics,
+        folder=run.data.tags.get("folder", ""),
         weights={key: digest for key in WEIGHTS if (digest := run.data.tags.get(key + DIGEST_SUFFIX)) is not None},
     )

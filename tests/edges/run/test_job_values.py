@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import socket
 from pathlib import Path
 
@@ -51,6 +52,25 @@ def test_a_probe_takes_its_runs_settings_and_overrides(finished, output_dir):
         assert (settings["epochs"], settings["labels_per_class"], settings["decay_at"]) == (8, 5, [0.6])
     typed = values_of("probe", ["run=whole", f"output_dir={output_dir}", "probe.epochs=6", "probe.momentum=0.5"])
     assert typed["probe"] == {**settings, "epochs": 6, "momentum": 0.5}
+
+
+@pytest.mark.parametrize("job", ["probe", "transfer", "finetune", "embed", "export"])
+def test_a_job_about_the_folder_of_a_run_has_its_output_folder(job, finished, output_dir, tmp_path, monkeypatch):
+    more = {"transfer": ["sets=[digits]"], "embed": ["output=x"], "export": ["format=safetensors"]}.get(job, [])
+    monkeypatch.chdir(tmp_path)
+    here = finished.folder.path
+    assert values_of(job, [f"run={here}", *more])["output_dir"] == str(output_dir)
+    assert values_of(job, [f"run={here}", "output_dir=mine", *more])["output_dir"] == "mine"
+    shutil.copytree(here, tmp_path / "copied")  # alone, so the folder above it is none of runs
+    assert values_of(job, [f"run={tmp_path / 'copied'}", *more])["output_dir"] == "runs"
+
+
+def test_the_probe_of_a_folder_is_next_to_it_in_folders_and_in_mlflow(finished, output_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = [f"run={finished.folder.path}", "run_name=beside", "probe.epochs=2", "tracking.system_metrics=false"]
+    probe([*given, "runtime=local"])
+    made = RunFolder(output_dir / "digits" / "beside")
+    assert made.is_complete and made.identity.uri == finished.uri and not (tmp_path / "runs").exists()
 
 
 def test_a_given_probe_group_is_taken_whole(output_dir):

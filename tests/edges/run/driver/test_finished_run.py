@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -336,14 +337,25 @@ def test_a_run_name_in_use_is_refused(finished):
         run_training(PRETRAIN, config)
 
 
-def test_a_probe_stops_on_request(finished, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
+@pytest.mark.parametrize(
+    ("name", "again"), [("whole-probe", "the same command"), ("mine", "the same command, with another run_name,")]
+)
+def test_a_probe_stops_on_request(name, again, finished, tmp_path, monkeypatch, capfd):
+    def signalled(self):
+        signal.raise_signal(signal.SIGTERM)
+        return Request.STOP
+
+    monkeypatch.setattr(worker.FolderRuntime, "request", signalled)
     overrides = [f"run={finished.run_id}", "runtime=local", f"tracking.uri={finished.uri}", f"output_dir={tmp_path}"]
-    config = from_values(ProbeJobConfig, compose("probe", [*overrides, "run_name=stopped-probe"]))
-    with pytest.raises(Stopped, match=f"start it again with: python -m jobs.probe run={finished.run_id}"):
-        run_probe(config)
-    run_id = (tmp_path / "digits" / "stopped-probe" / "mlflow_run_id").read_text()
-    assert MlflowClient(finished.uri).get_run(run_id).info.status == "KILLED"
+    named = [] if name == "whole-probe" else [f"run_name={name}"]
+    with pytest.raises(Stopped) as stop:
+        run_probe(from_values(ProbeJobConfig, compose("probe", [*overrides, *named])))
+    nothing = "a probe has no checkpoints, so nothing of it is kept"
+    assert str(stop.value) == f"stopped; {nothing}; {again} starts it again"
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("stopping: ")]
+    assert line == f"stopping: {nothing} (Ctrl-C again to stop at once)"
+    killed = MlflowClient(finished.uri).get_run((tmp_path / "digits" / name / "mlflow_run_id").read_text())
+    assert (killed.info.status, killed.data.tags["ended"]) == ("KILLED", "stopped: on request, without saving")
 
 
 def test_a_probe_that_failed_before_it_measured_leaves_its_name_free(finished, tmp_path: Path):

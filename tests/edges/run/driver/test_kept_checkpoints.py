@@ -29,14 +29,18 @@ def test_a_checkpoint_is_chosen(checkpoint, step):
 @pytest.mark.parametrize(
     ("checkpoint", "kept", "message"),
     [
-        (5, SCORED, r"checkpoint: found 5, but the run keeps only those of the steps 4 \(60\), 6 \(70\), 8"),
+        (
+            5,
+            SCORED,
+            r"5, but the run keeps only those of the steps 4 \(val/knn_top1 60\), 6 \(best: val/knn_top1 70\), 8$",
+        ),
         ("best", {4: None}, "found 'best', but no checkpoint of the run has a score; allowed: 4"),
         ("best", {}, "found 'best', but the run has no checkpoints"),
     ],
 )
 def test_a_missing_checkpoint_is_refused(checkpoint, kept, message):
     with pytest.raises(ConfigError, match=message):
-        chosen_step(checkpoint, kept, "the run")
+        chosen_step(checkpoint, kept, "the run", lambda: "val/knn_top1")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +91,9 @@ def test_the_encoder_of_a_checkpoint_is_exported(trained, tmp_path, by):
     exported, expected = load_file(tmp_path / "out" / "encoder.safetensors"), weights_at(trained, 5)
     assert all(torch.equal(exported[name], expected[name]) for name in exported)
     assert not torch.equal(exported["conv1.weight"], load_file(trained.folder.encoder_path)["conv1.weight"])
-    with pytest.raises(ConfigError, match=r"checkpoint: found 7, but .* keeps only those of the steps 5"):
+    with pytest.raises(
+        ConfigError, match=r"checkpoint: found 7, but .* keeps only those of the steps 5, 10 \(best: val/knn_top1 "
+    ):
         jobs.export([f"run={run}", where, "checkpoint=7", "format=safetensors", f"output={tmp_path / 'none'}"])
 
 

@@ -117,14 +117,29 @@ def test_a_run_stopped_during_its_upload_is_finished_and_probed_by_a_resume(quic
     leave = Upload.upload_results
     monkeypatch.setattr(sys, "argv", ["/usr/bin/ssl-sec"])
     config = pretrain_config([*quick, "run_name=late", "probe.enabled=true", "resume=auto"])
-    with monkeypatch.context() as patch, pytest.raises(Stopped, match=r"probe it with: ssl-sec probe run=\w+$") as stop:
+    probe_it = r"^stopped; late is finished; probe it with: ssl-sec pretrain resume=\S+/digits/late$"
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match=probe_it):
         patch.setattr(Upload, "upload_results", stop_and_upload)
         run_training(PRETRAIN, config)
-    assert str(stop.value).startswith("stopped; late is finished; ")
     client = MlflowClient(f"sqlite:///{config.output_dir}/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
     assert run.info.status == "FINISHED"
     assert "probe/top1" in run_training(PRETRAIN, config).metrics
+
+
+def test_a_stopped_probe_of_a_training_starts_again_by_the_printed_command(quick, tmp_path: Path, monkeypatch):
+    def stop_of_a_probe(self):
+        return Request.STOP if self._folder.is_probe else Request.NONE
+
+    config = pretrain_config([*quick, "run_name=probed", "probe.enabled=true"])
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match="nothing of it is kept; probed is fini") as stop:
+        patch.setattr(worker.FolderRuntime, "request", stop_of_a_probe)
+        run_training(PRETRAIN, config)
+    command = shlex.split(str(stop.value).partition("probe it with: ")[2])
+    assert command[:3] == ["python", "-m", "jobs.pretrain"] and len(command) == 4
+    ended = run_training(PRETRAIN, from_values(PretrainConfig, values_of("pretrain", command[3:])))
+    assert "probe/top1" in ended.metrics
+    assert RunFolder(tmp_path / "runs" / "digits" / "probed-probe").is_complete
 
 
 def test_a_run_of_another_process_is_refused(quick, tmp_path: Path, monkeypatch):

@@ -1,0 +1,59 @@
+"""What to do about a run that has no trained network yet."""
+
+import re
+import shlex
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+from ssl_sec.edges.folder.checkpoints import kept_checkpoints
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.overrides import assigned
+from ssl_sec.edges.packaging import command
+from ssl_sec.errors import ConfigError
+
+# Status in MLflow -> what is said of the run.
+_SAID = {"KILLED": "was stopped", "FAILED": "has failed or was killed", "RUNNING": "has not finished"}
+
+
+def require_finished(word: str, folder: RunFolder) -> None:
+    """Refuses a run without its last weights, unless its training has ended.
+
+    Args:
+        word: the value of the key `run`.
+        folder: folder of the run.
+
+    Raises:
+        ConfigError: if its training has not ended, with what the user can do.
+        StorageError: if the storage cannot be used.
+    """
+    if folder.status == "FINISHED":
+        return
+    # A folder without an outcome may be of a run that another process trains.
+    status = "RUNNING" if folder.outcome() is None and folder.error() is None else folder.status
+    steps = kept_checkpoints(folder) if folder.holds_data else ()
+    raise unfinished(word, status, str(folder.identity.job), folder.location, steps)
+
+
+def unfinished(word: str, status: str, job: str, resumed: str, steps: Collection[int]) -> ConfigError:
+    """The error for a run that is asked for its last weights before it has any.
+
+    Args:
+        word: the value of the key `run`.
+        status: status of the run in MLflow.
+        job: job that made the run.
+        resumed: what `resume` takes for the run.
+        steps: steps of the checkpoints whose weights can be had instead.
+    """
+    resume = f"{command(job)} {shlex.quote(assigned('resume', resumed))}"
+    said = _SAID.get(status, _SAID["RUNNING"])
+    instead = f", or checkpoint=<steps> with one that it has kept: {', '.join(map(str, steps))}" if steps else ""
+    return ConfigError(f"run: found {word!r}, which {said}; allowed: a finished run{instead}; finish it with: {resume}")
+
+
+@contextmanager
+def named_run_checkpoint() -> Iterator[None]:
+    """Errors about `checkpoint` name the key `run_checkpoint`, as a fine-tuning calls it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(re.sub(r"\bcheckpoint(?=[:=])", "run_checkpoint", str(error))) from error

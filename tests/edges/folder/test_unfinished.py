@@ -1,0 +1,77 @@
+"""Jobs about a run that was stopped: they say so, and what goes on from there."""
+
+import re
+import shlex
+
+import pytest
+
+from ssl_sec.edges.command_line import run_job
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.run import worker
+from ssl_sec.errors import ConfigError, Stopped
+from ssl_sec.training.step import Request
+from tests.edges.conftest import QUICK
+from tests.jobs import embed, export, finetune, pretrain, probe, transfer
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory) -> RunFolder:
+    """A run that was stopped after one of two epochs."""
+    runs = tmp_path_factory.mktemp("stopped") / "runs"
+    folder = RunFolder(runs / "digits" / "it")
+    given = [*QUICK, "runtime=local", "run_name=it", "probe.enabled=false", f"output_dir={runs}"]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
+        pretrain([*given, "checkpoint.every_epochs=1", "log_every_steps=1"])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("job", "run", "more", "key"),
+    [
+        ("export", export, ["format=safetensors"], "checkpoint"),
+        ("probe", probe, [], "checkpoint"),
+        ("transfer", transfer, ["sets=[digits]"], "checkpoint"),
+        ("embed", embed, ["output=x"], "checkpoint"),
+        ("finetune", finetune, [], "run_checkpoint"),
+    ],
+)
+def test_a_stopped_run_is_refused_as_typed_with_what_goes_on(job, run, more, key, stopped, capsys, monkeypatch):
+    monkeypatch.chdir(stopped.path.parent)
+    assert run_job(job, run, ["run=./it", *more, *([] if job == "export" else ["runtime=local"])]) == 2
+    step = stopped.newest_step()
+    assert capsys.readouterr().err.strip().splitlines()[-1] == (
+        f"error: run: found './it', which was stopped; allowed: a finished run, or {key}=<steps> with one that it has "
+        f"kept: {step}; finish it with: python -m jobs.pretrain resume={stopped.path}"
+    )
+
+
+def test_a_stopped_run_is_refused_by_its_name_as_typed(stopped):
+    given = ["run=it", "format=safetensors", f"output_dir={stopped.path.parents[1]}"]
+    resume = f"python -m jobs.pretrain resume={stopped.path}"
+    message = f"run: found 'it', which was stopped; allowed: a finished run; finish it with: {resume}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        export(given)
+
+
+def test_a_killed_run_has_not_finished(stopped):
+    outcome = stopped.path / "outcome"
+    before = outcome.read_text()
+    outcome.unlink()
+    try:
+        with pytest.raises(ConfigError, match="^run: found '.*/it', which has not finished; allowed: a finished run"):
+            export([f"run={stopped.path}", "format=safetensors"])
+    finally:
+        outcome.write_text(before)
+
+
+def test_both_ways_to_go_on_work(stopped, tmp_path):
+    given = [f"run={stopped.path}", "format=safetensors"]
+    export([*given, f"checkpoint={stopped.newest_step()}", f"output={tmp_path / 'early'}"])
+    with pytest.raises(ConfigError) as refused:
+        export(given)
+    command = shlex.split(str(refused.value).partition("finish it with: ")[2])
+    assert command == ["python", "-m", "jobs.pretrain", f"resume={stopped.path}"]
+    pretrain(command[3:])
+    export([*given, f"output={tmp_path / 'last'}"])
+    assert all((tmp_path / name / "encoder.safetensors").is_file() for name in ("early", "last"))
