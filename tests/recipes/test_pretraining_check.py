@@ -3,6 +3,7 @@ import logging
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 from ssl_sec.collectives import rank, world_size
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.errors import DataError
+from ssl_sec.recipes import assembly
 from ssl_sec.recipes.pretraining import checking
 from ssl_sec.recipes.pretraining.checking import check, check_images
+from ssl_sec.training.recipe import Computation
 from tests.data.files import plain, write_folder, write_parquet
 from tests.data.shards.test_tar import write_tar
 from tests.fakes import FakeRuntime, assert_identical
@@ -278,3 +281,24 @@ def test_many_digests():
     digests[150_000:] = digests[:50_000]
     found = checking._repeated(digests.numpy().tobytes())
     assert len(found) == 50_000 and found[150_123] == 123
+
+
+def test_workers_with_different_images_do_not_train(monkeypatch):
+    images = open_digits("train")
+    for others, found in (((len(images) - 1, 0), "1,436 images"), ((len(images), 7), "other labels")):
+        monkeypatch.setattr(assembly, "gather_objects", lambda own, others=others: [own, own, (others, "node-b")])
+        with pytest.raises(DataError, match=f"^digits/train: worker 2 on node-b has {found}, worker 0 on .* has 1,437"):
+            assembly.require_same_images(images)
+    monkeypatch.setattr(assembly, "gather_objects", lambda own: [own, own])
+    assembly.require_same_images(images)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_short", "expected"), [(None, 0, "bfloat16"), (None, 1, "float32"), ("bfloat16", 1, "bfloat16")]
+)
+def test_workers_compute_in_one_precision(monkeypatch, given, is_short, expected):
+    """One worker's GPU has no bfloat16 if `is_short`; this worker's has."""
+    options = SimpleNamespace(precision=given, on=lambda device: Computation(precision="bfloat16", compiled=True))
+    monkeypatch.setattr(assembly, "highest_of_workers", lambda own, device: max(own, is_short))
+    found = assembly.agreed_computation(options, torch.device("cpu"))
+    assert found == Computation(precision=expected, compiled=True)
