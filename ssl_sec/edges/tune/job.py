@@ -27,6 +27,7 @@ from ssl_sec.edges.folder.names import new_name, user_tags
 from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.packaging import command
 from ssl_sec.edges.run.on_ray.runtime import connect
+from ssl_sec.edges.run.on_ray.scaling import node_resources
 from ssl_sec.edges.run.signals import announce_stop, handled
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
@@ -255,7 +256,9 @@ def _resources(tuning: TuneConfig) -> dict[str, float]:
     total = ray.cluster_resources()
     num_cpus, num_gpus = total.get("CPU", 0.0), total.get("GPU", 0.0)
     gpus = float(num_gpus > 0) if tuning.gpus_per_trial is None else tuning.gpus_per_trial
-    share = max(1.0, num_cpus * gpus // num_gpus) if gpus and num_gpus else 1.0
+    # Of the node with the fewest CPUs for each GPU: a trial runs on one node.
+    shares = [node.get("CPU", 0.0) * gpus // node["GPU"] for node in node_resources() if node.get("GPU")]
+    share = max(1.0, min(shares)) if gpus and shares else 1.0
     cpus = share if tuning.cpus_per_trial is None else tuning.cpus_per_trial
     for key, found, there in (("cpus_per_trial", cpus, num_cpus), ("gpus_per_trial", gpus, num_gpus)):
         if found > there:

@@ -13,7 +13,8 @@ import ray.data
 import torch
 from ray.data import ActorPoolStrategy
 
-from ssl_sec.edges.run.on_ray.runtime import connect, describe_workers, make_scaling
+from ssl_sec.edges.run.on_ray.runtime import connect, describe_workers
+from ssl_sec.edges.run.on_ray.scaling import make_scaling, node_resources
 from ssl_sec.errors import UserError
 from ssl_sec.training.config import RayConfig
 
@@ -41,7 +42,7 @@ def done_with_ray(
         UserError: the error of a part.
     """
     connect(options.address, job)
-    scaling = make_scaling(options, ray.cluster_resources())
+    scaling = make_scaling(options, node_resources())
     logger.info("starting %s", describe_workers(scaling))
     count = scaling.num_workers
     least, most = count if isinstance(count, tuple) else (count, count)

@@ -40,6 +40,7 @@ from ssl_sec.edges.run.on_ray.policies import (
     record_failures,
     recorded_failures,
 )
+from ssl_sec.edges.run.on_ray.scaling import find_shortage, make_scaling, node_resources
 from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.run.worker import Worker, work
 from ssl_sec.errors import ConfigError, UserError
@@ -70,7 +71,7 @@ def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
     assert isinstance(options, RayConfig)
     connect(options.address, spec.folder.name)
     tracking.describe_cluster(describe_cluster())
-    scaling = make_scaling(options, ray.cluster_resources())
+    scaling = make_scaling(options, node_resources())
     logger.info("starting %s", describe_workers(scaling))
     if isinstance(spec.config, TrainingConfig) and isinstance(scaling.num_workers, int):
         worker_rows(spec.config.global_batch_size, 0, scaling.num_workers)
@@ -160,22 +161,11 @@ def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | Non
         training.join(0.2)
         if time.monotonic() > next_check:
             next_check = time.monotonic() + _SHORTAGE_CHECKS_S
-            was_short, shortage = is_short, find_shortage(trainer.scaling_config, ray.cluster_resources())
+            was_short, shortage = is_short, find_shortage(trainer.scaling_config, node_resources())
             is_short = shortage is not None
             if shortage is not None and not was_short:
                 folder.log_message("WARNING", f"{shortage}; training continues when there are more")
     return training.error
-
-
-def find_shortage(scaling: ScalingConfig, resources: Mapping[str, float]) -> str | None:
-    """Describes which resources the cluster lacks while machines are away; None if it lacks none."""
-    a_worker: dict[str, float] = {"GPU": 1.0} if scaling.use_gpu else {}
-    a_worker |= cast(dict[str, float], scaling.resources_per_worker)
-    needs = {kind: round(scaling.min_workers * each) for kind, each in a_worker.items()}
-    for kind, needed in needs.items():
-        if (found := int(resources.get(kind, 0))) < needed:
-            return f"the cluster has {found} {kind}s, and the workers need {needed}"
-    return None
 
 
 def _died_at_start(failure: BaseException) -> bool:
@@ -268,39 +258,6 @@ def _check_listening(address: str | None) -> None:
             f"runtime.address: no Ray cluster at {address} ({error.strerror or error}); start one with "
             "`ray start --head`, or leave the address out to start Ray here"
         ) from error
-
-
-def make_scaling(options: RayConfig, resources: Mapping[str, float]) -> ScalingConfig:
-    """Chooses the number of workers and the resources of each.
-
-    Raises:
-        ConfigError: if the cluster has too few resources.
-    """
-    num_gpus, num_cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
-    use_gpu = options.device == "cuda" or (options.device == "auto" and num_gpus > 0)
-    available, kind = (num_gpus, "GPU") if use_gpu else (num_cpus, "CPU")
-    if isinstance(options.num_workers, tuple):
-        least, most = options.num_workers
-        # The resources of a worker are fixed while machines come and go: its share of the machines present now.
-        cpus = options.cpus_per_worker or (max(1, num_cpus // max(1, num_gpus)) if use_gpu else 1)
-    else:
-        least = most = options.num_workers or (max(1, num_gpus) if use_gpu else 1)
-        cpus = options.cpus_per_worker or max(1, num_cpus // least)
-    if least > available:
-        raise ConfigError(
-            f"runtime.num_workers: found {least}, but the cluster has {available} {kind}s; allowed: 1 to {available}"
-        )
-    if least * cpus > num_cpus:
-        raise ConfigError(
-            f"runtime.cpus_per_worker: found {cpus} for {least} workers, but the cluster has {num_cpus} CPUs; "
-            f"allowed: 1 to {num_cpus // least}"
-        )
-    return ScalingConfig(
-        num_workers=least if not isinstance(options.num_workers, tuple) else (least, most),
-        use_gpu=use_gpu,
-        resources_per_worker={"CPU": cpus},
-        elastic_resize_monitor_interval_s=options.resize_interval_s,
-    )
 
 
 def _is_preempted() -> bool:

@@ -1,0 +1,89 @@
+"""How many workers run, and what each of them gets of the nodes of a Ray cluster."""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import ray
+from ray.train import ScalingConfig
+
+from ssl_sec.errors import ConfigError
+from ssl_sec.training.config import RayConfig
+
+# Kind of resource, such as "CPU" and "GPU" -> amount of it, for each node.
+Nodes = Sequence[Mapping[str, float]]
+
+
+def node_resources() -> Nodes:
+    """The resources of each living node of the cluster."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def make_scaling(options: RayConfig, nodes: Nodes) -> ScalingConfig:
+    """Chooses the number of workers and the resources of each, which must be those of one node.
+
+    Raises:
+        ConfigError: if the cluster has too few resources.
+    """
+    num_gpus, num_cpus = _total(nodes, "GPU"), _total(nodes, "CPU")
+    use_gpu = options.device == "cuda" or (options.device == "auto" and num_gpus > 0)
+    available, kind = (num_gpus, "GPU") if use_gpu else (num_cpus, "CPU")
+    if isinstance(options.num_workers, tuple):
+        least, most = options.num_workers
+        # The resources of a worker are fixed while machines come and go: its share of the machines present now.
+        default = _most_cpus(nodes, available, use_gpu) if use_gpu else 1
+    else:
+        least = most = options.num_workers or (max(1, num_gpus) if use_gpu else 1)
+        default = _most_cpus(nodes, least, use_gpu)
+    if least > available:
+        raise ConfigError(
+            f"runtime.num_workers: found {least}, but the cluster has {available} {kind}s; allowed: 1 to {available}"
+        )
+    if (room := _room(nodes, 1, use_gpu)) < least:
+        raise ConfigError(
+            f"runtime.num_workers: found {least}, but the cluster has {room} GPUs with a CPU on the same node; "
+            f"allowed: 1 to {room}"
+        )
+    cpus = options.cpus_per_worker or max(1, default)
+    if (room := _room(nodes, cpus, use_gpu)) < least:
+        raise ConfigError(
+            f"runtime.cpus_per_worker: found {cpus} for {least} workers, but the nodes have room for {room} such "
+            f"workers; allowed: 1 to {_most_cpus(nodes, least, use_gpu)}"
+        )
+    return ScalingConfig(
+        num_workers=(least, most) if isinstance(options.num_workers, tuple) else least,
+        use_gpu=use_gpu,
+        resources_per_worker={"CPU": cpus},
+        elastic_resize_monitor_interval_s=options.resize_interval_s,
+    )
+
+
+def find_shortage(scaling: ScalingConfig, nodes: Nodes) -> str | None:
+    """Describes which resources the cluster lacks while machines are away; None if it lacks none."""
+    a_worker: dict[str, float] = {"GPU": 1.0} if scaling.use_gpu else {}
+    a_worker |= cast(dict[str, float], scaling.resources_per_worker)
+    for kind, each in a_worker.items():
+        needed, found = round(scaling.min_workers * each), _total(nodes, kind)
+        if found < needed:
+            return f"the cluster has {found} {kind}s, and the workers need {needed}"
+    cpus = round(a_worker["CPU"])
+    if (room := _room(nodes, cpus, bool(scaling.use_gpu))) < scaling.min_workers:
+        return f"the nodes have room for {room} workers with {cpus} CPUs each, and {scaling.min_workers} are needed"
+    return None
+
+
+def _total(nodes: Nodes, kind: str) -> int:
+    return sum(int(node.get(kind, 0)) for node in nodes)
+
+
+def _room(nodes: Nodes, cpus: int, use_gpu: bool) -> int:
+    """How many workers with this number of CPUs, and a GPU, the nodes have room for."""
+    return sum(
+        min(int(node.get("CPU", 0)) // cpus, int(node.get("GPU", 0)) if use_gpu else int(node.get("CPU", 0)))
+        for node in nodes
+    )
+
+
+def _most_cpus(nodes: Nodes, workers: int, use_gpu: bool) -> int:
+    """The largest number of CPUs that each of the workers can have; 0 if not even one."""
+    largest = max((int(node.get("CPU", 0)) for node in nodes), default=0)
+    return next((cpus for cpus in range(largest, 0, -1) if _room(nodes, cpus, use_gpu) >= workers), 0)
