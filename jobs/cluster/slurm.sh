@@ -3,7 +3,8 @@
 # Not yet run: no Slurm was available.
 #
 #   sbatch jobs/cluster/slurm.sh experiment=cifar10_sec_100 data.root=/shared/data
-#   OUTPUT_DIR=/scratch/$USER/runs sbatch --nodes=4 --gpus-per-node=8 jobs/cluster/slurm.sh experiment=cifar10_sec_100
+#   OUTPUT_DIR=/scratch/$USER/runs sbatch --nodes=4 --gpus-per-node=8 --cpus-per-task=64 jobs/cluster/slurm.sh \
+#       experiment=cifar10_sec_100
 #
 # The arguments are overrides of `ssl-sec pretrain`. OUTPUT_DIR must be on storage shared by all nodes. The package must
 # be installed for the `python` in PATH on all nodes (or prefix the command that srun starts with a container).
@@ -13,6 +14,7 @@
 # Whole machines: ray symmetric-run does not start next to another Ray, and stops all Rays of its user at its end.
 #SBATCH --exclusive
 #SBATCH --gpus-per-node=1
+# Those of a machine, which its GPUs share.
 #SBATCH --cpus-per-task=8
 #SBATCH --mem=64G
 #SBATCH --time=04:00:00

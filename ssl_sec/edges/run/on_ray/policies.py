@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -101,6 +102,10 @@ class FailureWatch(UserCallback):
         causes = {rank: self._cause(rank, error) for rank, error in worker_exceptions.items()}
         if any("timed out" in cause.lower() or "timeout" in cause.lower() for cause in causes.values()):
             causes |= {rank: "does not respond" for rank in self._find_silent(causes.keys())}
+        elif any(self._crash_signal(rank) == signal.SIGABRT for rank in causes):
+            # After runtime.timeout_s without an answer, NCCL aborts the processes that wait.
+            silent = "has logged no error: it does not respond, or waited for the others"
+            causes |= {rank: silent for rank in self._find_silent(causes.keys())}
         died = {rank for rank, error in worker_exceptions.items() if _death(error) is not None}
         if died:  # other workers' broken connections follow from it; see `failures.jsonl`
             causes = {
@@ -115,9 +120,12 @@ class FailureWatch(UserCallback):
             return first_line(error)
         if "node has died" in str(death):
             return "its node died"
-        if (number := dumped_signal(dump := self._folder.crash_path(rank))) is not None:
-            return f"its process was {describe_signal(number)}; its stack is in {dump}"
+        if (number := self._crash_signal(rank)) is not None:
+            return f"its process was {describe_signal(number)}; its stack is in {self._folder.crash_path(rank)}"
         return "its process died (killed by SIGKILL, or out of memory)"
+
+    def _crash_signal(self, rank: int) -> signal.Signals | None:
+        return dumped_signal(self._folder.crash_path(rank))
 
     def _find_silent(self, failed: Any) -> set[int]:
         """The newest group's workers that logged no error; those that waited for one log theirs almost together."""
@@ -131,6 +139,7 @@ class FailureWatch(UserCallback):
         while True:
             logged = {failure["pid"] for failure in self._folder.failures()}
             silent = {rank for rank, pid in group.items() if rank not in failed and pid not in logged}
+            silent = {rank for rank in silent if self._crash_signal(rank) is None}
             if not silent or time.monotonic() > deadline:
                 return silent
             time.sleep(0.1)

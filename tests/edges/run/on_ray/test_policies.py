@@ -98,6 +98,19 @@ def test_a_crash_is_reported_with_its_signal_and_line(folder):
         failed(FailureWatch(folder, max_failures=0), w1=RayActorError(error_msg="The actor died unexpectedly."))
 
 
+def test_nccls_abort_of_the_workers_that_wait_names_the_one_that_does_not_respond(folder, monkeypatch):
+    monkeypatch.setattr(policies, "_GRACE_S", 0.0)
+    for rank in range(4):
+        folder.add_worker({"rank": rank, "world_size": 4, "pid": 100 + rank})
+    for rank in (0, 2, 3):  # worker 3 has crashed too, and Ray has not noticed yet
+        folder.crash_path(rank).write_text("Fatal Python error: Aborted\n")
+    died = RayActorError(error_msg="The actor died unexpectedly.")
+    failed(FailureWatch(folder, max_failures=1), w0=died, w2=died)
+    silent = "worker 1: has logged no error: it does not respond, or waited for the others; the workers are started"
+    assert silent in messages(folder) and "worker 3" not in messages(folder)
+    assert messages(folder).count("killed by SIGABRT") == 2
+
+
 def test_a_death_is_reported_without_the_broken_connections_it_causes(folder):
     died, reset = RayActorError(error_msg="The actor died unexpectedly."), RuntimeError("Connection reset by peer")
     with pytest.raises(UserError, match=r"^worker 1: its process died \(killed [^;]*; worker 2: no space left; 1 fail"):
