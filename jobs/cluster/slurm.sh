@@ -3,8 +3,7 @@
 # Not yet run: no Slurm was available.
 #
 #   sbatch jobs/cluster/slurm.sh experiment=cifar10_sec_100 data.root=/shared/data
-#   OUTPUT_DIR=/scratch/$USER/runs sbatch --nodes=4 --gpus-per-node=8 --cpus-per-task=64 jobs/cluster/slurm.sh \
-#       experiment=cifar10_sec_100
+#   OUTPUT_DIR=/scratch/$USER/runs sbatch -N 4 -c 64 --gpus-per-node=8 jobs/cluster/slurm.sh experiment=cifar10_sec_100
 #
 # The arguments are overrides of `ssl-sec pretrain`. OUTPUT_DIR must be on storage shared by all nodes. The package must
 # be installed for the `python` in PATH on all nodes (or prefix the command that srun starts with a container).

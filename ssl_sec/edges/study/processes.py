@@ -12,7 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
+
+import torch
 
 from ssl_sec.edges.run.signals import announce_stop, handled
 from ssl_sec.edges.run.supervision import end_with
@@ -41,7 +44,7 @@ End = Callable[[str, int, float], None]
 
 
 class Processes:
-    """Processes that run side by side.
+    """Processes that run side by side, each on a GPU of its own where there are several.
 
     Args:
         concurrent: number of processes at a time, ≥ 1.
@@ -55,6 +58,11 @@ class Processes:
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._lock = threading.Lock()
         self._num_ended = self._num_failed = 0
+        gpus = _visible_gpus() if concurrent > 1 else []
+        # The GPU of each process that may run; None leaves all to it.
+        self._gpus: SimpleQueue[str | None] = SimpleQueue()
+        for number in range(concurrent):
+            self._gpus.put(gpus[number % len(gpus)] if len(gpus) > 1 else None)
         self.was_stopped = False
 
     def run(self, tasks: Sequence[Task], end: End) -> None:
@@ -69,11 +77,18 @@ class Processes:
                 ended.result()
 
     def _run(self, task: Task, end: End) -> None:
+        gpu = self._gpus.get()
+        try:
+            self._run_on(gpu, task, end)
+        finally:
+            self._gpus.put(gpu)
+
+    def _run_on(self, gpu: str | None, task: Task, end: End) -> None:
         with self._lock:
             if self.was_stopped or (self._num_failed >= _FAILURES_TO_GIVE_UP and not self._num_ended):
                 return
             begun = time.monotonic()
-            process = _started(task, self._num_threads)
+            process = _started(task, self._num_threads, gpu)
             self._running[process.pid] = process
         if self.was_stopped:  # stopped while the process was starting
             process.send_signal(signal.SIGTERM)
@@ -102,9 +117,18 @@ class Processes:
             process.send_signal(signal.SIGINT if at_once else signal.SIGTERM)
 
 
-def _started(task: Task, num_threads: int) -> "subprocess.Popen[bytes]":
+def _visible_gpus() -> list[str]:
+    """The GPUs of this machine that processes may use, as `CUDA_VISIBLE_DEVICES` names them."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = torch.cuda.device_count()
+    return [name.strip() for name in listed.split(",")][:count] if listed else [str(number) for number in range(count)]
+
+
+def _started(task: Task, num_threads: int, gpu: str | None) -> "subprocess.Popen[bytes]":
     task.log.parent.mkdir(parents=True, exist_ok=True)
     environment = {"OMP_NUM_THREADS": str(num_threads), **os.environ}
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
     with task.log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "ssl_sec", *task.arguments],

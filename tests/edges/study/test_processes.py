@@ -14,7 +14,7 @@ from ssl_sec.edges.study.processes import Processes, Task
 def scripts(monkeypatch):
     """Runs Python code instead of commands."""
 
-    def started(task, num_threads):
+    def started(task, num_threads, gpu):
         return subprocess.Popen([sys.executable, "-S", "-c", *task.arguments], stdout=subprocess.PIPE)
 
     monkeypatch.setattr(processes, "_started", started)
@@ -43,6 +43,40 @@ def test_tasks_run_side_by_side(scripts, tmp_path):
     assert sorted(ended) == [("reads", 0), ("writes", 0)]
 
 
+@pytest.mark.parametrize(
+    ("concurrent", "listed", "count", "expected"),
+    [
+        (2, None, 4, ["0", "1"]),
+        (3, "4, 6", 2, ["4", "6"]),  # two of three share a GPU
+        (2, None, 1, [None]),
+        (1, None, 4, [None]),  # one process at a time may use all
+    ],
+)
+def test_processes_side_by_side_have_gpus_of_their_own(monkeypatch, concurrent, listed, count, expected):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if listed is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    seen = []
+
+    def started(task, num_threads, gpu):
+        seen.append(gpu)
+        return subprocess.Popen([sys.executable, "-S", "-c", ""])
+
+    monkeypatch.setattr(processes, "_started", started)
+    run(concurrent, [task(str(number)) for number in range(6)])
+    assert len(seen) == 6 and set(seen) == set(expected)
+    assert len(set(seen[: len(expected)])) == len(expected)
+
+
+def test_a_process_sees_its_gpu_alone(monkeypatch, tmp_path):
+    environments = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, env, **more: environments.append(env))
+    for gpu in ("3", None):
+        processes._started(task("any", tmp_path=tmp_path / "log"), 1, gpu)
+    assert [env.get("CUDA_VISIBLE_DEVICES") for env in environments] == ["3", os.environ.get("CUDA_VISIBLE_DEVICES")]
+
+
 def test_it_stops_after_failures_only(scripts):
     ended, _ = run(1, [task(str(number), "raise SystemExit(2)") for number in range(6)])
     assert ended == [("0", 2), ("1", 2), ("2", 2)]
@@ -55,8 +89,8 @@ def test_a_signal_stops_running_tasks_and_starts_no_more(scripts, monkeypatch, n
     begun = threading.Event()
     real = processes._started
 
-    def started(one, num_threads):
-        process = real(one, num_threads)
+    def started(one, num_threads, gpu):
+        process = real(one, num_threads, gpu)
         process.stdout.readline()
         begun.set()
         return process
