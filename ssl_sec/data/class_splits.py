@@ -62,7 +62,6 @@ def split_by_class(image_set: ImageSet, num_train_classes: int, split: Literal["
     """
     require_labels(image_set, "training by classes")
     num_classes = len(image_set.class_names)
-    _require_classes(image_set, num_classes, 2, "to split them")
     if not 1 <= num_train_classes < num_classes:
         raise ConfigError(
             f"data.num_train_classes: found {num_train_classes}, must be 1 to {num_classes - 1}: "

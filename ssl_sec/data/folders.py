@@ -125,7 +125,7 @@ def _list_classes(
     paths: list[bytes] = []
     labels: list[int] = []
     for name, files in zip(found, _images_below([folder / name for name in found], root), strict=True):
-        paths += [os.fsencode(os.path.relpath(file, root)) for file in files]
+        paths += [os.fsencode(os.path.relpath(file, root)) for file in sorted(files)]
         labels += [classes[name]] * len(files)
     return paths, labels, tuple(map(_display, classes))
 

@@ -32,6 +32,7 @@ from ssl_sec.exporting.checking import Check
 from ssl_sec.exporting.record import Record
 from ssl_sec.networks.config import TimmConfig
 from ssl_sec.recipes.registry import trainings
+from ssl_sec.recipes.tracking import Checkpoint
 
 if TYPE_CHECKING:
     from ssl_sec.edges.export.hub import HubRepository
@@ -108,7 +109,16 @@ def run_export(config: ExportConfig) -> Exported:
     with destination.filled(config.overwrite) as folder:
         form.write(exportable, images, folder)
         check = check_export(form, exportable, images, folder)
-        card = model_card(run, probes, form, exportable, check, license=config.license, hub_name=destination.hub_name)
+        card = model_card(
+            run,
+            probes,
+            form,
+            exportable,
+            check,
+            checkpoint=config.checkpoint,
+            license=config.license,
+            hub_name=destination.hub_name,
+        )
         (folder / "README.md").write_text(card, encoding="utf-8")
         for path in folder.iterdir():  # safetensors makes its files readable for their owner only
             shutil.copymode(folder / "README.md", path)
@@ -157,22 +167,22 @@ def _record(source: FoundNetwork, config: ExportConfig) -> tuple[Run, list[Run] 
     run_id, folder = source.run_id, source.folder
     if folder is None:
         assert source.archive is not None and run_id is not None
-        return _with_probes(source.archive.client, run_id)
+        return _with_probes(source.archive.client, run_id, config.checkpoint)
     if run_id is not None:
         try:
             tracking = replace(beside(folder.location, config.tracking), experiment=None)
             store = RunArchive.open(tracking, config.output_dir)
             with store_errors(store.client.tracking_uri):
-                return Patience(ANSWER_S).call(lambda: _with_probes(store.client, run_id))
+                return Patience(ANSWER_S).call(lambda: _with_probes(store.client, run_id, config.checkpoint))
         except UserError as error:
             logger.warning("%s; the model card has only what is in %s", first_line(error), folder.location)
     return run_record(folder, source.config.data.title), None
 
 
-def _with_probes(client: MlflowClient, run_id: str) -> tuple[Run, list[Run]]:
+def _with_probes(client: MlflowClient, run_id: str, checkpoint: Checkpoint) -> tuple[Run, list[Run]]:
     with store_errors(client.tracking_uri):
         run = client.get_run(run_id)
-        return run, child_probes(client, run.data.tags.get("recipe", "")).get(run_id, [])
+        return run, child_probes(client, run.data.tags.get("recipe", ""), checkpoint).get(run_id, [])
 
 
 def _some_images(image_set: ImageSet) -> Float[Tensor, "batch channels height width"]:

@@ -21,6 +21,7 @@ from ssl_sec.exporting import Exportable, Format, versions
 from ssl_sec.exporting.checking import Check
 from ssl_sec.metrics import known_metrics
 from ssl_sec.recipes.registry import RECIPES
+from ssl_sec.recipes.tracking import Checkpoint
 
 _RECIPE_KEYS = (
     "recipe",
@@ -46,6 +47,7 @@ def model_card(
     exportable: Exportable,
     check: Check,
     *,
+    checkpoint: Checkpoint = "last",
     license: str | None = None,
     hub_name: str | None = None,
 ) -> str:
@@ -53,10 +55,11 @@ def model_card(
 
     Args:
         run: the training run.
-        probes: probes of its encoder, newest first; None if they are unknown.
+        probes: probes of this encoder, newest first; None if they are unknown.
         form: format of the files.
         exportable: the encoder.
         check: check of the files.
+        checkpoint: the checkpoint whose weights the files have.
         license: license of the weights, by the Hub's name for it; None if it is not known.
         hub_name: owner and name of the repository that the files are pushed to; None for a folder.
     """
@@ -71,7 +74,7 @@ def model_card(
         "pipeline_tag": "image-feature-extraction",
         "tags": [*recipe.hub_tags, "image-feature-extraction", form.name],
         **({"datasets": list(dict.fromkeys(data.name.partition("/")[0] for data in inputs))} if inputs else {}),
-        **({"metrics": ["accuracy"]} if probes or "val/knn_top1" in run.data.metrics else {}),
+        **({"metrics": ["accuracy"]} if probes or "val/knn_top1" in _own_metrics(run, checkpoint) else {}),
     }
     parts = [
         f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---",
@@ -86,7 +89,7 @@ def model_card(
         f"In this folder, with `images` as {'a numpy array' if form.takes_numpy else 'a torch tensor'}:",
         f"```python\n{form.loading(exportable)}\n{form.use(exportable)}\n```",
         "## Results",
-        _results(run, probes),
+        _results(run, probes, checkpoint),
         "## Check of this export",
         f"Loaded by the code above in a process without the package that trained it, with {check.num_images} images of "
         "its data at once and with one alone: the output differs from the trained network's by at most "
@@ -102,6 +105,7 @@ def model_card(
             {
                 "MLflow run": run.info.run_id,
                 "run name": run.info.run_name,
+                **({} if checkpoint == "last" else {"checkpoint": checkpoint}),
                 "seed": parameters.get("seed", "unknown"),
                 "commit": tags.get(MLFLOW_GIT_COMMIT, "unknown"),
                 "code changed since the commit": tags.get(DIRTY_TAG, "unknown"),
@@ -130,10 +134,9 @@ def _preparation(exportable: Exportable) -> str:
     )
 
 
-def _results(run: Run, probes: Sequence[Run] | None) -> str:
-    own = {
-        key: value for key, value in run.data.metrics.items() if not key.startswith("probe")
-    }  # copied from its probes
+def _results(run: Run, probes: Sequence[Run] | None, checkpoint: Checkpoint) -> str:
+    # Metrics of probes are copied from its probes.
+    own = {key: value for key, value in _own_metrics(run, checkpoint).items() if not key.startswith("probe")}
     rows = [(described_measurement(run, name), *row) for name, *row in _metric_rows(own)]
     for probe in newest_of_each_protocol(probes or ()):
         rows += [(described_probe(probe), *row) for _, *row in _metric_rows(probe.data.metrics)]
@@ -144,6 +147,11 @@ def _results(run: Run, probes: Sequence[Run] | None) -> str:
     if not rows:
         return f"{remark}Not evaluated."
     return f"{remark}The last value of each metric:\n\n{_table(('measured by', 'metric', 'value'), rows)}"
+
+
+def _own_metrics(run: Run, checkpoint: Checkpoint) -> Mapping[str, float]:
+    """The last metrics of a training, which are those of its last weights."""
+    return run.data.metrics if checkpoint == "last" else {}
 
 
 def _metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str, str]]:

@@ -22,6 +22,7 @@ from ssl_sec.edges.tracking.registry import source_run_id
 from ssl_sec.edges.tracking.store import all_pages, quoted
 from ssl_sec.recipes.probing.config import ProbeConfig, ProbedRun, ProbeJobConfig
 from ssl_sec.recipes.registry import LABEL_FREE_SCORES, SCORES
+from ssl_sec.recipes.tracking import Checkpoint
 from ssl_sec.settings import to_values
 
 # The alias of the best encoder; MLflow itself provides `latest`.
@@ -52,13 +53,20 @@ def model_name(recipe: str) -> str:
     return f"{recipe}-encoder"
 
 
-def child_probes(client: MlflowClient, recipe: str) -> dict[str, list[Run]]:
-    """The finished probes of a recipe's last encoders, newest first, by the id of the run that they probed."""
+def child_probes(client: MlflowClient, recipe: str, checkpoint: Checkpoint = "last") -> dict[str, list[Run]]:
+    """The finished probes of a recipe's encoders, newest first, by the id of the run that they probed.
+
+    Args:
+        client: client of the store.
+        recipe: name of the recipe.
+        checkpoint: the checkpoint that was probed, as the user gave it.
+    """
     experiments = [str(experiment.experiment_id) for experiment in client.search_experiments()]
     finished = f"tags.job = 'probe' AND tags.recipe = {quoted(recipe)} AND attributes.status = 'FINISHED'"
     probes: dict[str, list[Run]] = {}
     for run in all_pages(lambda token: client.search_runs(experiments, finished, page_token=token)):
-        if MLFLOW_PARENT_RUN_ID in run.data.tags and CHECKPOINT_TAG not in run.data.tags:
+        of_checkpoint = run.data.tags.get(CHECKPOINT_TAG, "last")
+        if MLFLOW_PARENT_RUN_ID in run.data.tags and of_checkpoint == str(checkpoint):
             probes.setdefault(run.data.tags[MLFLOW_PARENT_RUN_ID], []).append(run)
     return probes
 

@@ -90,5 +90,5 @@ def test_frames_of_videos(root):
     told = line(lambda: frames_of_videos(["cy"], root, "l.txt"))
     assert told.startswith(f"{root}/cy: no images in it or below it; allowed: .bmp")
     told = line(lambda: frames_of_videos(["ann/a_1.jpg"], root, "l.txt"), MissingDataError)
-    assert told.startswith(f"{root}/ann/a_1.jpg: no such folder")
+    assert told.startswith(f"{root}/ann/a_1.jpg: is a file, must be a folder")
     line(lambda: frames_of_videos(["ann"], root / "none", "l.txt"), MissingDataError)

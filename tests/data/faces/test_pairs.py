@@ -255,7 +255,7 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path):
     table, root = write_table(tmp_path)
     outside = write_folder(tmp_path / "outside", {"1.png": plain(1)})
     (root / "Dee").symlink_to(outside)
-    assert f"Dee: leads out of {root}; copy the file into it" in line(lambda: open_pair_table(table, root))
+    assert f"{outside} and leads out of {root}; copy the file into it" in line(lambda: open_pair_table(table, root))
 
 
 def test_people_of_the_pairs_are_left_out_of_the_training_set(tmp_path):

@@ -108,6 +108,20 @@ def test_a_probe_of_a_checkpoint_is_its_own_and_ranks_no_run(trained, by):
     probed = load_file(root / "digits" / f"of-{by}" / "encoder.safetensors")
     assert all(torch.equal(probed[name], value) for name, value in weights_at(trained, best).items())
     assert not any(name.startswith("probe") for name in client.get_run(trained.run_id).data.metrics)
+    cards = {}
+    for checkpoint in ("best", "last"):
+        out = root / f"exported-{checkpoint}-{by}"
+        jobs.export(
+            [f"run={run}", f"output_dir={root}", f"checkpoint={checkpoint}", "format=safetensors", f"output={out}"]
+        )
+        cards[checkpoint] = (out / "README.md").read_text()
+    of_probe, of_training, of_best = (
+        f"probe {probe.info.run_id[:8]} on digits",
+        "training on digits",
+        "| checkpoint | best |",
+    )
+    assert of_probe in cards["best"] and of_best in cards["best"] and of_training not in cards["best"]
+    assert of_training in cards["last"] and of_probe not in cards["last"] and of_best not in cards["last"]
     archive = RunArchive.open(TrackingConfig(uri=trained.uri), root)
     assert [each.name for each in archive.finished("digits")] == ["it"]
 
