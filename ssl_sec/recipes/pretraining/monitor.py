@@ -181,7 +181,10 @@ def _open_labelled(data: DataConfig, image_shape: tuple[int, int, int], device: 
     require_labels(image_set, "monitor.data")
     if image_set.image_shape != image_shape:
         found, allowed = (" x ".join(map(str, shape)) for shape in (image_set.image_shape, image_shape))
+        channels, height, width = image_shape
+        converts = f"; monitor.data.image_size_px={height} monitor.data.num_channels={channels} converts them"
         raise ConfigError(
             f"monitor.data: found {image_set.name}, images of {found}, must have the shape of the run's own, {allowed}"
+            + (converts if height == width and hasattr(data, "image_size_px") else "")
         )
     return image_set
