@@ -11,10 +11,8 @@ import torch
 from PIL import Image
 
 from benchmarks import (
-    accuracy,
     communication,
     evaluation,
-    finetuning,
     growth,
     launchers,
     loader,
@@ -24,6 +22,7 @@ from benchmarks import (
     simclr,
     throughput,
 )
+from benchmarks.accuracy import finetuning, pretraining
 from tests.data.files import encode, write_parquet
 from tests.fakes import FakeClock
 from tests.jobs import pretrain
@@ -262,8 +261,8 @@ def test_accuracies_are_measured_side_by_side_and_a_second_call_only_adds_seeds(
     options = ["--images", "32", "--epochs", "1", "--width", "0.0625", "--batch", "8", "--seeds"]
     found = []
     for seeds in (["3"], ["3", "4"]):
-        monkeypatch.setattr(sys, "argv", ["accuracy", "--data", str(tmp_path), *options, *seeds])
-        accuracy.main()
+        monkeypatch.setattr(sys, "argv", ["pretraining", "--data", str(tmp_path), *options, *seeds])
+        pretraining.main()
         found.append(json.loads((tmp_path / "accuracy-cpu.json").read_text())["runs"])
     assert [(row["name"], row["seed"]) for row in found[1]] == [(n, s) for s in (3, 4) for n in ("ours", "lightly")]
     assert found[1][:2] == found[0]

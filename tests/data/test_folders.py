@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ import torch
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.folders import open_folder
-from ssl_sec.data.image_set import EncodedImages
+from ssl_sec.data.image_set import EncodedImages, require_labels
 from ssl_sec.errors import MissingDataError
 from tests.data.files import plain, write_folder
 from tests.data.test_image_set import values
@@ -95,3 +96,53 @@ def test_a_link_to_itself_is_an_image_that_cannot_be_read(tmp_path, resident_lim
     images = open_folder("train", tmp_path, replace(decoding, on_bad_image="skip"))
     read = images.read(torch.arange(len(images)))
     assert values(read) == ([1, 3] if resident_limit_mib else [1, 1, 3]) and images.num_bad_images == 1
+
+
+def test_images_of_other_formats_are_left_out_with_a_warning(tmp_path, caplog):
+    photos = {f"train/{name}/{number}.png": plain(1) for name in ("cat", "dog") for number in (1, 2)}
+    write_folder(tmp_path, {**photos, "train/cat/b.HEIC": b"", "train/dog/a.avif": b"", "train/dog/notes.txt": b""})
+    assert len(open_folder("train", tmp_path)) == 4
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}: 2 images of formats that are not read are left out, first: train/cat/b.HEIC; "
+        "convert them to JPEG, PNG or WebP"
+    ]
+    write_folder(tmp_path / "phone", {"1.HEIC": b"", "2.HEIC": b""})
+    message = line(lambda: open_folder("train", tmp_path / "phone"))
+    assert message.startswith(f"{tmp_path}/phone: no images in it or below it but 2 of other formats, as 1.HEIC; ")
+
+
+def test_an_image_beside_folders_of_images_takes_their_labels_with_a_warning(tmp_path, caplog):
+    write_folder(tmp_path, {"train/cat/1.png": plain(1), "train/dog/2.png": plain(2), "train/3.png": plain(3)})
+    assert open_folder("train", tmp_path).class_names == ()
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        f"{tmp_path}/train: the folders are not taken as classes, since 1 images are beside them, first: 3.png;"
+    )
+    caplog.clear()
+    assert open_folder("train", tmp_path, labels=False).class_names == () and not caplog.records
+
+
+def test_one_class_is_refused_where_labels_are_needed(tmp_path):
+    write_folder(tmp_path, {"train/cat/1.png": plain(1), "train/cat/2.png": plain(2)})
+    message = line(lambda: require_labels(open_folder("train", tmp_path), "a linear probe"))
+    assert message == "folder/train: found one class, cat; a linear probe needs two or more"
+
+
+def test_a_link_that_leads_out_names_its_target(tmp_path):
+    photo, gone = tmp_path / "photo.png", tmp_path / "gone.png"
+    photo.write_bytes(plain(1))
+    for target, found in ((photo, str(photo)), (gone, f"{gone}, which is not there")):
+        root = tmp_path / f"of {target.stem}"
+        root.mkdir()
+        (root / "1.png").symlink_to(target)
+        message = line(lambda root=root: open_folder("train", root))
+        assert message == f"{root}/1.png: is a link to {found} and leads out of {root}; copy the file into it"
+
+
+def test_a_folder_that_cannot_be_entered_is_one_line(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", refuse)  # root may enter every folder
+    message = line(lambda: open_folder("train", tmp_path))
+    assert message.startswith(f"{tmp_path}: cannot be read: [Errno 13] Permission denied: ")

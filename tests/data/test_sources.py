@@ -3,7 +3,6 @@ import logging
 import os
 import pickle
 from dataclasses import replace
-from pathlib import Path
 from urllib.error import URLError
 
 import numpy as np
@@ -17,7 +16,7 @@ from ssl_sec.data.config import MNISTConfig
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.folders import open_folder
-from ssl_sec.data.image_set import UNLABELLED, EncodedImages, ResidentImages, require_labels
+from ssl_sec.data.image_set import UNLABELLED, EncodedImages, ResidentImages
 from ssl_sec.data.parquet.opening import open_parquet
 from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits, open_mnist
 from ssl_sec.data.stores import limit_images
@@ -243,56 +242,6 @@ def test_any_tree_of_images_without_labels(tmp_path, tree, resident_limit_mib):
         "folder/train: 3 images without labels found; training by classes needs the class of each image: give "
         "labelled images, or data.labels=true if the folders are classes"
     )
-
-
-def test_images_of_other_formats_are_left_out_with_a_warning(tmp_path, caplog):
-    photos = {f"train/{name}/{number}.png": plain(1) for name in ("cat", "dog") for number in (1, 2)}
-    write_folder(tmp_path, {**photos, "train/cat/b.HEIC": b"", "train/dog/a.avif": b"", "train/dog/notes.txt": b""})
-    assert len(open_folder("train", tmp_path)) == 4
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path}: 2 images of formats that are not read are left out, first: train/cat/b.HEIC; "
-        "convert them to JPEG, PNG or WebP"
-    ]
-    write_folder(tmp_path / "phone", {"1.HEIC": b"", "2.HEIC": b""})
-    message = line(lambda: open_folder("train", tmp_path / "phone"))
-    assert message.startswith(f"{tmp_path}/phone: no images in it or below it but 2 of other formats, as 1.HEIC; ")
-
-
-def test_an_image_beside_folders_of_images_takes_their_labels_with_a_warning(tmp_path, caplog):
-    write_folder(tmp_path, {"train/cat/1.png": plain(1), "train/dog/2.png": plain(2), "train/3.png": plain(3)})
-    assert open_folder("train", tmp_path).class_names == ()
-    (record,) = caplog.records
-    assert record.getMessage().startswith(
-        f"{tmp_path}/train: the folders are not taken as classes, since 1 images are beside them, first: 3.png;"
-    )
-    caplog.clear()
-    assert open_folder("train", tmp_path, labels=False).class_names == () and not caplog.records
-
-
-def test_one_class_is_refused_where_labels_are_needed(tmp_path):
-    write_folder(tmp_path, {"train/cat/1.png": plain(1), "train/cat/2.png": plain(2)})
-    message = line(lambda: require_labels(open_folder("train", tmp_path), "a linear probe"))
-    assert message == "folder/train: found one class, cat; a linear probe needs two or more"
-
-
-def test_a_link_that_leads_out_names_its_target(tmp_path):
-    photo, gone = tmp_path / "photo.png", tmp_path / "gone.png"
-    photo.write_bytes(plain(1))
-    for target, found in ((photo, str(photo)), (gone, f"{gone}, which is not there")):
-        root = tmp_path / f"of {target.stem}"
-        root.mkdir()
-        (root / "1.png").symlink_to(target)
-        message = line(lambda root=root: open_folder("train", root))
-        assert message == f"{root}/1.png: is a link to {found} and leads out of {root}; copy the file into it"
-
-
-def test_a_folder_that_cannot_be_entered_is_one_line(tmp_path, monkeypatch):
-    def refuse(path):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "is_dir", refuse)  # root may enter every folder
-    message = line(lambda: open_folder("train", tmp_path))
-    assert message.startswith(f"{tmp_path}: cannot be read: [Errno 13] Permission denied: ")
 
 
 def test_labels_of_folders_can_be_ignored_or_required(tmp_path):

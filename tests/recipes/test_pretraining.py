@@ -228,7 +228,7 @@ def test_labels_of_another_set_rank_the_encoders_of_images_without_labels(tmp_pa
         (
             {"image_size_px": 12, "labels": True},
             ConfigError,
-            "must have the shape of the run's own, 1 x 8 x 8; monitor.data.image_size_px=8 monitor.data.num_channels=1 ",
+            "must have the shape of the run's own, 1 x 8 x 8; monitor.data.image_size_px=8 monitor.data.",
         ),
     ],
 )

@@ -138,8 +138,8 @@ def test_parts_of_checkpoints_that_worker_0_skips_are_not_uploaded(bucket: Bucke
     for step in range(1, 7):
         rows = {'["templates"]': HeldRows(torch.zeros(3, 2), 0)}, {'["templates"]': HeldRows(torch.ones(3, 2), 3)}
         uploads[1].offer_part(step, save_part(tmp_path / "1", step, rows[1]))
-        save_part(tmp_path / "0", step, rows[0])
-        uploads[0].offer(save_checkpoint(tmp_path / "0", step, {"num_classes": 6}, keep_last=9))
+        parts = [save_part(tmp_path / "0", step, rows[0]).name]
+        uploads[0].offer(save_checkpoint(tmp_path / "0", step, {"num_classes": 6}, keep_last=9, parts=parts))
     may_upload.set()
     for each in uploads:
         each.close()
@@ -160,7 +160,7 @@ def test_the_parts_of_all_workers_make_one_checkpoint(bucket: Bucket, tmp_path: 
         if rank:
             uploads[1].offer_part(1, part)
         else:
-            uploads[0].offer(save_checkpoint(folder, 1, {"num_classes": 6}, keep_last=1))
+            uploads[0].offer(save_checkpoint(folder, 1, {"num_classes": 6}, keep_last=1, parts=[part.name]))
     for each in uploads:
         each.close()
     assert sorted(bucket.files()) == [
@@ -178,8 +178,8 @@ def test_the_parts_of_all_workers_make_one_checkpoint(bucket: Bucket, tmp_path: 
 def test_a_missing_part_is_named(bucket: Bucket, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(module, "_PARTS_WITHIN_S", 0.0)
     uploads = CheckpointUpload(bucket, Workers(rank=0, world_size=2, start="now"), keep_last=1)
-    save_part(tmp_path / "here", 1, {'["templates"]': HeldRows(torch.zeros(3, 2), 0)})
-    uploads.offer(save_checkpoint(tmp_path / "here", 1, {"num_classes": 6}, keep_last=1))
+    part = save_part(tmp_path / "here", 1, {'["templates"]': HeldRows(torch.zeros(3, 2), 0)})
+    uploads.offer(save_checkpoint(tmp_path / "here", 1, {"num_classes": 6}, keep_last=1, parts=[part.name]))
     with pytest.raises(StorageError, match="worker 1 has not uploaded its part"):
         uploads.close()
     assert whole_checkpoints(bucket.files()) == []

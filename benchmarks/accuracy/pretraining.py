@@ -1,6 +1,6 @@
 """Pretrains by our recipe and by lightly's parts, from the same weights on the same images, and probes both encoders.
 
-    OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= python -m benchmarks.accuracy --data cifar10
+    OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= python -m benchmarks.accuracy.pretraining --data cifar10
 
 NT-Xent at the rate of SEC's recipe, with a cosine over the steps. Of lightly are the transform on PIL images and
 NT-Xent; torch's DataLoader shuffles the images, and torch's SGD also decays biases and batch norm. Both probes are
@@ -46,7 +46,7 @@ SHOWN = ("probe/top1", "probe/top5", "probe/knn_top1", "seconds")
 
 def main() -> None:
     """Runs what the results do not have yet, prints the table and writes the results."""
-    parser = make_parser("accuracy", __doc__)
+    parser = make_parser("accuracy.pretraining", __doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder with train.parquet and test.parquet")
     parser.add_argument("--images", type=int, default=15_000, help="number of training images, balanced by class")
     parser.add_argument("--epochs", type=int, default=10)

@@ -1,6 +1,6 @@
 """Fine-tunes an encoder on a share of the labels: ours, and a loop of timm's parts as in its training script.
 
-    OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= python -m benchmarks.finetuning --run runs/cifar10_cpu/wide --data cifar10
+    OMP_NUM_THREADS=1 python -m benchmarks.accuracy.finetuning --run runs/cifar10_cpu/wide --data cifar10
 
 The encoder is a ResNet of its full width with the ImageNet stem, which timm can build. Both start from its weights and
 train on the same images, all weights, by SGD with Nesterov's momentum and a cosine over the steps, on random crops and
@@ -36,7 +36,7 @@ NAMES = ("ours", "timm")
 
 def main() -> None:
     """Measures both, prints the table and writes the results."""
-    parser = make_parser("finetuning", __doc__)
+    parser = make_parser("accuracy.finetuning", __doc__)
     parser.add_argument("--run", type=Path, required=True, help="folder of the run whose encoder is fine-tuned")
     parser.add_argument("--data", type=Path, required=True, help="folder with train.parquet and test.parquet")
     parser.add_argument("--size", type=int, default=32, help="side of the images, pixels")
