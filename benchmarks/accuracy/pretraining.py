@@ -80,23 +80,23 @@ def measure(name: str, config: PretrainConfig) -> dict[str, float]:
     if choose_device().type == "cpu":
         keep_freed_memory()  # as a worker does
     torch.manual_seed(config.seed)  # lightly draws from torch's generator; ours has its own
+    splits = open_splits(config.data, config.probe)
     begun = time.perf_counter()
-    encoder = (pretrain if name == "ours" else pretrain_by_lightly)(config)
+    encoder = pretrain(config, splits[0].image_shape) if name == "ours" else pretrain_by_lightly(config)
     seconds = time.perf_counter() - begun
     runtime = QuietRuntime(choose_device())
-    computation = config.runtime.on(runtime.device)
-    found = linear_evaluation(encoder, *open_splits(config.data, config.probe), config.probe, computation, runtime)
+    found = linear_evaluation(encoder, *splits, config.probe, config.runtime.on(runtime.device), runtime)
     return {"seconds": seconds, **found.metrics()}
 
 
-def pretrain(config: PretrainConfig) -> nn.Module:
+def pretrain(config: PretrainConfig, image_shape: tuple[int, int, int]) -> nn.Module:
     """Pretrains as `jobs.pretrain` does in one process; returns the encoder."""
     runtime = QuietRuntime(choose_device())
     with tempfile.TemporaryDirectory() as path:
         store = TemporaryStore(Path(path))
         run(config, runtime, store)
-        channels, height, _ = config.data.open("train").image_shape
-        return replace(config.encoder, weights=str(store.encoder_path)).build(channels, height).to(runtime.device)
+        encoder = replace(config.encoder, weights=str(store.encoder_path)).build(*image_shape[:2])
+        return encoder.to(runtime.device)
 
 
 def pretrain_by_lightly(config: PretrainConfig) -> nn.Module:
@@ -106,10 +106,8 @@ def pretrain_by_lightly(config: PretrainConfig) -> nn.Module:
     device, images = choose_device(), config.data.open("train")
     assert isinstance(images, ResidentImages)
     recipe = build_recipe(config, images, QuietRuntime(device))  # for its network and its schedule
-    network, loss = (
-        nn.Sequential(recipe.encoder, recipe.head).train(),
-        NTXentLoss(to_values(config.loss)["temperature"]),
-    )
+    network = nn.Sequential(recipe.encoder, recipe.head).train()
+    loss = NTXentLoss(to_values(config.loss)["temperature"])
     optimiser = torch.optim.SGD(
         network.parameters(), lr=0.0, momentum=config.optimiser.momentum, weight_decay=config.optimiser.weight_decay
     )

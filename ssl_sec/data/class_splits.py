@@ -41,7 +41,7 @@ def own_classes(image_set: ImageSet) -> ImageSet:
     """The same images with only the classes that have images, numbered from 0.
 
     Raises:
-        DataError: the images have no labels.
+        DataError: the images have no labels or only one class.
     """
     require_labels(image_set, "training by classes")
     present = image_set.labels.unique()

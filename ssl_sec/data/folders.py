@@ -72,7 +72,8 @@ def open_folder(
         if labels:
             paths, numbers, class_names = _list_classes(root, train, held_out, split, shared_classes)
         else:
-            paths = [os.fsencode(os.path.relpath(path, root)) for path in _images_below([folder], root)[0]]
+            files = sorted(_images_below([folder], root)[0], key=os.fsencode)
+            paths = [os.fsencode(os.path.relpath(path, root)) for path in files]
             numbers, class_names = [UNLABELLED] * len(paths), ()
     except DataError:
         raise
@@ -156,11 +157,11 @@ def _class_folders(folder: Path, root: Path) -> list[str]:
 
 
 def _images_below(folders: Sequence[Path], root: Path) -> list[list[str]]:
-    """Paths of the images in each folder and all folders below it, in the order of their names."""
+    """Paths of the images in each folder and all folders below it, in no order."""
     unread: list[str] = []
     every: list[list[str]] = []
     for folder in folders:
-        every.append(sorted(_find_images(folder, root, unread), key=os.fsencode))
+        every.append(_find_images(folder, root, unread))
         if not every[-1]:
             raise DataError(f"{_no_images(folder, unread)}; {_LAYOUT}")
     _warn_of_unread(root, unread)

@@ -138,8 +138,11 @@ class FailureWatch(UserCallback):
         deadline = time.monotonic() + _GRACE_S
         while True:
             logged = {failure["pid"] for failure in self._folder.failures()}
-            silent = {rank for rank, pid in group.items() if rank not in failed and pid not in logged}
-            silent = {rank for rank in silent if self._crash_signal(rank) is None}
+            silent = {
+                rank
+                for rank, pid in group.items()
+                if rank not in failed and pid not in logged and self._crash_signal(rank) is None
+            }
             if not silent or time.monotonic() > deadline:
                 return silent
             time.sleep(0.1)

@@ -77,10 +77,8 @@ def _total(nodes: Nodes, kind: str) -> int:
 
 def _room(nodes: Nodes, cpus: int, use_gpu: bool) -> int:
     """How many workers with this number of CPUs, and a GPU, the nodes have room for."""
-    return sum(
-        min(int(node.get("CPU", 0)) // cpus, int(node.get("GPU", 0)) if use_gpu else int(node.get("CPU", 0)))
-        for node in nodes
-    )
+    by_cpus = [int(node.get("CPU", 0)) // cpus for node in nodes]
+    return sum(map(min, by_cpus, (int(node.get("GPU", 0)) for node in nodes))) if use_gpu else sum(by_cpus)
 
 
 def _most_cpus(nodes: Nodes, workers: int, use_gpu: bool) -> int:
