@@ -23,8 +23,9 @@ from ssl_sec.edges.run.driver import run_training
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.registry import FACE
 from ssl_sec.settings import from_values
-from ssl_sec.training.checkpoint import load_checkpoint, newest_checkpoint
+from ssl_sec.training.checkpoint import load_checkpoint
 from ssl_sec.training.config import LocalConfig
+from ssl_sec.training.resuming import newest_checkpoint
 from tests.data.files import write_digit_pairs
 from tests.edges.conftest import QUICK_FACE
 from tests.edges.run.faulty import Once, figures, folder_of, steps_so_far

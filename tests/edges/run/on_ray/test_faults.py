@@ -22,7 +22,8 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.errors import Stopped, StorageError, UserError
 from ssl_sec.recipes.registry import PRETRAIN
-from ssl_sec.training.checkpoint import load_checkpoint, newest_checkpoint
+from ssl_sec.training.checkpoint import load_checkpoint
+from ssl_sec.training.resuming import newest_checkpoint
 from tests.edges.run.faulty import RUN, Once, config_of, figures, folder_of, in_one_process, messages, steps_so_far
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
