@@ -99,4 +99,5 @@ class SmallStudy:
 SMALL_STUDIES: Mapping[str, SmallStudy] = {
     "when_cpu": SmallStudy(seeds=(0, 1, 2)),
     "sec_cpu": SmallStudy(points=("loss=dcl",), seeds=tuple(range(8))),
+    "temperature_cpu": SmallStudy(seeds=tuple(range(5))),
 }
