@@ -14,6 +14,7 @@ import torch
 
 from benchmarks import evaluation, growth, measure, options, throughput
 from benchmarks.campaign import outcomes
+from benchmarks.campaign.recipes import TUNED
 from benchmarks.campaign.running import Part
 from benchmarks.campaign.scale import FULL, TINY, Scale
 from benchmarks.campaign.sheet import Plan, Sheet
@@ -63,6 +64,7 @@ def list_parts(plan: Plan) -> list[Part]:
         *list_small_parts(scale),
         *runs("resnet18", ("ntxent", "sec"), scale.seeds),
         *runs("resnet50", ("ntxent", "sec"), (0,)),
+        *runs("resnet18", tuple(TUNED), (0,)),
         *(part for batch in larger for part in speed(batch)),
         *runs("resnet18", ("sec_ema", "l2reg"), scale.seeds),
         Part(name="views", limit_s=120, measure=lambda sheet: _measure_views(sheet, scale)),

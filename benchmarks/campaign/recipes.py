@@ -16,6 +16,8 @@ TRIALS_PATH = Path(__file__).parent / "trials.json"
 
 EXPERIMENTS = {arm: f"cifar10_{arm}_100" for arm in ("ntxent", "sec", "sec_ema", "l2reg")}
 ENCODERS = ("resnet50", "resnet18")
+# With ResNet-18 alone: settings that others tuned for it.
+TUNED = {arm: f"cifar10_{arm}" for arm in ("ntxent_tuned", "sec_tuned", "dcl_tuned")}
 STUDY = "sec_gpu"
 # The studies with small runs need the place of the images; a campaign has its own images.
 _IMAGES = ("data.train=[train.parquet]", "data.test=[test.parquet]")
@@ -30,10 +32,11 @@ def compose_recipes() -> dict[str, dict[str, Any]]:
     """
     from ssl_sec.edges.composition.compose import compose  # needs Hydra
 
+    chosen = [(encoder, *each) for encoder in ENCODERS for each in EXPERIMENTS.items()]
+    chosen += [("resnet18", *each) for each in TUNED.items()]
     found = {
         f"{encoder}-{arm}": compose("pretrain", [f"experiment={experiment}", f"encoder={encoder}", "runtime=local"])
-        for encoder in ENCODERS
-        for arm, experiment in EXPERIMENTS.items()
+        for encoder, arm, experiment in chosen
     }
     for name, arm in _study_arms():
         found[f"study-{name}"] = compose("pretrain", [*arm.overrides, "runtime=local"])

@@ -28,7 +28,15 @@ ROOT = Path(__file__).parents[2]
 PAGES = ("benchmarks/README.md", "benchmarks/LOG.md", "docs/results.md")
 NOT_YET = "not yet run"
 NETWORKS = {"resnet50": "ResNet-50", "resnet18": "ResNet-18"}
-ARMS = {"ntxent": "NT-Xent", "sec": "NT-Xent + SEC", "sec_ema": "NT-Xent + SEC-EMA", "l2reg": "NT-Xent + L²-reg"}
+ARMS = {
+    "ntxent": "NT-Xent",
+    "sec": "NT-Xent + SEC",
+    "sec_ema": "NT-Xent + SEC-EMA",
+    "l2reg": "NT-Xent + L²-reg",
+    "ntxent_tuned": "NT-Xent, tuned",
+    "sec_tuned": "NT-Xent + SEC, tuned",
+    "dcl_tuned": "DCL, tuned",
+}
 # Images per second at batch 256, and the allowed difference of an accuracy from the paper's, in points.
 GOALS, WITHIN = {"resnet50": 10_000, "resnet18": 35_000}, 0.5
 BATCHES = (256, 1024)

@@ -263,11 +263,12 @@ def test_training_runs_use_the_papers_recipe(tmp_path):
         *("cells-when_cpu", "cells-sec_cpu", "cells-temperature_cpu"),
         *("train-resnet18-ntxent-s0", "train-resnet18-sec-s0"),
     ]
-    assert names[12:16] == [
+    assert names[12:19] == [
         *("train-resnet50-ntxent-s0", "train-resnet50-sec-s0"),
+        *("train-resnet18-ntxent_tuned-s0", "train-resnet18-sec_tuned-s0", "train-resnet18-dcl_tuned-s0"),
         *("speed-resnet50-1024", "speed-resnet18-1024"),
     ]
-    assert sum(name.startswith("train-resnet18-") for name in names) == 12
+    assert sum(name.startswith("train-resnet18-") for name in names) == 15
     studied = names[names.index("evaluation") + 1 :]
     assert studied[:2] == ["search-resnet18-none-0", "search-resnet18-sec-0"]
     assert studied[12:23] == [
