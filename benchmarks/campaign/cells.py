@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.campaign.recipes import list_small_arms, load_trials
 from benchmarks.campaign.scale import SMALL_STUDIES
 from benchmarks.campaign.small import part_name
+from benchmarks.campaign.study import SEARCHED
 from ssl_sec.edges.study.cells import MEANS, KeptCell, KeptCells, metrics_of
 from ssl_sec.edges.study.plan import ArmAt
 from ssl_sec.edges.study.searches import KeptSearches, KeptTrial
@@ -50,7 +51,7 @@ def _kept_trials(
                 name=f"search-{one['trial']}",
                 overrides=[f"{key}={value}" for key, value in values[one["trial"]].items()],
                 values=values[one["trial"]],
-                metric=one["last"]["val/knn_top1"],
+                metric=one["last"][SEARCHED],
                 epoch=round(one["last"]["train/epoch"]),
             ),
         )

@@ -15,7 +15,7 @@ from benchmarks.campaign.cells import keep_cells
 from benchmarks.campaign.recipes import EXPERIMENTS, load_trials
 from benchmarks.campaign.scale import FULL
 from benchmarks.campaign.sheet import COMMITTED
-from benchmarks.campaign.study import LONG, LONG_EPOCHS
+from benchmarks.campaign.study import LONG, LONG_EPOCHS, SEARCHED
 from benchmarks.measure import format_mean
 from ssl_sec.edges.study.cells import KeptCell
 from ssl_sec.edges.study.comparison import Comparison
@@ -243,9 +243,9 @@ def _searched(results: Results, encoder: str, arms: Sequence[str]) -> str:
         names = [name for name in results if re.fullmatch(rf"search-{encoder}-{arm}-\d+", name)]
         trials = [results[name] for name in names if results[name]["state"] == "done"]
         if trials:
-            best = max(trials, key=lambda trial: trial["monitored"][-1][1])
+            best = max(trials, key=lambda trial: trial[SEARCHED])
             values = ", ".join(f"`{key}={best['changes'][key]}`" for key in load_trials()[f"{encoder}-{arm}"][0])
-            shown.append(f"{arm} {values} ({best['monitored'][-1][1]:.2f} % of {len(trials)} trials)")
+            shown.append(f"{arm} {values} ({best[SEARCHED]:.2f} % of {len(trials)} trials)")
     return "; ".join(shown) or NOT_YET
 
 

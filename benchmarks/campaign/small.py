@@ -10,7 +10,7 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import cache
@@ -24,7 +24,7 @@ from benchmarks.campaign.recipes import change, load_recipes, load_trials
 from benchmarks.campaign.running import Part
 from benchmarks.campaign.scale import SMALL_STUDIES, Scale
 from benchmarks.campaign.sheet import COMMITTED, Plan, Sheet
-from benchmarks.campaign.study import SEARCH_SEED, find_best, search_name
+from benchmarks.campaign.study import SEARCH_SEED, SEARCHED, find_best, search_name
 from benchmarks.campaign.training import folders_of, train, train_and_probe
 from benchmarks.measure import describe_environment, describe_error
 from ssl_sec.data.config import FolderConfig, ParquetConfig
@@ -34,8 +34,6 @@ from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.settings import from_values
 
 _PROGRESS_S = 15.0
-# The metric of a search, as in configs/study.
-_SEARCHED = "val/knn_top1"
 # The results of a run that its study's sheet has.
 _KEPT = ("error", "last", "mean", "probe", "minutes", "config")
 # Reports as in the runs on CPUs, which report every 10 steps: means over a run's reports are part of its results.
@@ -138,12 +136,8 @@ def _take_committed(plan: Plan, scale: Scale, study: str, tasks: list[Task]) -> 
     for task in tasks:
         sheet, found = Sheet(plan, task.name), kept.get((task.arm, task.seed, task.trial), {})
         if "last" in found and sheet.read_state() is None and found["config"] == _digest(plan, scale, task):
-            sheet.write("done", **{key: found[key] for key in _KEPT if key in found}, **_monitored(found["last"]))
-
-
-def _monitored(last: Mapping[str, float]) -> dict[str, list[list[float]]]:
-    """The searched metric in the form of a run's results."""
-    return {"monitored": [[last["train/epoch"], last[_SEARCHED]]]} if _SEARCHED in last else {}
+            searched = {SEARCHED: found["last"][SEARCHED]} if SEARCHED in found["last"] else {}
+            sheet.write("done", **{key: found[key] for key in _KEPT if key in found}, **searched)
 
 
 def _changes(plan: Plan, scale: Scale, task: Task) -> dict[str, Any]:

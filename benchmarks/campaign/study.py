@@ -13,6 +13,8 @@ from benchmarks.campaign.sheet import Plan, Sheet
 from benchmarks.campaign.training import train, train_and_probe
 from ssl_sec.errors import Stopped
 
+# What a search maximises, as in configs/study.
+SEARCHED = "val/knn_top1"
 SEARCH_EPOCHS = 20
 SEARCH_SEED = 100
 # For the goal of 90 % by kNN: as long as others' runs of 1 h 39 min on an A100.
@@ -76,7 +78,7 @@ def find_best(plan: Plan, arm: str, num_trials: int) -> tuple[float, dict[str, A
         if sheet.get("state") not in ("done", "failed"):
             raise Stopped(f"{search_name(arm, trial)} has not run yet")
         if sheet["state"] == "done":
-            found.append((sheet["monitored"][-1][1], load_trials()[arm][trial]))
+            found.append((sheet[SEARCHED], load_trials()[arm][trial]))
     if not found:
         raise RuntimeError(f"all trials of {arm} failed")
     return max(found, key=lambda one: one[0])
