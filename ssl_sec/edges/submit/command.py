@@ -23,6 +23,7 @@ examples:
   python -m jobs.submit probe run=<id, name or folder>
   python -m jobs.submit list | status <job> | logs <job> [--follow] | stop <job>
 
+Paths are absolute and those of the nodes: output_dir=/shared/runs (or s3://bucket/runs) data.root=/shared/data.
 A key with several values, separated by commas, makes a sweep: one MLflow run with a child for each point.
 Exit codes: those of the job (0, 2 configuration, 3 data, 4 storage, 1 a bug), 130 if it was stopped."""
 

@@ -45,9 +45,9 @@ _LOG_EVERY_S = 20.0
 class ImageCheck:
     """What was found in the files of a training set.
 
-    Attributes: number of images in the set.
-        num_images: number of images that were checked.
-        num_checked: how many of them were looked at.
+    Attributes:
+        num_images: number of images in the set.
+        num_checked: number of images that were checked.
         num_duplicates: number of checked images with the same bytes as an earlier one.
         num_unreadable: number of images that cannot be decoded.
         duplicates: the first few, each with the image that it repeats.
