@@ -37,6 +37,9 @@ from ssl_sec.edges.run.on_ray.policies import (
     ElasticPolicy,
     ElasticTrainer,
     FailureWatch,
+    TrainingWatch,
+    forget_workers,
+    has_training_workers,
     record_failures,
     recorded_failures,
 )
@@ -110,6 +113,7 @@ def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig, num_fail
         **_link(folder),
         "working_folder": os.getcwd(),
     }
+    watches: list[Any] = [FailureWatch(folder, options.max_failures, num_failures), TrainingWatch(folder)]
     # Ray's detector of NCCL hangs (RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR) is for users to turn on: it is experimental,
     # and needs the program `ncclras`, which PyTorch's packages lack. A hang ends after timeout_s without it.
     common: dict[str, Any] = {
@@ -120,7 +124,7 @@ def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig, num_fail
             name=folder.name,
             storage_path=str(folder.path / "ray"),
             failure_config=FailureConfig(max_failures=-1),  # FailureWatch counts them
-            callbacks=[FailureWatch(folder, options.max_failures, num_failures)],
+            callbacks=watches,
             # FailureWatch logs failures in one line; Ray's log files have the details.
             logging_config=LoggingConfig(log_level="CRITICAL"),
             worker_runtime_env={} if scaling.use_gpu else {"env_vars": ENVIRONMENT},
@@ -153,12 +157,19 @@ def _linked_folder(settings: Mapping[str, Any], rank: int) -> RunFolder:
 
 
 def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | None:
-    """Trains in a thread, so that the main thread handles signals: Ray would abort without a checkpoint."""
+    """Trains in a thread, so that the main thread handles signals: Ray would abort without a checkpoint.
+
+    A stop waits for workers that train, and for no others: the cluster may never have room for them.
+    """
+    forget_workers(folder)
     training = Call(trainer.fit)
     training.start()
     is_short, next_check = False, time.monotonic() + _SHORTAGE_CHECKS_S
     while training.is_alive():
         training.join(0.2)
+        if folder.is_stop_requested() and not has_training_workers(folder) and not _has_ended(folder):
+            folder.write_outcome("stopped")
+            return None
         if time.monotonic() > next_check:
             next_check = time.monotonic() + _SHORTAGE_CHECKS_S
             was_short, shortage = is_short, find_shortage(trainer.scaling_config, node_resources())
@@ -166,6 +177,11 @@ def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | Non
             if shortage is not None and not was_short:
                 folder.log_message("WARNING", f"{shortage}; training continues when there are more")
     return training.error
+
+
+def _has_ended(folder: RunFolder) -> bool:
+    """Whether the workers have ended by themselves; Ray's controller then ends soon."""
+    return folder.outcome() is not None or folder.error() is not None
 
 
 def _died_at_start(failure: BaseException) -> bool:
