@@ -225,13 +225,19 @@ class CheckpointUpload:
                     time.sleep(_PAUSE_S)
                     continue
                 # The run must not continue without checkpoints.
-                self._failure = StorageError(
-                    f"{path.name} cannot be uploaded: {first_line(error)}; it is in {path} on {socket.gethostname()}"
-                )
+                what = "it" if self._is_whole(path) else f"the part of worker {self._workers.rank}"
+                where = f"{what} is in {path} on {socket.gethostname()}"
+                self._failure = StorageError(f"{path.name} cannot be uploaded: {first_line(error)}; {where}")
                 return
             with self._changed:
                 self._waiting.remove(path)
             shutil.rmtree(path, ignore_errors=True)
+
+    def _is_whole(self, path: Path) -> bool:
+        """Whether a waiting checkpoint has no parts of other workers."""
+        with contextlib.suppress(OSError):
+            return self._workers.rank == 0 and len(_listed((path / MANIFEST).read_bytes())) == 1
+        return True
 
     def _asked_for(self) -> Path:
         """The checkpoint that worker 0 asks for; parts of earlier ones, which it has skipped, are removed."""
