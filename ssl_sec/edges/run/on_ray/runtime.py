@@ -100,9 +100,7 @@ def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
             ) from failure
         record_failures(spec.folder, num_failures)
         logger.warning("a worker died while the workers were started; they are started again")
-        # Ray keeps the resources of the dead group until its driver leaves.
-        ray.shutdown()
-        connect(options.address, spec.folder.name)
+        _join_again(options.address, spec.folder.name)
 
 
 def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig, num_failures: int) -> TorchTrainer:
@@ -189,12 +187,27 @@ def _died_at_start(failure: BaseException) -> bool:
     return isinstance(failure, ControllerError) and isinstance(failure.controller_failure, RayActorError)
 
 
-def connect(address: str | None, name: str | None = None) -> None:
+def _join_again(address: str | None, name: str) -> None:
+    """Leaves the cluster and joins it again: Ray keeps the resources of a dead group until its driver leaves.
+
+    One that this process has started ends with that, and is started again with the same resources.
+    """
+    joined, nodes = ray.get_runtime_context().gcs_address, node_resources()
+    ray.shutdown()
+    if _refusal(joined) is None:
+        connect(address or joined, name)
+    else:
+        counts = {f"num_{kind.lower()}s": sum(int(node.get(kind, 0)) for node in nodes) for kind in ("CPU", "GPU")}
+        connect(address, name, **counts)
+
+
+def connect(address: str | None, name: str | None = None, **resources: Any) -> None:
     """Joins a cluster, or starts one on this machine; a second call does nothing.
 
     Args:
         address: address of the cluster; None for the one that `find_cluster` finds, or a new one.
         name: name of this job in Ray's dashboard.
+        resources: number of CPUs and GPUs of a cluster that is started; those of this machine by default.
     """
     if ray.is_initialized():
         return
@@ -214,6 +227,7 @@ def connect(address: str | None, name: str | None = None) -> None:
             # files; the output of a cluster is shown, as it may explain why nothing starts.
             log_to_driver=address is not None,
             job_config=JobConfig(metadata={} if name is None else {"job_name": name}),
+            **(resources if address is None else {}),
         )
 
 
@@ -264,16 +278,22 @@ def _check_listening(address: str | None) -> None:
     Raises:
         ConfigError: if nothing listens at an address of the form host:port.
     """
-    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
-    if not port.isdigit():
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=10).close()
-    except OSError as error:
+    if address is not None and (error := _refusal(address)) is not None:
         raise ConfigError(
             f"runtime.address: no Ray cluster at {address} ({error.strerror or error}); start one with "
             "`ray start --head`, or leave the address out to start Ray here"
         ) from error
+
+
+def _refusal(address: str) -> OSError | None:
+    """Why nothing can be reached at an address of the form host:port; None if something can."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        if port.isdigit():
+            socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        return error
+    return None
 
 
 def _is_preempted() -> bool:
