@@ -207,7 +207,7 @@ def why_not_fused(image_size_px: int, num_channels: int, device: torch.device) -
         return f"the images have {num_channels} channel, and the kernel makes colour images"
     if image_size_px > LARGEST_FUSED_VIEW_PX:
         return f"the views are {image_size_px} pixels wide, and the kernel makes at most {LARGEST_FUSED_VIEW_PX}"
-    return why_no_triton()
+    return why_no_triton(device)
 
 
 class FlipAugmentation(_GlobalBatchAugmentation):

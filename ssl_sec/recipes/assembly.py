@@ -123,6 +123,8 @@ def assemble(
         )
     objective = objective_of(loss, config.constraint.build(), eta, made)
     computation = agreed_computation(config.runtime, runtime.device)
+    if (reason := config.runtime.why_not_compiled(runtime.device)) is not None:
+        log_once(runtime, "the network is not compiled: %s", reason)
     model = _to_device(encoder, head, objective, runtime, computation)
     return Recipe(
         encoder=encoder,

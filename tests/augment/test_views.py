@@ -256,7 +256,8 @@ def test_draws_are_unchanged_without_blur_and_solarisation():
     assert augmentation(grey_probability=0.2).transforms[-1].p == 0.2
 
 
-def test_the_kernel_makes_no_blur_and_no_solarisation():
+def test_the_kernel_makes_no_blur_and_no_solarisation(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     for option in ("blur_probability", "solarise_probability"):
         asked = AugmentConfig(fused=True, **{option: 0.5})
         with pytest.raises(ConfigError, match=r"augment\.fused: found True"):

@@ -16,6 +16,7 @@ from ssl_sec.errors import DataError
 from ssl_sec.recipes import assembly
 from ssl_sec.recipes.pretraining import checking
 from ssl_sec.recipes.pretraining.checking import check, check_images
+from ssl_sec.training.config import LocalConfig
 from ssl_sec.training.recipe import Computation
 from tests.data.files import plain, write_folder, write_parquet
 from tests.data.shards.test_tar import write_tar
@@ -302,3 +303,10 @@ def test_workers_compute_in_one_precision(monkeypatch, given, is_short, expected
     monkeypatch.setattr(assembly, "highest_of_workers", lambda own, device: max(own, is_short))
     found = assembly.agreed_computation(options, torch.device("cpu"))
     assert found == Computation(precision=expected, compiled=True)
+
+
+def test_why_nothing_is_compiled_is_logged_once(monkeypatch, caplog, tmp_path):
+    monkeypatch.setattr(LocalConfig, "why_not_compiled", lambda self, device: "Triton needs gcc or clang")
+    with caplog.at_level(logging.INFO, "ssl_sec"):
+        run(tmp_path, epochs=1)
+    assert caplog.text.count("the network is not compiled: Triton needs gcc or clang") == 1

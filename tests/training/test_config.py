@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from ssl_sec.compilers import why_too_old
 from ssl_sec.errors import ConfigError
 from ssl_sec.settings import from_values
 from ssl_sec.training import config as training_config
@@ -63,7 +64,9 @@ def test_the_rate_warms_up_over_whole_epochs():
 def gpu(monkeypatch):
     """A GPU that computes in bfloat16, on a machine with all that compiles for it."""
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
-    monkeypatch.setattr(training_config, "why_no_triton", lambda: None)
+    monkeypatch.setattr(training_config, "why_no_triton", lambda device: why_too_old(device))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla P100")
     return torch.device("cuda", 0)
 
 
@@ -83,9 +86,23 @@ def test_gpus_without_bfloat16_compute_in_float32(gpu, monkeypatch):
 
 
 def test_nothing_is_compiled_without_a_compiler(gpu, monkeypatch):
-    monkeypatch.setattr(training_config, "why_no_triton", lambda: "Triton is not installed")
+    monkeypatch.setattr(training_config, "why_no_triton", lambda device: "Triton is not installed")
     assert not LocalConfig().on(gpu).compiled
+    assert LocalConfig().why_not_compiled(gpu) == "Triton is not installed"
     assert LocalConfig(compile=True).on(gpu).compiled
+
+
+def test_nothing_is_compiled_for_early_gpus(gpu, monkeypatch):
+    assert LocalConfig().why_not_compiled(gpu) is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 0))
+    reason = "Tesla P100 has compute capability 6.0, and Triton needs 7.0"
+    assert not LocalConfig().on(gpu).compiled
+    assert LocalConfig().why_not_compiled(gpu) == reason
+    assert not LocalConfig(compile=False).on(gpu).compiled
+    assert LocalConfig(compile=False).why_not_compiled(gpu) is None
+    with pytest.raises(ConfigError, match=f"^runtime.compile: found True, but {reason}; allowed here: false, or null$"):
+        LocalConfig(compile=True).on(gpu)
+    assert LocalConfig(compile=True).on(torch.device("cpu")).compiled
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])

@@ -1,10 +1,6 @@
 """Finds the run that a user names by its id, its name, a prefix of one, or its folder."""
 
-import atexit
 import functools
-import os
-import shutil
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -14,6 +10,7 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored import StoredFolder
 from ssl_sec.edges.folder.unfinished import require_finished
 from ssl_sec.edges.storage.bucket import Bucket
+from ssl_sec.edges.storage.copies import new_copy
 from ssl_sec.edges.storage.places import is_remote, local_folder, split_url
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.recipes.registry import RECIPES
@@ -108,9 +105,8 @@ def downloaded(url: str, only: frozenset[str] | None = None) -> RunFolder:
         StorageError: if the storage cannot be used.
     """
     output_dir, recipe, name = split_url(url)
-    copies = local_folder(output_dir, "copies", f"{os.getpid()}-{uuid.uuid4().hex[:8]}")
-    atexit.register(shutil.rmtree, copies, ignore_errors=True)
-    folder = StoredFolder(copies / recipe / name, Bucket(url), copies / "restored")
+    copy = new_copy(output_dir)
+    folder = StoredFolder(copy / recipe / name, Bucket(url), copy / "restored")
     folder.refresh(only)
     return folder
 

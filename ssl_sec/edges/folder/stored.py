@@ -128,11 +128,14 @@ class StoredFolder(RunFolder):
                 logger.warning("%s is not used: it was not uploaded, and another process has held the run since", path)
             return
         upload_run(self.path, self._bucket)
-        output_dir, recipe, name = split_url(self._bucket.url)
-        workers = local_folder(output_dir, "workers").glob(f"*/{recipe}/{name}")
-        holder = text_of(self.path / HOLDER)
-        for folder in (self.path, *(each for each in workers if text_of(each / HOLDER) == holder)):
+        for folder in (self.path, *self._worker_folders(text_of(self.path / HOLDER))):
             upload_left(self._checkpoints, folder / self.checkpoints_path.name)
+
+    def _worker_folders(self, holder: str) -> list[Path]:
+        """The staging folders of workers on this machine, of the process that has chosen this word."""
+        output_dir, recipe, name = split_url(self._bucket.url)
+        folders = local_folder(output_dir, "workers").glob(f"*/{recipe}/{name}")
+        return [folder for folder in sorted(folders) if holder and text_of(folder / HOLDER) == holder]
 
     def take_over(self, holder: str) -> None:
         """Makes the folder that of a new process: like that in the storage, and without earlier checkpoints.
@@ -193,8 +196,9 @@ class StoredFolder(RunFolder):
 
     def find_checkpoint(self) -> Found:
         """The newest whole checkpoint, downloaded to this machine; the same on all workers."""
-        # All workers must resume from one checkpoint, while an upload may just be ending.
-        names = gather_objects(whole_checkpoints(self._checkpoints.files()))[0]
+        # All workers must resume from one checkpoint, while an upload may just be ending. A worker has uploaded what
+        # was left on its machine before it looks, so the newest counts.
+        names = max(gather_objects(whole_checkpoints(self._checkpoints.files())), key=lambda found: found[-1:])
         skipped: list[str] = []
         for name in reversed(names):
             reason = download_checkpoint(self._checkpoints, name, self._restored_path)

@@ -1,14 +1,12 @@
 """What to do about a run that has no trained network yet."""
 
 import re
-import shlex
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from ssl_sec.edges.folder.checkpoints import kept_checkpoints
+from ssl_sec.edges.folder.commands import command_line
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.overrides import assigned
-from ssl_sec.edges.packaging import command
 from ssl_sec.errors import ConfigError
 
 # Status in MLflow -> what is said of the run.
@@ -44,7 +42,7 @@ def unfinished(word: str, status: str, job: str, resumed: str, steps: Collection
         resumed: what `resume` takes for the run.
         steps: steps of the checkpoints whose weights can be had instead.
     """
-    resume = f"{command(job)} {shlex.quote(assigned('resume', resumed))}"
+    resume = command_line(job, "resume", resumed)
     said = _SAID.get(status, _SAID["RUNNING"])
     instead = f", or checkpoint=<steps> with one that it has kept: {', '.join(map(str, steps))}" if steps else ""
     return ConfigError(f"run: found {word!r}, which {said}; allowed: a finished run{instead}; finish it with: {resume}")

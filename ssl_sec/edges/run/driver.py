@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.folder.checkpoints import network_files
+from ssl_sec.edges.folder.commands import replay_command, resume_command
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.finding import find_folder, trained_folder
 from ssl_sec.edges.folder.folder import RunFolder
@@ -22,7 +23,7 @@ from ssl_sec.edges.run.execution import Execution
 from ssl_sec.edges.run.resuming import is_probed, resume_run
 from ssl_sec.edges.run.running import running
 from ssl_sec.edges.run.signals import stopped_by_signals
-from ssl_sec.edges.run.spec import RunSpec, replay_command, resume_command
+from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.run.summary import Finished
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tracking.networks import FoundNetwork, found_network

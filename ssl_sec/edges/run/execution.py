@@ -71,7 +71,8 @@ class Execution:
             if not isinstance(stop, Stopped):
                 reason = "interrupted without saving"
             else:
-                reason = "on request, without saving" if self._is_probe else "on request, after saving"
+                has_saved = not self._is_probe and bool(folder.workers())
+                reason = f"on request, {'after' if has_saved else 'without'} saving"
             raise
         except Exception as error:
             found = error if isinstance(error, UserError) else folder.error() or error

@@ -1,13 +1,10 @@
 """The specification of a run."""
 
-import os
-import shlex
 from dataclasses import dataclass
 
+from ssl_sec.edges.folder.commands import resume_command
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.overrides import assigned
-from ssl_sec.edges.packaging import command
 from ssl_sec.recipes.config import RunConfig
 from ssl_sec.recipes.registry import RecipeRow
 
@@ -37,20 +34,3 @@ class RunSpec:
     def resume_command(self) -> str:
         """The shell command that resumes the run."""
         return resume_command(self.recipe.name, self.folder)
-
-
-def command_line(job: str, key: str, value: str) -> str:
-    """The shell command of a job with one override."""
-    return f"{command(job)} {shlex.quote(assigned(key, value))}"
-
-
-def resume_command(job: str, folder: RunFolder) -> str:
-    """The shell command that resumes the run of a folder."""
-    near = os.path.relpath(folder.path)
-    is_near = folder.location == str(folder.path) and not near.startswith("..")
-    return command_line(job, "resume", near if is_near else folder.location)
-
-
-def replay_command(folder: RunFolder) -> str:
-    """The shell command that uploads what MLflow is missing from a run."""
-    return command_line("replay", "folder", folder.location)

@@ -7,10 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ssl_sec.edges.folder.commands import replay_command
 from ssl_sec.edges.folder.encoder import load_network
 from ssl_sec.edges.folder.record import data_set
 from ssl_sec.edges.patience import ANSWER_S, NoAnswer, Patience
-from ssl_sec.edges.run.spec import RunSpec, replay_command
+from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.tracking.checkpoints import log_checkpoints
 from ssl_sec.edges.tracking.deferred import DeferredRun
 from ssl_sec.edges.tracking.scores import (

@@ -81,12 +81,13 @@ def download_checkpoint(bucket: Bucket, name: str, folder: Path) -> str | None:
         raise StorageError(f"checkpoint {name}: cannot be written to {folder}: {error}") from error
 
 
-def upload_left(bucket: Bucket, folder: Path) -> None:
+def upload_left(bucket: Bucket, folder: Path, log: Callable[[int, str], object] = logger.log) -> None:
     """Uploads the checkpoints that an earlier process of the run could not upload, if they are newer than those stored.
 
     Args:
         bucket: the folder of the run's checkpoints.
         folder: folder of the run's checkpoints on this machine.
+        log: takes the level and the text of messages.
 
     Raises:
         StorageError: if they cannot be uploaded.
@@ -97,9 +98,10 @@ def upload_left(bucket: Bucket, folder: Path) -> None:
             continue
         files = _listed((path / MANIFEST).read_bytes())
         if len(files) > 1:  # of sharded tensors
-            logger.warning("%s was not uploaded, and is not used: only a part of it is in %s", path.name, path)
+            missing = "the parts of the other workers are missing"
+            log(logging.WARNING, f"{path.name} is not used: its upload was interrupted, and {missing}")
             continue
-        logger.info("uploading %s, which could not be uploaded before, from %s", path.name, path)
+        log(logging.INFO, f"uploading {path.name}, which could not be uploaded before, from {path}")
         for name in (*files, MANIFEST):
             bucket.upload(path / name, f"{path.name}/{name}")
 
@@ -223,13 +225,19 @@ class CheckpointUpload:
                     time.sleep(_PAUSE_S)
                     continue
                 # The run must not continue without checkpoints.
-                self._failure = StorageError(
-                    f"{path.name} cannot be uploaded: {first_line(error)}; it is in {path} on {socket.gethostname()}"
-                )
+                what = "it" if self._is_whole(path) else f"the part of worker {self._workers.rank}"
+                where = f"{what} is in {path} on {socket.gethostname()}"
+                self._failure = StorageError(f"{path.name} cannot be uploaded: {first_line(error)}; {where}")
                 return
             with self._changed:
                 self._waiting.remove(path)
             shutil.rmtree(path, ignore_errors=True)
+
+    def _is_whole(self, path: Path) -> bool:
+        """Whether a waiting checkpoint has no parts of other workers."""
+        with contextlib.suppress(OSError):
+            return self._workers.rank == 0 and len(_listed((path / MANIFEST).read_bytes())) == 1
+        return True
 
     def _asked_for(self) -> Path:
         """The checkpoint that worker 0 asks for; parts of earlier ones, which it has skipped, are removed."""

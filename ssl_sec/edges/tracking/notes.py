@@ -3,12 +3,10 @@
 It contains the run's command, data, code, machine and cluster, its end, and the commands that follow it.
 """
 
-import shlex
 from collections.abc import Mapping
 
+from ssl_sec.edges.folder.commands import command_line
 from ssl_sec.edges.masking import masked
-from ssl_sec.edges.overrides import assigned
-from ssl_sec.edges.packaging import command
 from ssl_sec.edges.tracking.provenance import COMMAND_TAG, COMMIT_TAG, DIRTY_TAG, WHERE_TAG
 from ssl_sec.recipes.registry import PROBE, RECIPES
 
@@ -81,4 +79,4 @@ def _next_lines(tags: Mapping[str, str]) -> list[str]:
         return []
     probe = [("probe", PROBE.name, "run")] if recipe.is_probed else []
     commands = [("resume", recipe.name, "resume"), *probe, ("export", "export", "run")]
-    return [f"- {what}: `{command(job)} {shlex.quote(assigned(key, masked(folder)))}`" for what, job, key in commands]
+    return [f"- {what}: `{command_line(job, key, masked(folder))}`" for what, job, key in commands]

@@ -1,7 +1,6 @@
 """Searches MLflow for runs."""
 
 import logging
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -14,14 +13,13 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
+from ssl_sec.edges.folder.commands import replay_command
 from ssl_sec.edges.folder.finding import folder_at, joined_jobs, match_run
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import DIGEST_SUFFIX, WEIGHTS
 from ssl_sec.edges.folder.stored_config import training_config
 from ssl_sec.edges.folder.unfinished import unfinished
 from ssl_sec.edges.masking import masked
-from ssl_sec.edges.overrides import assigned
-from ssl_sec.edges.packaging import command
 from ssl_sec.edges.patience import ANSWER_S, Patience
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.edges.tracking.checkpoints import download_checkpoint
@@ -189,8 +187,7 @@ class RunArchive:
         if folder is not None:
             if folder.run_id is None:
                 raise ConfigError(
-                    f"{key}: {folder.location} is not in MLflow; upload it with: "
-                    f"{command('replay')} {shlex.quote(assigned('folder', folder.location))}"
+                    f"{key}: {folder.location} is not in MLflow; upload it with: {replay_command(folder)}"
                 )
             word = folder.run_id
         pattern = quoted(f"{word}%")

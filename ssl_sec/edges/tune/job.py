@@ -15,7 +15,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import ray
 from ray import tune
 from ray.tune import Callback
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
@@ -27,7 +26,7 @@ from ssl_sec.edges.folder.names import new_name, user_tags
 from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.packaging import command
 from ssl_sec.edges.run.on_ray.runtime import connect
-from ssl_sec.edges.run.on_ray.scaling import node_resources
+from ssl_sec.edges.run.on_ray.scaling import Nodes, node_resources
 from ssl_sec.edges.run.signals import announce_stop, handled
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
@@ -134,7 +133,7 @@ def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial], failures
     progress = _Progress(search, plan)
     state = folder / f"{plan['name']}-ray"
     trainable = tune.with_resources(
-        tune.with_parameters(PretrainingTrial, plan=plan, space=search.space), _resources(tuning)
+        tune.with_parameters(PretrainingTrial, plan=plan, space=search.space), _resources(tuning, node_resources())
     )
     run_config = tune.RunConfig(
         name=state.name,
@@ -247,22 +246,29 @@ def _reason(error: BaseException) -> str:
     return (lines or [repr(error)])[-1].removeprefix("RuntimeError: ")
 
 
-def _resources(tuning: TuneConfig) -> dict[str, float]:
-    """The share of the cluster that a trial gets.
+def _resources(tuning: TuneConfig, nodes: Nodes) -> dict[str, float]:
+    """The share of the cluster that a trial gets, on one of the nodes.
 
     Raises:
-        ConfigError: if the cluster has less.
+        ConfigError: if no node has so much.
     """
-    total = ray.cluster_resources()
-    num_cpus, num_gpus = total.get("CPU", 0.0), total.get("GPU", 0.0)
-    gpus = float(num_gpus > 0) if tuning.gpus_per_trial is None else tuning.gpus_per_trial
-    # Of the node with the fewest CPUs for each GPU: a trial runs on one node.
-    shares = [node.get("CPU", 0.0) * gpus // node["GPU"] for node in node_resources() if node.get("GPU")]
-    share = max(1.0, min(shares)) if gpus and shares else 1.0
+    most_gpus = max(node.get("GPU", 0.0) for node in nodes)
+    gpus = float(most_gpus > 0) if tuning.gpus_per_trial is None else tuning.gpus_per_trial
+    if gpus > most_gpus:
+        raise ConfigError(
+            f"gpus_per_trial: found {gpus:g}, must be at most {most_gpus:g}, the number of GPUs of the largest node"
+        )
+    fit = [node for node in nodes if node.get("GPU", 0.0) >= gpus]
+    # Of the node with the fewest CPUs for each GPU.
+    share = max(1.0, min(node.get("CPU", 0.0) * gpus // node["GPU"] for node in fit)) if gpus else 1.0
     cpus = share if tuning.cpus_per_trial is None else tuning.cpus_per_trial
-    for key, found, there in (("cpus_per_trial", cpus, num_cpus), ("gpus_per_trial", gpus, num_gpus)):
-        if found > there:
-            raise ConfigError(f"{key}: found {found:g}, must be at most {there:g}, which the cluster has")
+    most_cpus = max(node.get("CPU", 0.0) for node in fit)
+    if cpus > most_cpus:
+        with_gpus = f" with {gpus:g} GPU{'s' if gpus > 1 else ''}" if gpus else ""
+        raise ConfigError(
+            f"cpus_per_trial: found {cpus:g}, must be at most {most_cpus:g}, the number of CPUs of the largest node"
+            f"{with_gpus}"
+        )
     return {"cpu": cpus, "gpu": gpus}
 
 

@@ -9,8 +9,9 @@ import mlflow
 import pytest
 from mlflow.entities import Run
 
-from ssl_sec.edges.tune.job import _claimed
-from ssl_sec.errors import StorageError
+from ssl_sec.edges.config.tune import TuneConfig
+from ssl_sec.edges.tune.job import _claimed, _resources
+from ssl_sec.errors import ConfigError, StorageError
 from tests.edges.conftest import QUICK
 
 DRAWS_PICTURES = True
@@ -27,6 +28,50 @@ def test_a_damaged_description_of_a_search_is_one_line(tmp_path: Path):
     (tmp_path / "it.tune.json").write_text('{"tri')
     with pytest.raises(StorageError, match=r"run_name: .*it.tune.json cannot be read: Unterminated .*another name"):
         _claimed(tmp_path / "it.tune.json", {"trials": 2})
+
+
+FOUR_AND_TWO = [{"CPU": 4.0}, {"CPU": 2.0}]
+WITH_GPUS = [{"CPU": 64.0}, {"CPU": 8.0, "GPU": 1.0}, {"CPU": 16.0, "GPU": 4.0}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "expected"),
+    [
+        ({}, FOUR_AND_TWO, {"cpu": 1, "gpu": 0}),
+        ({"cpus_per_trial": 4}, FOUR_AND_TWO, {"cpu": 4, "gpu": 0}),
+        ({}, WITH_GPUS, {"cpu": 4, "gpu": 1}),
+        ({"gpus_per_trial": 0.5}, WITH_GPUS, {"cpu": 2, "gpu": 0.5}),
+        ({"gpus_per_trial": 2}, WITH_GPUS, {"cpu": 8, "gpu": 2}),
+        ({"gpus_per_trial": 0, "cpus_per_trial": 64}, WITH_GPUS, {"cpu": 64, "gpu": 0}),
+    ],
+)
+def test_a_trial_gets_its_share_of_a_node(asked, nodes, expected):
+    assert _resources(TuneConfig(**asked), nodes) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "message"),
+    [
+        (
+            {"cpus_per_trial": 5},
+            FOUR_AND_TWO,
+            "cpus_per_trial: found 5, must be at most 4, the number of CPUs of the largest node",
+        ),
+        (
+            {"cpus_per_trial": 17},
+            WITH_GPUS,
+            "cpus_per_trial: found 17, must be at most 16, the number of CPUs of the largest node with 1 GPU",
+        ),
+        (
+            {"gpus_per_trial": 5},
+            WITH_GPUS,
+            "gpus_per_trial: found 5, must be at most 4, the number of GPUs of the largest node",
+        ),
+    ],
+)
+def test_a_trial_that_no_node_can_hold_is_refused(asked, nodes, message):
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        _resources(TuneConfig(**asked), nodes)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ to the driver's folder; requests to stop or save are sent back the same way.
 """
 
 import contextlib
+import logging
 import shutil
 import threading
 import time
@@ -21,9 +22,11 @@ from ssl_sec.edges.folder.descriptions import about_failure, about_worker
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored import HOLDER, StoredFolder, open_folder
 from ssl_sec.edges.storage.bucket import Bucket
+from ssl_sec.edges.storage.checkpoints import WAITING, upload_left
 from ssl_sec.edges.storage.mirror import Version, versions
 from ssl_sec.edges.storage.places import local_folder, split_url
 from ssl_sec.errors import UserError
+from ssl_sec.files import locked
 
 # Time between two requests to the driver whether to stop or save.
 _ASK_EVERY_S = 0.5
@@ -95,9 +98,28 @@ class WorkerFolder(StoredFolder):
         self._last: Any = None
         self._sending = threading.Lock()
         self._stop_requested, self._save_requested = False, threading.Event()
-        self.take_over((self._bucket.read(HOLDER) or b"").decode())
+        holder = (self._bucket.read(HOLDER) or b"").decode()
+        self._upload_waiting(holder)
+        self.take_over(holder)
         self._sent: dict[str, Version] = versions(self.path)
         threading.Thread(target=self._ask, name="ask-driver", daemon=True).start()
+
+    def _upload_waiting(self, holder: str) -> None:
+        """Uploads the checkpoints that waited for their upload when the workers before these ended.
+
+        A worker of another rank may have been on this machine, so the first worker here does it for all.
+        """
+        output_dir, recipe, name = split_url(self._bucket.url)
+        with locked(local_folder(output_dir, "workers") / f".{recipe}-{name}"):
+            for folder in self._worker_folders(holder):
+                checkpoints = folder / self.checkpoints_path.name
+                if any(checkpoints.glob(f"{WAITING}/*")):
+                    self.flush()  # the metrics before them
+                    upload_left(self._checkpoints, checkpoints, self._log)
+                    shutil.rmtree(checkpoints)
+
+    def _log(self, level: int, message: str) -> None:
+        self._call("log_message", logging.getLevelName(level), message)
 
     def append_record(self, record: Mapping[str, Any]) -> None:
         """Sends a line of the metrics, after the files that were written before it."""

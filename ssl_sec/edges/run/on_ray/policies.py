@@ -1,5 +1,6 @@
 """Policies of Ray's controller: when to give up a failing run, and the number of workers of an elastic run."""
 
+import contextlib
 import json
 import re
 import signal
@@ -12,7 +13,9 @@ from ray.exceptions import RayActorError
 from ray.train import ScalingConfig, UserCallback
 from ray.train.torch import TorchTrainer
 
-# Ray has no public API yet to choose the number of workers; the tests of elastic runs notice if these names change.
+# Ray has no public API yet to follow the group of workers, or to choose their number; the tests of stops and of
+# elastic runs notice if these names change.
+from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.scaling_policy import (
     ElasticScalingPolicy,
     NoopDecision,
@@ -146,6 +149,41 @@ class FailureWatch(UserCallback):
             if not silent or time.monotonic() > deadline:
                 return silent
             time.sleep(0.1)
+
+
+class TrainingWatch(WorkerGroupCallback):
+    """Marks in the run's folder whether workers train, on which a stop has to wait.
+
+    Args:
+        folder: the run's folder.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._path = _training_path(folder)
+
+    def after_worker_group_start(self, worker_group: object) -> None:
+        """Called before the workers begin to train."""
+        with contextlib.suppress(OSError):  # the folder was removed
+            self._path.touch()
+
+    def before_worker_group_shutdown(self, worker_group: object) -> None:
+        """Called after the end of the workers, or the death of some of them."""
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+def has_training_workers(folder: RunFolder) -> bool:
+    """Whether workers train; not while they are started, or the cluster has no room for them."""
+    return _training_path(folder).exists()
+
+
+def forget_workers(folder: RunFolder) -> None:
+    """Forgets the workers of an earlier process, which may have been killed."""
+    _training_path(folder).unlink(missing_ok=True)
+
+
+def _training_path(folder: RunFolder) -> Path:
+    return folder.path / ".training"
 
 
 def _death(error: Exception) -> RayActorError | None:

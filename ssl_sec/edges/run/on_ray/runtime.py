@@ -37,6 +37,9 @@ from ssl_sec.edges.run.on_ray.policies import (
     ElasticPolicy,
     ElasticTrainer,
     FailureWatch,
+    TrainingWatch,
+    forget_workers,
+    has_training_workers,
     record_failures,
     recorded_failures,
 )
@@ -97,9 +100,7 @@ def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
             ) from failure
         record_failures(spec.folder, num_failures)
         logger.warning("a worker died while the workers were started; they are started again")
-        # Ray keeps the resources of the dead group until its driver leaves.
-        ray.shutdown()
-        connect(options.address, spec.folder.name)
+        _join_again(options.address, spec.folder.name)
 
 
 def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig, num_failures: int) -> TorchTrainer:
@@ -110,6 +111,7 @@ def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig, num_fail
         **_link(folder),
         "working_folder": os.getcwd(),
     }
+    watches: list[Any] = [FailureWatch(folder, options.max_failures, num_failures), TrainingWatch(folder)]
     # Ray's detector of NCCL hangs (RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR) is for users to turn on: it is experimental,
     # and needs the program `ncclras`, which PyTorch's packages lack. A hang ends after timeout_s without it.
     common: dict[str, Any] = {
@@ -120,7 +122,7 @@ def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig, num_fail
             name=folder.name,
             storage_path=str(folder.path / "ray"),
             failure_config=FailureConfig(max_failures=-1),  # FailureWatch counts them
-            callbacks=[FailureWatch(folder, options.max_failures, num_failures)],
+            callbacks=watches,
             # FailureWatch logs failures in one line; Ray's log files have the details.
             logging_config=LoggingConfig(log_level="CRITICAL"),
             worker_runtime_env={} if scaling.use_gpu else {"env_vars": ENVIRONMENT},
@@ -153,12 +155,19 @@ def _linked_folder(settings: Mapping[str, Any], rank: int) -> RunFolder:
 
 
 def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | None:
-    """Trains in a thread, so that the main thread handles signals: Ray would abort without a checkpoint."""
+    """Trains in a thread, so that the main thread handles signals: Ray would abort without a checkpoint.
+
+    A stop waits for workers that train, and for no others: the cluster may never have room for them.
+    """
+    forget_workers(folder)
     training = Call(trainer.fit)
     training.start()
     is_short, next_check = False, time.monotonic() + _SHORTAGE_CHECKS_S
     while training.is_alive():
         training.join(0.2)
+        if folder.is_stop_requested() and not has_training_workers(folder) and not _has_ended(folder):
+            folder.write_outcome("stopped")
+            return None
         if time.monotonic() > next_check:
             next_check = time.monotonic() + _SHORTAGE_CHECKS_S
             was_short, shortage = is_short, find_shortage(trainer.scaling_config, node_resources())
@@ -168,17 +177,37 @@ def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | Non
     return training.error
 
 
+def _has_ended(folder: RunFolder) -> bool:
+    """Whether the workers have ended by themselves; Ray's controller then ends soon."""
+    return folder.outcome() is not None or folder.error() is not None
+
+
 def _died_at_start(failure: BaseException) -> bool:
     """Whether a worker died while others were started; Ray takes that for an error of its own and does not retry."""
     return isinstance(failure, ControllerError) and isinstance(failure.controller_failure, RayActorError)
 
 
-def connect(address: str | None, name: str | None = None) -> None:
+def _join_again(address: str | None, name: str) -> None:
+    """Leaves the cluster and joins it again: Ray keeps the resources of a dead group until its driver leaves.
+
+    One that this process has started ends with that, and is started again with the same resources.
+    """
+    joined, nodes = ray.get_runtime_context().gcs_address, node_resources()
+    ray.shutdown()
+    if _refusal(joined) is None:
+        connect(address or joined, name)
+    else:
+        counts = {f"num_{kind.lower()}s": sum(int(node.get(kind, 0)) for node in nodes) for kind in ("CPU", "GPU")}
+        connect(address, name, **counts)
+
+
+def connect(address: str | None, name: str | None = None, **resources: Any) -> None:
     """Joins a cluster, or starts one on this machine; a second call does nothing.
 
     Args:
         address: address of the cluster; None for the one that `find_cluster` finds, or a new one.
         name: name of this job in Ray's dashboard.
+        resources: number of CPUs and GPUs of a cluster that is started; those of this machine by default.
     """
     if ray.is_initialized():
         return
@@ -198,6 +227,7 @@ def connect(address: str | None, name: str | None = None) -> None:
             # files; the output of a cluster is shown, as it may explain why nothing starts.
             log_to_driver=address is not None,
             job_config=JobConfig(metadata={} if name is None else {"job_name": name}),
+            **(resources if address is None else {}),
         )
 
 
@@ -248,16 +278,22 @@ def _check_listening(address: str | None) -> None:
     Raises:
         ConfigError: if nothing listens at an address of the form host:port.
     """
-    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
-    if not port.isdigit():
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=10).close()
-    except OSError as error:
+    if address is not None and (error := _refusal(address)) is not None:
         raise ConfigError(
             f"runtime.address: no Ray cluster at {address} ({error.strerror or error}); start one with "
             "`ray start --head`, or leave the address out to start Ray here"
         ) from error
+
+
+def _refusal(address: str) -> OSError | None:
+    """Why nothing can be reached at an address of the form host:port; None if something can."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        if port.isdigit():
+            socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        return error
+    return None
 
 
 def _is_preempted() -> bool:

@@ -1,12 +1,20 @@
 """What workers ask the driver for, where runs are in object storage; with a fake actor."""
 
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import ray
+import torch
 
 from ssl_sec.edges.run.on_ray import channel
 from ssl_sec.edges.run.on_ray.channel import WorkerFolder
+from ssl_sec.edges.storage.bucket import Bucket
+from ssl_sec.edges.storage.checkpoints import WAITING
+from ssl_sec.edges.storage.places import local_folder
+from ssl_sec.training.checkpoint import save_checkpoint, save_part
+from ssl_sec.training.class_sharding import HeldRows
 
 
 class FakeDriver:
@@ -16,9 +24,14 @@ class FakeDriver:
         self.asked: set[str] = set()
         self.was_asked = threading.Event()
         self.has_ended = False
+        self.messages: list[tuple[str, str]] = []
         self.call = SimpleNamespace(remote=self._call)
+        self.store = SimpleNamespace(remote=lambda: None)
 
-    def _call(self, method: str) -> bool:
+    def _call(self, method: str, *arguments: str) -> bool:
+        if method == "log_message":
+            self.messages.append(arguments)
+            return True
         if self.has_ended:
             raise SystemExit  # ends the thread that asks
         if method == "is_stop_requested" and method in self.asked:
@@ -43,3 +56,66 @@ def test_worker_0_alone_takes_a_save_request(monkeypatch, tmp_path):
         (thread,) = [each for each in threading.enumerate() if each.name == "ask-driver"]
         thread.join()
     assert asked == [True, False]
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """Starts workers of a run; each call returns the driver's messages, and the steps that are uploaded."""
+    monkeypatch.setenv("SSL_SEC_STAGING", str(tmp_path))
+    monkeypatch.setattr(ray, "get", lambda answer: answer)
+    monkeypatch.setattr(channel, "_ASK_EVERY_S", 0.01)
+    drivers = []
+
+    def start(url: str, *ranks: int) -> tuple[list[tuple[str, str]], list[str]]:
+        drivers.append(driver := FakeDriver())
+        for rank in ranks:
+            WorkerFolder(url, rank, driver)
+        files = Bucket(url).files("checkpoints")
+        return driver.messages, sorted(name.split("/")[1] for name in files if name.endswith("manifest.json"))
+
+    yield start
+    for driver in drivers:
+        driver.has_ended = True
+    for thread in [each for each in threading.enumerate() if each.name == "ask-driver"]:
+        thread.join()
+
+
+def waiting_checkpoint(url: str, rank: int, holder: str, parts: bool = False) -> Path:
+    """A checkpoint that a worker has not uploaded before its death."""
+    output_dir, recipe, name = url.rsplit("/", 2)
+    folder = local_folder(output_dir, "workers", str(rank)) / recipe / name
+    waiting = folder / "checkpoints" / WAITING
+    waiting.mkdir(parents=True)
+    (folder / ".holder").write_text(holder)
+    names = [save_part(waiting, 7, {"templates": HeldRows(torch.zeros(1, 2), 0)}).name] if parts else []
+    return save_checkpoint(waiting, 7, {"weights": torch.ones(2)}, keep_last=1, parts=names)
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (1, 0)])
+def test_restarted_workers_upload_the_checkpoint_that_waited(started, ranks):
+    url = f"memory://restarted-{ranks[0]}/runs/recipe/run"
+    Bucket(url).write(".holder", b"the driver")
+    path = waiting_checkpoint(url, 0, "the driver")
+    messages, uploaded = started(url, *ranks)
+    assert uploaded == ["step-000000007"]
+    ((level, message),) = messages
+    assert level == "INFO"
+    assert message == f"uploading step-000000007, which could not be uploaded before, from {path}"
+    assert not path.exists()
+
+
+def test_a_waiting_checkpoint_of_an_earlier_driver_is_not_uploaded(started):
+    url = "memory://earlier/runs/recipe/run"
+    Bucket(url).write(".holder", b"the driver")
+    waiting_checkpoint(url, 0, "an earlier driver")
+    assert started(url, 0, 1) == ([], [])
+
+
+def test_a_waiting_checkpoint_without_the_parts_of_others_is_named(started):
+    url = "memory://parts/runs/recipe/run"
+    Bucket(url).write(".holder", b"the driver")
+    waiting_checkpoint(url, 0, "the driver", parts=True)
+    messages, uploaded = started(url, 0, 1)
+    assert uploaded == []
+    reason = "its upload was interrupted, and the parts of the other workers are missing"
+    assert messages == [("WARNING", f"step-000000007 is not used: {reason}")]

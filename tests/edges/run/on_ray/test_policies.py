@@ -12,7 +12,15 @@ from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy
 from ssl_sec.data.samplers import worker_counts
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.on_ray import policies
-from ssl_sec.edges.run.on_ray.policies import ElasticPolicy, FailureWatch, record_failures, recorded_failures
+from ssl_sec.edges.run.on_ray.policies import (
+    ElasticPolicy,
+    FailureWatch,
+    TrainingWatch,
+    forget_workers,
+    has_training_workers,
+    record_failures,
+    recorded_failures,
+)
 from ssl_sec.errors import DataError, UserError
 from tests.edges.run.faulty import messages
 
@@ -138,6 +146,21 @@ def test_an_announced_preemption_is_no_failure(folder):
     watch = FailureWatch(folder, max_failures=0)
     failed(watch, w1=WorkerHealthCheckFailedError("failed", RayActorError(preempted=True)))
     assert not folder.metrics_path.exists()
+
+
+def test_a_stop_waits_only_for_workers_that_train(folder):
+    watch = TrainingWatch(folder)
+    assert not has_training_workers(folder)
+    watch.after_worker_group_start(None)
+    assert has_training_workers(folder)
+    watch.before_worker_group_shutdown(None)  # a worker has died, and there may be no room for another
+    assert not has_training_workers(folder)
+    watch.after_worker_group_start(None)
+    forget_workers(folder)  # of a driver that was killed
+    assert not has_training_workers(folder)
+    folder.remove()
+    watch.after_worker_group_start(None)
+    watch.before_worker_group_shutdown(None)
 
 
 def test_a_hanging_worker_is_named(folder, monkeypatch):

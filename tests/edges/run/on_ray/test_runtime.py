@@ -15,7 +15,7 @@ import pytest
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.run.cpu import ENVIRONMENT
 from ssl_sec.edges.run.driver import run_training
-from ssl_sec.edges.run.on_ray.runtime import _is_preempted, connect, describe_workers
+from ssl_sec.edges.run.on_ray.runtime import _is_preempted, _join_again, connect, describe_workers
 from ssl_sec.edges.run.on_ray.scaling import find_shortage, make_scaling
 from ssl_sec.errors import ConfigError, DataError, Stopped
 from ssl_sec.recipes.pretraining.config import PretrainConfig
@@ -235,6 +235,27 @@ def test_a_cluster_of_this_machine_is_joined_while_it_runs(monkeypatch, tmp_path
         assert (asked["address"], asked["log_to_driver"]) == (address, True)
     connect(None)  # it was killed
     assert (asked["address"], asked["log_to_driver"]) == ("local", False)
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_cluster_is_joined_again_with_its_resources(is_alive, monkeypatch):
+    """After the loss of a worker at its start; one that this process has started has ended meanwhile."""
+    import ray
+
+    asked = {}
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: asked.update(options))
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 64.0, "GPU": 8.0, "memory": 1e9}}])
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=address))
+        monkeypatch.setattr(ray, "shutdown", (lambda: None) if is_alive else server.close)
+        _join_again(None, "mine")
+    if is_alive:
+        assert asked["address"] == address and "num_cpus" not in asked
+    else:
+        assert (asked["address"], asked["num_cpus"], asked["num_gpus"]) == ("local", 64, 8)
 
 
 @pytest.mark.slow
