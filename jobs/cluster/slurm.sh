@@ -27,6 +27,10 @@
 set -euo pipefail
 
 output_dir=${OUTPUT_DIR:-/shared/runs}
+if [[ $output_dir == *://* ]]; then # a stop is requested by a file in the run's folder
+    echo "error: OUTPUT_DIR: found $output_dir, must be a folder that all nodes share" >&2
+    exit 2
+fi
 run_name=slurm-$SLURM_JOB_ID # the id stays the same after a requeue
 overrides=("$@" "output_dir=$output_dir" "run_name=$run_name" "runtime=ray" "resume=auto")
 

@@ -67,17 +67,18 @@ class Slurm:
             path.write_text(f"#!/bin/sh\n{script}\n")
             path.chmod(0o755)
 
-    def start(self, outcome: str = "") -> subprocess.Popen:
+    def start(self, outcome: str = "", output_dir: str | None = None) -> subprocess.Popen:
         job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2"}
         environment = {
             **os.environ,
             **job,
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
-            "OUTPUT_DIR": str(self.folder / "runs"),
+            "OUTPUT_DIR": output_dir or str(self.folder / "runs"),
             "RAY_AUTH_TOKEN_PATH": str(self.folder / "ray" / "token"),
             "OUTCOME": outcome,
         }
-        return subprocess.Popen(["bash", str(CLUSTER / "slurm.sh"), "experiment=digits"], cwd=ROOT, env=environment)
+        command = ["bash", str(CLUSTER / "slurm.sh"), "experiment=digits"]
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
 
     def command(self) -> list[str]:
         return self.started.read_text().splitlines()
@@ -119,6 +120,14 @@ def test_a_failed_job_is_not_requeued(tmp_path):
     slurm = Slurm(tmp_path)
     assert slurm.start(outcome="3").wait(timeout=60) == 3
     assert not slurm.requeued.exists()
+
+
+def test_a_bucket_is_refused(tmp_path):
+    slurm = Slurm(tmp_path)
+    job = slurm.start(output_dir="s3://bucket/runs")
+    line = "error: OUTPUT_DIR: found s3://bucket/runs, must be a folder that all nodes share\n"
+    assert (job.communicate(timeout=60)[1], job.returncode) == (line, 2)
+    assert not slurm.started.exists() and not (ROOT / "s3:").exists()
 
 
 def test_a_job_fails_if_ray_does_not_start(tmp_path):
