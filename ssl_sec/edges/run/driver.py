@@ -15,9 +15,10 @@ from ssl_sec.edges.folder.finding import find_folder, trained_folder
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import CHECKPOINT_TAG, claim_name, run_name_of, training_tags, user_tags, weights_tags
 from ssl_sec.edges.folder.stored import StoredFolder, open_folder
-from ssl_sec.edges.folder.stored_config import stored_values, training_config, with_credentials
+from ssl_sec.edges.folder.stored_config import require_whole_data, stored_values, training_config, with_credentials
 from ssl_sec.edges.folder.text import writing
 from ssl_sec.edges.folder.unfinished import named_run_checkpoint
+from ssl_sec.edges.masking import masked_values
 from ssl_sec.edges.run.execution import Execution
 from ssl_sec.edges.run.resuming import is_probed, resume_run
 from ssl_sec.edges.run.running import running
@@ -110,8 +111,10 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
     folder = open_folder(finished.folder.path.with_name(f"{config.run_name}-probe"))
     if config.resume and is_probed(folder):
         return replace(finished, metrics={**finished.metrics, **folder.last_metrics()})
+    data = to_values(config.data)
     probe = ProbeJobConfig(
         run=trained,
+        data=config.data if masked_values(data) != data else None,  # the run's folder has it without its secrets
         probe=config.linear_probe,
         runtime=config.runtime,
         output_dir=config.output_dir,
@@ -228,6 +231,8 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
         trained_path: folder with the encoder and the configuration of its run.
     """
     trained = training_config(recipe, trained_path / "config.yaml")
+    if config.data is None:
+        require_whole_data(to_values(trained.data))
     of = "" if config.checkpoint == "last" else f"-{config.checkpoint}"
     config = _named(config, trained.recipe_name, f"{trained.run_name or run_name_of(trained)}{of}-probe")
     assert config.run_name is not None

@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import Override
 from ssl_sec.edges.composition.compose import compose, composed_yaml
 from ssl_sec.edges.composition.options import primary
 from ssl_sec.edges.environment import find_cluster
-from ssl_sec.edges.folder.stored_config import stored_values, with_credentials
+from ssl_sec.edges.folder.stored_config import require_whole_data, stored_values, with_credentials
 from ssl_sec.edges.masking import HIDDEN
 from ssl_sec.edges.overrides import assigned, parsed
 from ssl_sec.edges.storage.places import is_remote, local_folder
@@ -287,6 +287,7 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
     encoder = {**stored["encoder"], "weights": None}
     values["encoder"] = _with_typed(FINETUNE.name, {"encoder": encoder}, typed)["encoder"]
     if values.get("data") is None:
+        require_whole_data(stored["data"])
         values["data"] = {**stored["data"], "max_images": None}
     else:
         config: Any = from_values(FINETUNE.config, values)
