@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from ssl_sec.data.config import DataConfig
 from ssl_sec.edges.config import ReplayConfig
+from ssl_sec.edges.environment import find_cluster
 from ssl_sec.edges.folder.checkpoints import network_files
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.finding import find_folder, trained_folder
@@ -37,6 +39,7 @@ from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import FINETUNE, PROBE, RECIPES, RecipeRow, probed, trainings
 from ssl_sec.settings import from_values, to_values
+from ssl_sec.training.config import LocalConfig, RuntimeConfig
 
 logger = logging.getLogger("ssl_sec")
 
@@ -100,6 +103,8 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
         UserError: for mistakes of the user.
         Stopped: if a stop was requested; the state is saved.
     """
+    if not config.resume:
+        require_data(config.data, config.runtime)  # before a folder and a run are made
     config = _named(replace(config, recipe=config.recipe_name), config.recipe_name, run_name_of(config))
     finished = _train(recipe, config, initial)
     if config.linear_probe is None or not config.linear_probe.enabled:
@@ -124,6 +129,17 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
     with _started_again(probe_it):
         probed = _probe(recipe, probe, finished.run_id, finished.folder.path)
     return replace(finished, metrics={**finished.metrics, **probed.metrics})
+
+
+def require_data(data: DataConfig, runtime: RuntimeConfig) -> None:
+    """Checks that the training images exist, unless the run is on a cluster, whose disks this process may not see.
+
+    Raises:
+        MissingDataError: if they do not.
+    """
+    is_here = isinstance(runtime, LocalConfig) or (runtime.address in (None, "local") and find_cluster() is None)
+    if is_here:
+        data.require_training_places()
 
 
 def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
@@ -207,6 +223,7 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
     # A service that starts jobs again passes resume=auto, maybe before the lease of a killed process has expired.
     with _reserved(open_folder(path), waits=config.resume == "auto") as folder:
         if not (folder.holds_run if config.resume == "auto" else config.resume):
+            require_data(config.data, config.runtime)
             folder.start(to_values(config), {} if initial is None else {folder.initial_path: initial})
         elif not resume_run(recipe, folder, config):
             logger.info(
@@ -233,6 +250,7 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
     trained = training_config(recipe, trained_path / "config.yaml")
     if config.data is None:
         require_whole_data(to_values(trained.data))
+    require_data(config.data or trained.data, config.runtime)
     of = "" if config.checkpoint == "last" else f"-{config.checkpoint}"
     config = _named(config, trained.recipe_name, f"{trained.run_name or run_name_of(trained)}{of}-probe")
     assert config.run_name is not None
