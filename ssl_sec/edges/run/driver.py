@@ -13,7 +13,7 @@ from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.environment import find_cluster
 from ssl_sec.edges.folder.checkpoints import network_files
 from ssl_sec.edges.folder.descriptions import RunIdentity
-from ssl_sec.edges.folder.finding import find_folder, trained_folder
+from ssl_sec.edges.folder.finding import find_folder
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import CHECKPOINT_TAG, claim_name, run_name_of, training_tags, user_tags, weights_tags
 from ssl_sec.edges.folder.stored import StoredFolder, open_folder
@@ -28,10 +28,10 @@ from ssl_sec.edges.run.signals import stopped_by_signals
 from ssl_sec.edges.run.spec import RunSpec, replay_command, resume_command
 from ssl_sec.edges.run.summary import Finished
 from ssl_sec.edges.storage.places import local_folder
-from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
+from ssl_sec.edges.tracking.networks import FoundNetwork, found_network, located_run
 from ssl_sec.edges.tracking.provenance import keep_code
 from ssl_sec.edges.tracking.registry import take_weights
-from ssl_sec.edges.tracking.runs import beside, find_run, tracked_beside
+from ssl_sec.edges.tracking.runs import beside, tracked_beside
 from ssl_sec.edges.tracking.store import require_store, tracking_uri
 from ssl_sec.errors import ConfigError, Stopped
 from ssl_sec.recipes.config import RunConfig, TrainingConfig
@@ -158,15 +158,14 @@ def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
     jobs = probed()
     renamed = "" if config.run_name is None else ", with another run_name,"
     with tempfile.TemporaryDirectory() as made, _started_again(f"the same command{renamed} starts it again"):
-        folder = trained_folder(config.run, jobs, config.checkpoint)
-        if folder is not None:
+        located = located_run(config.run, config.checkpoint, config.tracking, config.output_dir, jobs)
+        if isinstance(folder := located, RunFolder):
             recipe = RECIPES[str(folder.identity.job)]
             files = network_files(folder, recipe, config.checkpoint, Path(made))
             tracking, run_id = tracked_beside(folder, config.tracking, config.output_dir)
             config = replace(config, run=run_id or folder.location, tracking=tracking)
             return _probe(recipe, config, sweep_id or run_id, files)
-        store, run = find_run(config.run, config.tracking, config.output_dir, jobs)
-        word = config.run
+        (store, run), word = located, config.run
         config = replace(config, run=run.run_id, tracking=beside(config.run, config.tracking))
         store.download_network(run, jobs, Path(made), config.checkpoint, word)
         if run.version is not None and take_weights(store.client, run.version, RECIPES[run.job], Path(made)):

@@ -326,16 +326,14 @@ def _stored(
     values: Mapping[str, Any], tracking: "TrackingConfig", checkpoint: "Checkpoint", jobs: Sequence[str]
 ) -> _StoredRun:
     """The run; the shape of its images is looked up where the job has a data set of its own."""
-    from ssl_sec.edges.folder.finding import trained_folder  # with torch
+    from ssl_sec.edges.folder.folder import RunFolder  # with torch
+    from ssl_sec.edges.tracking.networks import located_run, recorded_shape  # with MLflow
 
-    folder = trained_folder(values["run"], jobs, checkpoint)
-    if folder is not None:
+    located = located_run(values["run"], checkpoint, tracking, values["output_dir"], jobs)
+    if isinstance(folder := located, RunFolder):
         job, stored = str(folder.identity.job), stored_values(folder.config_path)
         return _StoredRun(word=folder.location, job=job, values=stored, image_shape=folder.data().image_shape)
-    from ssl_sec.edges.tracking.networks import recorded_shape  # with MLflow
-    from ssl_sec.edges.tracking.runs import find_run
-
-    store, run = find_run(values["run"], tracking, values["output_dir"], jobs)
+    store, run = located
     with tempfile.TemporaryDirectory() as downloads:
         path = store.download(run, "config.yaml", Path(downloads)) if run.job in jobs else None
         stored = {} if path is None else stored_values(path)
