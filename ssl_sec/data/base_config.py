@@ -1,7 +1,10 @@
 """The options of every data set; see `ssl_sec.data.config`."""
 
+import re
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, Self
 
 from ssl_sec.data.class_splits import split_by_class
@@ -9,8 +12,11 @@ from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
 from ssl_sec.data.image_set import ImageSet, Split
 from ssl_sec.data.stores import limit_images
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, MissingDataError, printable
 from ssl_sec.settings import Count, CountOrZero, Settings, Side
+
+# A URL of fsspec, which may be chained, or a pattern: whether there are such files is known once they are opened.
+_URL_OR_PATTERN = re.compile(r"://|::|[*?\[{]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +42,22 @@ class DataSetConfig(Settings, key="data", is_base=True):
     def has_test_images(self) -> bool:
         """Whether the options say where test images are."""
         return True
+
+    @property
+    def training_places(self) -> Mapping[str, Sequence[str]]:
+        """Key -> the folder, or the paths, globs and URLs, of the training images; empty if nothing names them."""
+        return {}
+
+    def require_training_places(self) -> None:
+        """Checks that the paths of the training images exist on this machine, without opening them.
+
+        Raises:
+            MissingDataError: one does not exist.
+        """
+        for key, places in self.training_places.items():
+            for place in places:
+                if not _URL_OR_PATTERN.search(place) and not Path(place).expanduser().exists():
+                    raise MissingDataError(f"data.{key}: found {printable(place)!r}: no such file or folder")
 
     @property
     def channels(self) -> int:

@@ -1,5 +1,6 @@
 """The data sets and samplers as values of a run; see `ssl_sec.settings`."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,7 +15,7 @@ from ssl_sec.data.image_set import CACHE_FOLDER, Columns, ImageSet, Split
 from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names
 from ssl_sec.data.retrieval_sets import RetrievalSet, open_retrieval_set
 from ssl_sec.data.shards.opening import open_webdataset, shard_class_names
-from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits, open_mnist
+from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits, open_mnist, require_downloaded
 from ssl_sec.errors import ConfigError
 from ssl_sec.settings import Count, Local, check
 
@@ -45,6 +46,11 @@ class _TorchvisionConfig(DataSetConfig):
 
     root: Local = "data"
     download: bool = False
+
+    def require_training_places(self) -> None:
+        """Checks that the files exist, unless they are downloaded."""
+        if not self.download:
+            require_downloaded(self.name, Path(self.root).expanduser())
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         opener = {"cifar10": open_cifar10, "cifar100": open_cifar100, "mnist": open_mnist}[self.name]
@@ -84,6 +90,11 @@ class FolderConfig(FilesConfig):
     labels: bool | None = None
 
     @property
+    def training_places(self) -> Mapping[str, Sequence[str]]:
+        """The folder."""
+        return {"root": (self.root,)}
+
+    @property
     def title(self) -> str:
         """The name of the folder."""
         return title_of_place(self.root) or self.name
@@ -117,6 +128,11 @@ class _ShardsConfig(FilesConfig):
     test: tuple[str, ...] | None = None
     cache_folder: Local = CACHE_FOLDER
     shuffle_window: Count | None = None
+
+    @property
+    def training_places(self) -> Mapping[str, Sequence[str]]:
+        """The files."""
+        return {"train": self.train}
 
     @property
     def title(self) -> str:
@@ -211,6 +227,11 @@ class RecordsConfig(FilesConfig):
     root: Local
 
     @property
+    def training_places(self) -> Mapping[str, Sequence[str]]:
+        """The folder."""
+        return {"root": (self.root,)}
+
+    @property
     def title(self) -> str:
         """The name of the folder."""
         return title_of_place(self.root) or self.name
@@ -244,6 +265,11 @@ class _RetrievalConfig(DataSetConfig):
     name: RetrievalSet
     root: Local
     on_bad_image: OnBadImage = FilesConfig.on_bad_image
+
+    @property
+    def training_places(self) -> Mapping[str, Sequence[str]]:
+        """The folder."""
+        return {"root": (self.root,)}
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         if crop is None:

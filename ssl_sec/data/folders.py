@@ -387,8 +387,9 @@ def _display(name: str) -> str:
 def title_of_place(location: str) -> str:
     """The last meaningful part of a path or URL, as a name; empty if there is none."""
     is_url = "://" in location
-    # The query of a URL may contain a signature.
-    path = re.split(r"[?#]", location.partition("://")[2])[0] if is_url else str(Path(location).expanduser().absolute())
+    # A URL may contain a password before its host, and a signature in its query.
+    address = re.sub(r"^[^/]*@|[?#].*", "", location.partition("://")[2])
+    path = address if is_url else str(Path(location).expanduser().absolute())
     for part in reversed(path.split("/")):
         bare = re.sub(r"\.(parquet|pq)$|-?\d{5}-of-\d{5}", "", part)
         name = re.sub(r"[^\w.-]+", "-", bare).strip("-._")

@@ -18,6 +18,9 @@ logger = logging.getLogger("ssl_sec.data")
 
 DIGITS_SPLIT_SEED = 0
 
+# Name of a set -> its folder, as torchvision names it.
+_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python", "mnist": "MNIST/raw"}
+
 
 def open_digits(split: Split) -> ResidentImages:
     """The 1,797 handwritten digits that come with scikit-learn, grey, 8 x 8 pixels.
@@ -109,7 +112,25 @@ def _open_torchvision(dataset: Any, name: str, split: Split, root: Path, downloa
     except (RuntimeError, OSError, ValueError, AssertionError, LookupError) as error:
         if download:
             raise DataError(f"{name}: cannot be downloaded to {root}: {first_line(error)}") from error
-        raise MissingDataError(
-            f"{name}: {looked_for} is missing or incomplete; set data.download=true to fetch it, "
-            "or data.root to the folder that holds it"
-        ) from error
+        raise _missing(name, looked_for) from error
+
+
+def require_downloaded(name: str, root: Path) -> None:
+    """Checks that the folder of a set of torchvision exists, without importing torchvision.
+
+    Args:
+        name: name of the set.
+        root: folder that holds it.
+
+    Raises:
+        MissingDataError: it does not exist.
+    """
+    if not (root / _FOLDERS[name]).is_dir():
+        raise _missing(name, root / _FOLDERS[name])
+
+
+def _missing(name: str, looked_for: Path) -> MissingDataError:
+    return MissingDataError(
+        f"{name}: {looked_for} is missing or incomplete; set data.download=true to fetch it, "
+        "or data.root to the folder that holds it"
+    )

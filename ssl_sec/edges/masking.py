@@ -11,14 +11,14 @@ HIDDEN = "***"
 _USERINFO = re.compile(
     r"((?:postgres(?:ql)?|mysql|mariadb|mssql|oracle)(?:\+\w+)?://(?=[^@\s'\"]+@)|://(?=[^/@\s'\"]+@))[^@\s'\"]+@"
 )
-# The part of a URL's query that lets anyone who has it read the file.
-_SIGNATURE = re.compile(
-    r"([?&](?:sig|signature|access_?token|token|awsaccesskeyid|x-(?:amz|goog)-(?:signature|credential|security-token))=)"
-    r"[^&\s'\"]+",
-    re.IGNORECASE,
-)
 _SECRET_KEY = re.compile(
     r"token|passw(or)?d|passphrase|secret|credential|api_?key|access_?key|private_?key", re.IGNORECASE
+)
+# The part of a URL's query that lets anyone who has it read the file; CloudFront signs by a policy and a key pair.
+_SIGNATURE = re.compile(
+    r"([?&](?:sig|signature|x-(?:amz|goog)-signature|policy|key-pair-id|key|auth|authorization|jwt|"
+    rf"[\w.-]*(?:{_SECRET_KEY.pattern})[\w.-]*)=)[^&\s'\"]+",
+    re.IGNORECASE,
 )
 # In code and settings: the name of a secret, then = or :, then a string in quotes, or a bare word that is not code.
 _ASSIGNED = re.compile(

@@ -66,7 +66,7 @@ class ProbeResult:
         learning_rate: the base learning rate that was chosen on the held-out images.
         held_out_top1: accuracy on the held-out images for each learning rate, in [0, 1].
         top1: top-1 accuracy on the test set, in [0, 1].
-        top5: top-5 accuracy on the test set; among all classes if there are fewer than five.
+        top5: top-5 accuracy on the test set; None with at most five classes.
         confusion: number of test images by true class (row) and predicted class (column).
         calibration: confidence and accuracy of the classifier on the test set, in bins.
     """
@@ -74,7 +74,7 @@ class ProbeResult:
     learning_rate: float
     held_out_top1: dict[float, float]
     top1: float
-    top5: float
+    top5: float | None
     confusion: Int64[Tensor, "classes classes"]
     calibration: Calibration
 
@@ -243,12 +243,11 @@ def evaluate_probe(
         test_labels: classes of the test images.
     """
     logits = probes.only(learning_rate).logits(test_features)[0]
-    num_classes = logits.shape[1]
     return ProbeResult(
         learning_rate=learning_rate,
         held_out_top1=held_out_top1,
         top1=top_k_accuracy(logits, test_labels, 1),
-        top5=top_k_accuracy(logits, test_labels, min(5, num_classes)),
+        top5=top5_accuracy(logits, test_labels),
         confusion=confusion_of(logits, test_labels),
         calibration=calibration(logits, test_labels),
     )
@@ -266,6 +265,11 @@ def top_k_accuracy(logits: Float[Tensor, "images classes"], labels: Int64[Tensor
         k: 1 to the number of classes; at that number every finite row is correct.
     """
     return _is_in_top_k(logits, labels.to(logits.device), k).double().mean().item()
+
+
+def top5_accuracy(logits: Float[Tensor, "images classes"], labels: Int64[Tensor, " images"]) -> float | None:
+    """The `top_k_accuracy` of the five highest logits; None with at most five classes, where all images are hits."""
+    return top_k_accuracy(logits, labels, 5) if logits.shape[1] > 5 else None
 
 
 def _is_in_top_k(logits: Tensor, labels: Tensor, k: int) -> Tensor:

@@ -6,13 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssl_sec.data.config import FolderConfig
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.report.report import run_report
+from ssl_sec.edges.run.driver import require_data
 from ssl_sec.edges.run.worker import Worker, work
-from ssl_sec.errors import UserError
+from ssl_sec.errors import MissingDataError, UserError
 from ssl_sec.networks.config import ResNetConfig
+from ssl_sec.training.config import LocalConfig, RayConfig
 from tests.jobs import ablate, align, export, face, metric_learning, pretrain, probe, replay
 
 JOBS = {
@@ -127,6 +130,31 @@ def test_a_url_that_is_no_object_storage_is_refused(refused, job, key, url):
 )
 def test_a_meaningless_value_is_refused(refused, job, arguments, message):
     assert refused(job, arguments).startswith(message)
+
+
+@pytest.mark.parametrize("job", ["pretrain", "ablate"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["data=folder", "data.root=nowhere"], "data.root: found 'nowhere': no such file or folder"),
+        (["data=parquet", "data.train=[nowhere/a.parquet]"], "data.train: found 'nowhere/a.parquet': no such file or"),
+        (["data=webdataset", "data.train=['no/{0..3}.tar', no/4.tar]"], "data.train: found 'no/4.tar': no such file"),
+        (["data=cifar10", "data.root=nowhere"], "cifar10: nowhere/cifar-10-batches-py is missing or incomplete; set"),
+    ],
+)
+def test_data_that_do_not_exist_leave_neither_a_folder_nor_a_run(refused, job, arguments, message):
+    assert refused(job, arguments, code=3).startswith(message)
+
+
+def test_data_of_a_cluster_are_looked_for_by_its_workers_alone(tmp_path: Path, monkeypatch):
+    nowhere = FolderConfig(root=str(tmp_path / "nowhere"))
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    for runtime in (LocalConfig(), RayConfig()):
+        with pytest.raises(MissingDataError, match=r"^data\.root: found .*nowhere': no such file or folder$"):
+            require_data(nowhere, runtime)
+    require_data(nowhere, RayConfig(address="10.0.0.1:6379"))
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    require_data(nowhere, RayConfig())
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,14 @@ from ssl_sec.edges.masking import masked, masked_code, masked_command, masked_va
         ("s3://bucket/a@b/c", "s3://bucket/a@b/c"),
         ("https://a.b/t.parquet?sv=1&sig=Se%2Bcret&se=2", "https://a.b/t.parquet?sv=1&sig=***&se=2"),
         ("http://a/b?X-Amz-Signature=f0a&X-Amz-Date=2", "http://a/b?X-Amz-Signature=***&X-Amz-Date=2"),
+        (
+            "http://a/b?Policy=eyJ_&Signature=Q~&Key-Pair-Id=K1&versionId=3",
+            "http://a/b?Policy=***&Signature=***&Key-Pair-Id=***&versionId=3",
+        ),
+        (
+            "http://a/b?api_key=1&auth=2&X-Amz-Security-Token=3",
+            "http://a/b?api_key=***&auth=***&X-Amz-Security-Token=***",
+        ),
         ("http://127.0.0.1:5000/#/experiments/1", "http://127.0.0.1:5000/#/experiments/1"),
         ("sqlite:////runs/mlflow.db", "sqlite:////runs/mlflow.db"),
         ("mail ada@host about http://host/x", "mail ada@host about http://host/x"),

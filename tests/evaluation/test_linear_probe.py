@@ -203,11 +203,17 @@ def test_a_probe_learns_clusters_and_reports_the_chosen_rate():
     assert set(held_out_top1) == set(RATES)
     assert result.top1 == pytest.approx((predicted == labels).double().mean().item())
     assert result.top1 > 0.9
-    assert result.top5 == 1  # all four classes
     expected = torch.zeros(NUM_CLASSES, NUM_CLASSES, dtype=torch.int64)
     for true, guess in zip(labels.tolist(), predicted.tolist(), strict=True):
         expected[true, guess] += 1
     assert torch.equal(result.confusion, expected)
+
+
+def test_top5_is_left_out_where_every_image_would_be_a_hit():
+    for num_classes, expected in ((4, None), (5, None), (6, 5 / 6)):
+        probes = LinearProbes(torch.eye(num_classes).unsqueeze(0), torch.zeros(1, num_classes), (1.0,))
+        features = torch.arange(float(num_classes)).repeat(num_classes, 1)
+        assert evaluate_probe(probes, 1.0, {1.0: 0.0}, features, torch.arange(num_classes)).top5 == expected
 
 
 def test_top5_of_many_classes_is_not_top1():

@@ -14,7 +14,7 @@ from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.errors import ConfigError, MissingDataError, Stopped, StorageError
 from ssl_sec.recipes.finetuning import recipe as finetuning
 from ssl_sec.recipes.finetuning.config import FinetuneConfig
-from ssl_sec.recipes.finetuning.recipe import build_recipe, labelled_images
+from ssl_sec.recipes.finetuning.recipe import Classified, build_recipe, labelled_images
 from ssl_sec.recipes.finetuning.recipe import run as finetune
 from ssl_sec.settings import from_values
 from ssl_sec.training.step import train_step
@@ -133,6 +133,13 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path):
     store.initial_path.unlink()
     with pytest.raises(MissingDataError, match=r"initial\.safetensors"):
         run(tmp_path, run="abc")
+
+
+@pytest.mark.parametrize(("num_classes", "has_top5"), [(5, False), (6, True)])
+def test_top5_is_reported_with_more_than_five_classes(num_classes, has_top5):
+    metrics = Classified.of(torch.eye(num_classes), torch.arange(num_classes)).metrics()
+    assert ("finetune/top5" in metrics) == has_top5
+    assert metrics["finetune/top1"] == 100
 
 
 def test_reports_come_at_their_intervals(whole):

@@ -225,6 +225,8 @@ def test_the_metrics_are_percentages_by_name():
         confusion=torch.zeros(2, 2, dtype=torch.int64),
         calibration=Calibration(counts=[0, 4], confidences=[0.0, 0.75], accuracies=[0.0, 0.5]),
     )
+    few = dataclasses.replace(result, top5=None)
+    assert "probe/top5" not in ProbeFindings(probe=few, knn_top1=0.25, class_names=("a", "b")).metrics()
     assert ProbeFindings(probe=result, knn_top1=0.25, class_names=("a", "b")).metrics() == {
         "probe/top1": 50.0,
         "probe/top5": 90.0,

@@ -20,7 +20,8 @@ from ssl_sec.edges.embeddings.network import TravellingNetwork, found_network_an
 from ssl_sec.edges.embeddings.recording import start_run, upload_results
 from ssl_sec.edges.embeddings.workers import done_on
 from ssl_sec.edges.embeddings.written import whole_files
-from ssl_sec.edges.masking import masked_values
+from ssl_sec.edges.folder.stored_config import require_whole_data
+from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.edges.run.signals import interruptible
 from ssl_sec.edges.run.sweeps import JobRun
 from ssl_sec.edges.storage.files import place_at
@@ -241,6 +242,7 @@ class EmbeddingWork:
         def do(part: int) -> int:
             rows = self.plan.rows(part)
             found = embed(network, image_set, rows, device, computation, self.config.batch_size, on_images)
+            found = replace(found, paths=[None if path is None else masked(path) for path in found.paths])
             place.write(self.plan.name(part), encoded(found, image_set.class_names, origin))
             return len(found.rows)
 
@@ -255,6 +257,7 @@ def _data(config: EmbedConfig, network: TravellingNetwork) -> DataConfig:
         raise ConfigError(
             f"data: missing, as the export {config.run} does not say where images are; give it as data=<set>"
         )
+    require_whole_data(to_values(network.data))
     return network.data
 
 

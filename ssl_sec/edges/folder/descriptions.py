@@ -14,7 +14,7 @@ from typing import Any
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.folder.text import text_of
-from ssl_sec.edges.masking import HIDDEN
+from ssl_sec.edges.masking import HIDDEN, masked
 from ssl_sec.errors import ConfigError, DataError, StorageError, UserError, first_line
 from ssl_sec.settings import from_values
 
@@ -54,7 +54,7 @@ class DataDescription:
 
     Attributes:
         name: name of the set.
-        description: origin of the images.
+        description: origin of the images, without secrets.
         num_images: number of images that are trained or tested on.
         num_bad_images: number of images that could not be read.
         image_shape: channels, height, width.
@@ -86,7 +86,7 @@ class DataDescription:
         """
         return cls(
             name=image_set.name,
-            description=image_set.description,
+            description=masked(image_set.description),
             num_images=len(image_set),
             num_bad_images=image_set.num_bad_images,
             image_shape=image_set.image_shape,
@@ -125,8 +125,8 @@ def about_failure(rank: int, error: BaseException) -> dict[str, Any]:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "time": _now(),
-        "error": first_line(error),
-        "traceback": "".join(traceback.format_exception(error)),
+        "error": masked(first_line(error)),
+        "traceback": masked("".join(traceback.format_exception(error))),
     }
 
 

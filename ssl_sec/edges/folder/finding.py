@@ -123,7 +123,14 @@ def trained_folder(word: str, jobs: Sequence[str], checkpoint: Checkpoint = "las
         ConfigError: if it holds a run of another job, or its last weights are wanted before the run has ended.
     """
     folder = folder_at(word)
-    if folder is None or (job := folder.identity.job) is None:
+    return None if folder is None else usable_folder(folder, word, jobs, checkpoint)
+
+
+def usable_folder(
+    folder: RunFolder, word: str, jobs: Sequence[str], checkpoint: Checkpoint = "last"
+) -> RunFolder | None:
+    """The folder of a run, if it holds all files of its network; see `trained_folder`."""
+    if (job := folder.identity.job) is None:
         return None
     if job not in jobs:
         raise ConfigError(f"run: found {word!r}, a run of jobs.{job}; allowed: a run of {joined_jobs(jobs)}")

@@ -390,7 +390,7 @@ class RunFolder:
             StorageError: if it cannot be written.
         """
         with writing(self.path):
-            replace_text(self._error_path, json.dumps({"message": str(error), "exit_code": error.exit_code}))
+            replace_text(self._error_path, json.dumps({"message": masked(str(error)), "exit_code": error.exit_code}))
 
     def error(self) -> UserError | None:
         """The user error that a worker wrote, if any."""

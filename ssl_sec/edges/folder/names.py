@@ -1,10 +1,13 @@
 """Default names of runs, and the tags by which runs are found."""
 
+import hashlib
 import itertools
+import json
 import re
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 from ssl_sec.edges.masking import masked_values
 from ssl_sec.edges.storage.bucket import Bucket
@@ -18,7 +21,7 @@ from ssl_sec.training.checkpoint import file_sha256
 # Tag of a probe, or of a model in MLflow: the checkpoint that it is about; without the tag it is the last one.
 CHECKPOINT_TAG = "checkpoint"
 
-# Keys of files that a network starts from; the tag of a key with this suffix has the SHA-256 of the file.
+# Keys of files that a network starts from; the tag of a key with this suffix has its `weights_digest`.
 WEIGHTS = ("encoder.weights", "head.weights")
 DIGEST_SUFFIX = ".sha256"
 
@@ -47,7 +50,7 @@ def training_tags(config: TrainingConfig) -> dict[str, str]:
 
 
 def weights_tags(config: TrainingConfig, initial: Path) -> dict[str, str]:
-    """Tags with the SHA-256 of each file of weights that a training starts from; none for a file that is missing.
+    """Tags with the digest of each file of weights that a training starts from; none for a file that is missing.
 
     Args:
         config: the training's configuration.
@@ -57,8 +60,28 @@ def weights_tags(config: TrainingConfig, initial: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for key, weights in zip(WEIGHTS, (encoder, config.head.weights), strict=True):
         if weights is not None and (path := Path(weights).expanduser()).is_file():
-            found[key + DIGEST_SUFFIX] = file_sha256(path)
+            found[key + DIGEST_SUFFIX] = weights_digest(path)
     return found
+
+
+def weights_digest(path: Path) -> str:
+    """The SHA-256 of a file of weights; of safetensors without the strings in its header.
+
+    So a run's encoder, its export and its version in MLflow have the same digest, though each file has other strings.
+    """
+    if path.suffix != ".safetensors":
+        return file_sha256(path)
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            header: Any = json.loads(file.read(min(length, path.stat().st_size)))
+            tensors = {name: about for name, about in header.items() if name != "__metadata__"}
+        except (ValueError, AttributeError):  # no safetensors, which loading reports
+            return file_sha256(path)
+        digest = hashlib.sha256(json.dumps(tensors, sort_keys=True).encode())
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def user_tags(tracking: TrackingConfig) -> dict[str, str]:

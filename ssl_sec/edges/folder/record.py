@@ -8,6 +8,7 @@ from mlflow.entities import Dataset, DatasetInput, Metric, Param, Run, RunData, 
 from ssl_sec.edges.folder.descriptions import DataDescription
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import stored_values
+from ssl_sec.edges.masking import masked
 from ssl_sec.settings import flattened
 
 _UNKNOWN = "none"
@@ -59,6 +60,6 @@ def data_set(data: DataDescription, title: str) -> Dataset:
         name=f"{title}/{data.name.rpartition('/')[2]}",
         digest=data.digest or hashlib.sha256(f"{data.description}:{profile}".encode()).hexdigest()[:8],
         source_type="ssl_sec",
-        source=data.description,
+        source=masked(data.description),  # an old folder has it whole
         profile=json.dumps(profile),
     )

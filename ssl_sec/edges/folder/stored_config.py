@@ -1,6 +1,7 @@
 """Reads the configuration that a run keeps in `config.yaml`, also if version 0.1 wrote it."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -10,7 +11,7 @@ import yaml
 from ssl_sec.edges.masking import HIDDEN, masked
 from ssl_sec.errors import ConfigError, StorageError, first_line
 from ssl_sec.recipes.registry import RecipeRow
-from ssl_sec.settings import from_values
+from ssl_sec.settings import flattened, from_values
 
 if TYPE_CHECKING:
     from ssl_sec.recipes.config import TrainingConfig
@@ -73,6 +74,23 @@ def _with_shares(probe: dict[str, Any]) -> dict[str, Any]:
     settings = dict(probe)
     epochs, decays = settings["epochs"], settings.pop("decay_epochs")
     return {**settings, "decay_at": [decay / epochs for decay in decays if decay < epochs]}
+
+
+def require_whole_data(data: Mapping[str, Any]) -> None:
+    """Refuses the data set of a run if its secrets, as those of signed URLs, were not kept with the run.
+
+    Args:
+        data: the stored values of the data set.
+
+    Raises:
+        ConfigError: if a value is hidden, with what the user can do.
+    """
+    for key, value in flattened(data).items():
+        if HIDDEN in str(value):
+            raise ConfigError(
+                f"data.{key}: its credentials were not kept with the run; give the data again: "
+                f"data={data['name']} data.{key}=..."
+            )
 
 
 def with_credentials(uri: str, key: str) -> str:

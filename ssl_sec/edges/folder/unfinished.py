@@ -32,7 +32,9 @@ def require_finished(word: str, folder: RunFolder) -> None:
     raise unfinished(word, status, str(folder.identity.job), folder.location, steps)
 
 
-def unfinished(word: str, status: str, job: str, resumed: str, steps: Collection[int]) -> ConfigError:
+def unfinished(
+    word: str, status: str, job: str, resumed: str, steps: Collection[int], elsewhere: str = ""
+) -> ConfigError:
     """The error for a run that is asked for its last weights before it has any.
 
     Args:
@@ -41,10 +43,14 @@ def unfinished(word: str, status: str, job: str, resumed: str, steps: Collection
         job: job that made the run.
         resumed: what `resume` takes for the run.
         steps: steps of the checkpoints whose weights can be had instead.
+        elsewhere: the run's folder, if its checkpoints are there and it cannot be read here.
     """
     resume = command_line(job, "resume", resumed)
     said = _SAID.get(status, _SAID["RUNNING"])
     instead = f", or checkpoint=<steps> with one that it has kept: {', '.join(map(str, steps))}" if steps else ""
+    if elsewhere:
+        said += f" and keeps its checkpoints only in its folder, {elsewhere}"
+        instead = ", or run=<that folder> checkpoint=<steps> on a machine that can read it"
     return ConfigError(f"run: found {word!r}, which {said}; allowed: a finished run{instead}; finish it with: {resume}")
 
 

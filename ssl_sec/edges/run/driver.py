@@ -8,17 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from ssl_sec.data.config import DataConfig
 from ssl_sec.edges.config import ReplayConfig
+from ssl_sec.edges.environment import find_cluster
 from ssl_sec.edges.folder.checkpoints import network_files
 from ssl_sec.edges.folder.commands import replay_command, resume_command
 from ssl_sec.edges.folder.descriptions import RunIdentity
-from ssl_sec.edges.folder.finding import find_folder, trained_folder
+from ssl_sec.edges.folder.finding import find_folder
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import CHECKPOINT_TAG, claim_name, run_name_of, training_tags, user_tags, weights_tags
 from ssl_sec.edges.folder.stored import StoredFolder, open_folder
-from ssl_sec.edges.folder.stored_config import stored_values, training_config, with_credentials
+from ssl_sec.edges.folder.stored_config import require_whole_data, stored_values, training_config, with_credentials
 from ssl_sec.edges.folder.text import writing
 from ssl_sec.edges.folder.unfinished import named_run_checkpoint
+from ssl_sec.edges.masking import masked_values
 from ssl_sec.edges.run.execution import Execution
 from ssl_sec.edges.run.resuming import is_probed, resume_run
 from ssl_sec.edges.run.running import running
@@ -26,10 +29,10 @@ from ssl_sec.edges.run.signals import stopped_by_signals
 from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.run.summary import Finished
 from ssl_sec.edges.storage.places import local_folder
-from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
+from ssl_sec.edges.tracking.networks import FoundNetwork, found_network, located_run
 from ssl_sec.edges.tracking.provenance import keep_code
 from ssl_sec.edges.tracking.registry import take_weights
-from ssl_sec.edges.tracking.runs import beside, find_run, tracked_beside
+from ssl_sec.edges.tracking.runs import beside, tracked_beside
 from ssl_sec.edges.tracking.store import require_store, tracking_uri
 from ssl_sec.errors import ConfigError, Stopped
 from ssl_sec.recipes.config import RunConfig, TrainingConfig
@@ -37,6 +40,7 @@ from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import FINETUNE, PROBE, RECIPES, RecipeRow, probed, trainings
 from ssl_sec.settings import from_values, to_values
+from ssl_sec.training.config import LocalConfig, RuntimeConfig
 
 logger = logging.getLogger("ssl_sec")
 
@@ -100,6 +104,8 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
         UserError: for mistakes of the user.
         Stopped: if a stop was requested; the state is saved.
     """
+    if not config.resume:
+        require_data(config.data, config.runtime)  # before a folder and a run are made
     config = _named(replace(config, recipe=config.recipe_name), config.recipe_name, run_name_of(config))
     finished = _train(recipe, config, initial)
     if config.linear_probe is None or not config.linear_probe.enabled:
@@ -111,8 +117,10 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
     folder = open_folder(finished.folder.path.with_name(f"{config.run_name}-probe"))
     if config.resume and is_probed(folder):
         return replace(finished, metrics={**finished.metrics, **folder.last_metrics()})
+    data = to_values(config.data)
     probe = ProbeJobConfig(
         run=trained,
+        data=config.data if masked_values(data) != data else None,  # the run's folder has it without its secrets
         probe=config.linear_probe,
         runtime=config.runtime,
         output_dir=config.output_dir,
@@ -122,6 +130,17 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
     with _started_again(probe_it):
         probed = _probe(recipe, probe, finished.run_id, finished.folder.path)
     return replace(finished, metrics={**finished.metrics, **probed.metrics})
+
+
+def require_data(data: DataConfig, runtime: RuntimeConfig) -> None:
+    """Checks that the training images exist, unless the run is on a cluster, whose disks this process may not see.
+
+    Raises:
+        MissingDataError: if they do not.
+    """
+    is_here = isinstance(runtime, LocalConfig) or (runtime.address in (None, "local") and find_cluster() is None)
+    if is_here:
+        data.require_training_places()
 
 
 def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
@@ -140,15 +159,14 @@ def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
     jobs = probed()
     renamed = "" if config.run_name is None else ", with another run_name,"
     with tempfile.TemporaryDirectory() as made, _started_again(f"the same command{renamed} starts it again"):
-        folder = trained_folder(config.run, jobs, config.checkpoint)
-        if folder is not None:
+        located = located_run(config.run, config.checkpoint, config.tracking, config.output_dir, jobs)
+        if isinstance(folder := located, RunFolder):
             recipe = RECIPES[str(folder.identity.job)]
             files = network_files(folder, recipe, config.checkpoint, Path(made))
             tracking, run_id = tracked_beside(folder, config.tracking, config.output_dir)
             config = replace(config, run=run_id or folder.location, tracking=tracking)
             return _probe(recipe, config, sweep_id or run_id, files)
-        store, run = find_run(config.run, config.tracking, config.output_dir, jobs)
-        word = config.run
+        (store, run), word = located, config.run
         config = replace(config, run=run.run_id, tracking=beside(config.run, config.tracking))
         store.download_network(run, jobs, Path(made), config.checkpoint, word)
         if run.version is not None and take_weights(store.client, run.version, RECIPES[run.job], Path(made)):
@@ -205,6 +223,7 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
     # A service that starts jobs again passes resume=auto, maybe before the lease of a killed process has expired.
     with _reserved(open_folder(path), waits=config.resume == "auto") as folder:
         if not (folder.holds_run if config.resume == "auto" else config.resume):
+            require_data(config.data, config.runtime)
             folder.start(to_values(config), {} if initial is None else {folder.initial_path: initial})
         elif not resume_run(recipe, folder, config):
             logger.info(
@@ -229,6 +248,9 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
         trained_path: folder with the encoder and the configuration of its run.
     """
     trained = training_config(recipe, trained_path / "config.yaml")
+    if config.data is None:
+        require_whole_data(to_values(trained.data))
+    require_data(config.data or trained.data, config.runtime)
     of = "" if config.checkpoint == "last" else f"-{config.checkpoint}"
     config = _named(config, trained.recipe_name, f"{trained.run_name or run_name_of(trained)}{of}-probe")
     assert config.run_name is not None

@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import Override
 from ssl_sec.edges.composition.compose import compose, composed_yaml
 from ssl_sec.edges.composition.options import primary
 from ssl_sec.edges.environment import find_cluster
-from ssl_sec.edges.folder.stored_config import stored_values, with_credentials
+from ssl_sec.edges.folder.stored_config import require_whole_data, stored_values, with_credentials
 from ssl_sec.edges.masking import HIDDEN
 from ssl_sec.edges.overrides import assigned, parsed
 from ssl_sec.edges.storage.places import is_remote, local_folder
@@ -287,6 +287,7 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
     encoder = {**stored["encoder"], "weights": None}
     values["encoder"] = _with_typed(FINETUNE.name, {"encoder": encoder}, typed)["encoder"]
     if values.get("data") is None:
+        require_whole_data(stored["data"])
         values["data"] = {**stored["data"], "max_images": None}
     else:
         config: Any = from_values(FINETUNE.config, values)
@@ -325,16 +326,14 @@ def _stored(
     values: Mapping[str, Any], tracking: "TrackingConfig", checkpoint: "Checkpoint", jobs: Sequence[str]
 ) -> _StoredRun:
     """The run; the shape of its images is looked up where the job has a data set of its own."""
-    from ssl_sec.edges.folder.finding import trained_folder  # with torch
+    from ssl_sec.edges.folder.folder import RunFolder  # with torch
+    from ssl_sec.edges.tracking.networks import located_run, recorded_shape  # with MLflow
 
-    folder = trained_folder(values["run"], jobs, checkpoint)
-    if folder is not None:
+    located = located_run(values["run"], checkpoint, tracking, values["output_dir"], jobs)
+    if isinstance(folder := located, RunFolder):
         job, stored = str(folder.identity.job), stored_values(folder.config_path)
         return _StoredRun(word=folder.location, job=job, values=stored, image_shape=folder.data().image_shape)
-    from ssl_sec.edges.tracking.networks import recorded_shape  # with MLflow
-    from ssl_sec.edges.tracking.runs import find_run
-
-    store, run = find_run(values["run"], tracking, values["output_dir"], jobs)
+    store, run = located
     with tempfile.TemporaryDirectory() as downloads:
         path = store.download(run, "config.yaml", Path(downloads)) if run.job in jobs else None
         stored = {} if path is None else stored_values(path)

@@ -18,7 +18,7 @@ from pathlib import Path
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.names import claim_name, new_name, run_name_of, user_tags
 from ssl_sec.edges.machine import announce
-from ssl_sec.edges.run.driver import run_training
+from ssl_sec.edges.run.driver import require_data, run_training
 from ssl_sec.edges.run.summary import Finished, ui_instructions
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.files import place_of_runs
@@ -49,6 +49,8 @@ def run_ablation(cells: Sequence[Cell]) -> str:
     """
     arms, seeds = (list(dict.fromkeys(each)) for each in zip(*((cell.arm, cell.seed) for cell in cells), strict=True))
     announce(cells[0].config.runtime)
+    for cell in cells:
+        require_data(cell.config.data, cell.config.runtime)
     results: dict[str, list[Mapping[str, float]]] = {arm: [] for arm in arms}
     kept: list[KeptCell] = []
     finished: Finished | None = None

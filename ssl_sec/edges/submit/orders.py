@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,7 +124,17 @@ def check_command(job: str, overrides: Sequence[str], name: str | None, is_local
         given = [o for o in given if not o.startswith(("resume=", "output_dir="))]
         given.append(assigned("resume", folder))
     output_dir = str(values["output_dir"])
-    if not is_remote(output_dir) and not os.path.isabs(output_dir):
+    run = probed_folder(job, given, values)
+    if run is not None:  # the job takes the output folder of that run
+        if not is_remote(run) and not os.path.isabs(run):
+            if not is_local:
+                raise ConfigError(
+                    f"run: found {run!r}, must be an absolute path on storage that all nodes share, a URL of object "
+                    "storage, or the id or name of a run"
+                )
+            given = [o for o in given if not o.startswith("run=")]
+            given.append(assigned("run", os.path.abspath(run)))
+    elif not is_remote(output_dir) and not os.path.isabs(output_dir):
         if not is_local:
             raise ConfigError(
                 f"output_dir: found {output_dir!r}, must be an absolute path on storage that all nodes share, or the "
@@ -145,6 +155,20 @@ def check_command(job: str, overrides: Sequence[str], name: str | None, is_local
 def values_for(job: str, overrides: Sequence[str]) -> dict[str, Any]:
     """The configuration of the job; the run of a probe is searched where the probe runs."""
     return values_of(job, overrides) if RECIPES[job].is_training else compose(job, quoted(overrides))
+
+
+def probed_folder(job: str, overrides: Sequence[str], values: Mapping[str, Any]) -> str | None:
+    """The folder or URL of the run to probe, if it is given by that and no output folder is; None otherwise.
+
+    Args:
+        job: name of the job.
+        overrides: its overrides.
+        values: its configuration.
+    """
+    word = "" if job != PROBE.name else str(values["run"])
+    is_folder = "/" in word and not word.startswith("models:")
+    is_chosen = values["output_dir"] != "runs" or any(override.startswith("output_dir=") for override in overrides)
+    return os.path.expanduser(word.removeprefix("file://")) if is_folder and not is_chosen else None
 
 
 def passed_environment() -> dict[str, str]:

@@ -21,6 +21,7 @@ from ssl_sec.edges.submit.orders import (
     expand_sweep,
     following_stages,
     passed_environment,
+    probed_folder,
     values_for,
 )
 from ssl_sec.edges.submit.pipeline import Plan, Point
@@ -61,6 +62,8 @@ def submit_order(order: Order, cluster: Cluster) -> dict[str, str]:
     job_id = make_job_id(first.recipe, name, is_new=not was_given)
     values = values_for(first.job, first.overrides)
     tracking = from_values(TrackingConfig, values["tracking"])
+    beside = probed_folder(first.job, first.overrides, values)
+    output_dir = str(values["output_dir"]) if beside is None else beside.rstrip("/").rsplit("/", 2)[0]
     files, with_own = {}, list[str]()
     if any(chooses_own(each.job, each.overrides) for each, _ in points):
         files = {f"{_OWN_CONFIGS}/{name}": text for name, text in own_texts().items()}
@@ -70,7 +73,7 @@ def submit_order(order: Order, cluster: Cluster) -> dict[str, str]:
         plan = Plan(
             name=name,
             recipe=first.recipe,
-            output_dir=str(values["output_dir"]),
+            output_dir=output_dir,
             tracking=replace(tracking, tags=_shared_tags([each for each, _ in points])),
             parallel=order.parallel,
             points=tuple(
@@ -92,7 +95,7 @@ def submit_order(order: Order, cluster: Cluster) -> dict[str, str]:
         line = entrypoint("pipeline", [_PLAN], order.python)
         files |= {_PLAN: json.dumps(to_values(plan), indent=1)}
     cluster.submit(line, job_id, {"job_name": name, "recipe": first.recipe, "job": first.job}, environment, files)
-    uri = tracking.uri or environment.get("MLFLOW_TRACKING_URI") or tracking_uri(tracking, values["output_dir"])
+    uri = tracking.uri or environment.get("MLFLOW_TRACKING_URI") or tracking_uri(tracking, output_dir)
     page = mlflow_page(uri, tracking.experiment or first.recipe, job_id)
     return {"job": job_id, "dashboard": f"{cluster.address}/#/jobs/{job_id}", "MLflow": page}
 

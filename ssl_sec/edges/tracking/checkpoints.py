@@ -16,6 +16,7 @@ from ssl_sec.edges.folder.checkpoints import chosen_step, kept_checkpoints, scor
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import CHECKPOINT_TAG
 from ssl_sec.edges.tracking.store import all_pages, quoted
+from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.registry import RecipeRow
 from ssl_sec.recipes.tracking import Checkpoint
 
@@ -76,6 +77,11 @@ def download_checkpoint(
     models = _models(client, experiment_id, run_id)
     kept = {step: _score(model) for step, model in models.items()}
     where = f"run {run_id} in MLflow at {client.tracking_uri}"
+    if not kept:
+        raise ConfigError(
+            f"checkpoint: found {checkpoint!r}, but {where} has no checkpoints, which are uploaded once it has "
+            "finished; allowed: run=<its folder>, where they are"
+        )
     model = models[chosen_step(checkpoint, kept, where, lambda: score_among(client.get_run(run_id).data.metrics))]
     for artifact in client.list_logged_model_artifacts(model.model_id):
         place = f"{model.artifact_location}/{artifact.path}"

@@ -1,5 +1,6 @@
 """The trained network that a job uses: that of a run, in its folder or in MLflow, or of a registered model."""
 
+import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,12 +12,13 @@ from mlflow.models import Model
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.folder.checkpoints import network_files
-from ssl_sec.edges.folder.finding import trained_folder
+from ssl_sec.edges.folder.finding import folder_at, trained_folder, usable_folder
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import training_config
 from ssl_sec.edges.tracking.registry import take_weights
-from ssl_sec.edges.tracking.runs import RunArchive, find_run
+from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, find_run
 from ssl_sec.edges.tracking.store import quoted, store_errors
+from ssl_sec.errors import UserError
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import RECIPES, RecipeRow
 from ssl_sec.recipes.tracking import Checkpoint, TrackingConfig
@@ -86,6 +88,43 @@ def recorded_shape(client: MlflowClient, run_id: str) -> tuple[int, ...] | None:
     return None
 
 
+def located_run(
+    word: str, checkpoint: Checkpoint, tracking: TrackingConfig, output_dir: str, jobs: Sequence[str]
+) -> RunFolder | tuple[RunArchive, ArchivedRun]:
+    """The folder of a run that is given by it, else the run in MLflow with its store.
+
+    MLflow has the weights and checkpoints of a run once it has finished; before that the run's folder is taken if it
+    can be read here.
+
+    Args:
+        word: the value of `run`, as for `found_network`.
+        checkpoint: the checkpoint whose weights are used.
+        tracking: tracking of the job.
+        output_dir: folder of the default store.
+        jobs: jobs whose runs are accepted.
+
+    Raises:
+        ConfigError: if there is no such run or registered model, or it has no such network.
+        StorageError: if the store cannot be used.
+    """
+    if (folder := trained_folder(word, jobs, checkpoint)) is not None:
+        return folder
+    archive, run = find_run(word, tracking, output_dir, jobs)
+    near = _folder_of(run)
+    folder = None if near is None else usable_folder(near, word, jobs, checkpoint)
+    return folder or (archive, run)
+
+
+def _folder_of(run: ArchivedRun) -> RunFolder | None:
+    """The folder of a run that has not finished; None if it cannot be read here."""
+    if run.status == "FINISHED" or run.version is not None or not run.folder:
+        return None
+    with contextlib.suppress(UserError):
+        folder = folder_at(run.folder)
+        return folder if folder is not None and folder.run_id == run.run_id else None
+    return None
+
+
 @contextmanager
 def found_network(
     word: str, checkpoint: Checkpoint, tracking: TrackingConfig, output_dir: str, jobs: Sequence[str]
@@ -104,8 +143,8 @@ def found_network(
         StorageError: if the store cannot be used.
     """
     with tempfile.TemporaryDirectory() as made:
-        folder = trained_folder(word, jobs, checkpoint)
-        if folder is not None:
+        located = located_run(word, checkpoint, tracking, output_dir, jobs)
+        if isinstance(folder := located, RunFolder):
             recipe = RECIPES[str(folder.identity.job)]
             yield FoundNetwork(
                 recipe=recipe,
@@ -115,7 +154,7 @@ def found_network(
                 folder=folder,
             )
             return
-        archive, found = find_run(word, tracking, output_dir, jobs)
+        archive, found = located
         config = archive.download_network(found, jobs, Path(made), checkpoint, word)
         if found.version is not None:
             take_weights(archive.client, found.version, RECIPES[found.job], Path(made))

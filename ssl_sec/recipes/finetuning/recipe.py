@@ -24,7 +24,7 @@ from ssl_sec.data.shards.streamed import require_any_order
 from ssl_sec.errors import ConfigError
 from ssl_sec.evaluation.classification.calibration import Calibration, calibration
 from ssl_sec.evaluation.classification.logistic import mean_per_class
-from ssl_sec.evaluation.linear_probe import confusion_of, top_k_accuracy
+from ssl_sec.evaluation.linear_probe import confusion_of, top5_accuracy, top_k_accuracy
 from ssl_sec.evaluation.splits import (
     labelled_share,
     labelled_subset,
@@ -77,14 +77,14 @@ class Classified:
 
     Attributes:
         top1: accuracy in [0, 1].
-        top5: the same for the five best classes, or for all if there are fewer than five.
+        top5: the same for the five best classes; None with at most five classes.
         mean_per_class: the mean of the classes' accuracies.
         calibration: confidence of the classifier, compared with how often it is right.
         confusion: number of images by true class (row) and predicted class (column).
     """
 
     top1: float
-    top5: float
+    top5: float | None
     mean_per_class: float
     calibration: Calibration
     confusion: Int64[Tensor, "classes classes"]
@@ -94,7 +94,7 @@ class Classified:
         """Measures logits."""
         return cls(
             top1=top_k_accuracy(logits, labels, 1),
-            top5=top_k_accuracy(logits, labels, min(5, logits.shape[1])),
+            top5=top5_accuracy(logits, labels),
             mean_per_class=mean_per_class(logits, labels),
             calibration=calibration(logits, labels),
             confusion=confusion_of(logits, labels),
@@ -104,7 +104,7 @@ class Classified:
         """Percentages by metric name."""
         return {
             "finetune/top1": 100 * self.top1,
-            "finetune/top5": 100 * self.top5,
+            **({} if self.top5 is None else {"finetune/top5": 100 * self.top5}),
             "finetune/mean_per_class": 100 * self.mean_per_class,
             "finetune/ece": 100 * self.calibration.ece,
         }

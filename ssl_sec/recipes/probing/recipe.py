@@ -71,7 +71,7 @@ class ProbeFindings:
         held_out = {f"probe/held_out_top1_lr_{lr:g}": 100 * top1 for lr, top1 in self.probe.held_out_top1.items()}
         return {
             "probe/top1": 100 * self.probe.top1,
-            "probe/top5": 100 * self.probe.top5,
+            **({} if self.probe.top5 is None else {"probe/top5": 100 * self.probe.top5}),
             "probe/knn_top1": 100 * self.knn_top1,
             "probe/learning_rate": self.probe.learning_rate,
             "probe/ece": 100 * self.probe.calibration.ece,

@@ -46,12 +46,36 @@ def test_a_stopped_run_is_refused_as_typed_with_what_goes_on(job, run, more, key
     )
 
 
-def test_a_stopped_run_is_refused_by_its_name_as_typed(stopped):
-    given = ["run=it", "format=safetensors", f"output_dir={stopped.path.parents[1]}"]
-    resume = f"python -m jobs.pretrain resume={stopped.path}"
-    message = f"run: found 'it', which was stopped; allowed: a finished run; finish it with: {resume}"
+@pytest.mark.parametrize("by", ["name", "id"])
+def test_the_checkpoints_of_a_stopped_run_are_found_by_its_name_or_id(by, stopped, tmp_path):
+    word, step = {"name": "it", "id": stopped.run_id}[by], stopped.newest_step()
+    given = [f"run={word}", f"output_dir={stopped.path.parents[1]}"]
+    message = (
+        f"run: found {word!r}, which was stopped; allowed: a finished run, or checkpoint=<steps> with one that it has "
+        f"kept: {step}; finish it with: python -m jobs.pretrain resume={stopped.path}"
+    )
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
-        export(given)
+        export([*given, "format=safetensors"])
+    export([*given, "format=safetensors", f"checkpoint={step}", f"output={tmp_path / 'early'}"])
+    assert (tmp_path / "early" / "encoder.safetensors").is_file()
+    quick = ["runtime=local", "probe.epochs=1", "probe.decay_at=[]", "tracking.system_metrics=false"]
+    assert "probe top-1" in probe([*given, *quick, f"checkpoint={step}", f"run_name=probed-by-{by}"])
+
+
+@pytest.mark.parametrize("checkpoint", ["last", "1"])
+def test_a_stopped_run_whose_folder_is_elsewhere_says_where_its_checkpoints_are(checkpoint, stopped):
+    given = ["run=it", "format=safetensors", f"output_dir={stopped.path.parents[1]}", f"checkpoint={checkpoint}"]
+    away = stopped.path.rename(stopped.path.with_name("away"))
+    message = (
+        f"run: found 'it', which was stopped and keeps its checkpoints only in its folder, {stopped.path}; allowed: a "
+        "finished run, or run=<that folder> checkpoint=<steps> on a machine that can read it; finish it with: "
+        f"python -m jobs.pretrain resume={stopped.path}"
+    )
+    try:
+        with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+            export(given)
+    finally:
+        away.rename(stopped.path)
 
 
 def test_a_killed_run_has_not_finished(stopped):

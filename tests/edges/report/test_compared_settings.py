@@ -1,13 +1,16 @@
 """What a report counts as a changed setting: the content of files, not their paths."""
 
 import pytest
+import torch
 
 from ssl_sec.edges.composition.compose import compose
-from ssl_sec.edges.folder.names import weights_tags
+from ssl_sec.edges.folder.names import weights_digest, weights_tags
 from ssl_sec.edges.tracking.comparing import is_expected
+from ssl_sec.networks.weights import save_weights
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import flattened, from_values, to_values
+from ssl_sec.training.checkpoint import file_sha256
 from tests.edges.report.conftest import Store
 
 PUBLISHED = "52deb4733" + 55 * "0"
@@ -126,3 +129,15 @@ def test_a_run_keeps_the_digest_of_the_weights_that_it_starts_from(tmp_path):
     assert weights_tags(config, tmp_path / "initial.safetensors") == {"encoder.weights.sha256": digest}
     (tmp_path / "bn.pth").unlink()
     assert weights_tags(config, tmp_path / "initial.safetensors") == {}
+
+
+def test_the_same_weights_have_one_digest_in_any_safetensors_file(tmp_path):
+    backbone = torch.nn.Linear(2, 3)
+    run, export, other, broken = (tmp_path / f"{name}.safetensors" for name in ("run", "export", "other", "broken"))
+    save_weights(backbone, run)
+    save_weights(backbone, export, {"architecture": "a linear layer", "mean": "[0.5]"})
+    save_weights(torch.nn.Linear(2, 3), other)
+    broken.write_bytes(b"\xff" * 20)
+    assert file_sha256(run) != file_sha256(export)
+    assert weights_digest(run) == weights_digest(export) != weights_digest(other)
+    assert weights_digest(broken) == file_sha256(broken)

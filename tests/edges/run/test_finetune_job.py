@@ -15,6 +15,7 @@ from ssl_sec.edges.config.export import ExportConfig
 from ssl_sec.edges.export.export import run_export
 from ssl_sec.edges.folder.encoder import load_encoder
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.folder.names import weights_digest
 from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.run.driver import run_finetuning, run_probe, run_training
 from ssl_sec.edges.run.job_values import values_of
@@ -25,7 +26,6 @@ from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import from_values
-from ssl_sec.training.checkpoint import file_sha256
 from tests.edges.conftest import QUICK
 from tests.fakes import assert_identical
 from tests.jobs import finetune
@@ -96,7 +96,7 @@ def test_mlflow_has_a_runs_starting_point_and_metrics(pretrained, finished):
     assert (run.info.status, tags["job"], tags["labels"], tags["start"]) == (
         "FINISHED", "finetune", "20 %", pretrained.run_id,
     )  # fmt: skip
-    assert tags["encoder.weights.sha256"] == file_sha256(pretrained.folder.encoder_path)
+    assert tags["encoder.weights.sha256"] == weights_digest(pretrained.folder.encoder_path)
     assert run.data.params["encoder.width"] == "0.125" and run.data.params["data.name"] == "digits"
     assert {"val/top1", "finetune/top1", "finetune/ece", "finetune/epoch"} <= run.data.metrics.keys()
     plots = {file.path for file in client.list_artifacts(finished.run_id, "plots")}
@@ -141,7 +141,7 @@ def test_an_interrupted_run_is_resumed_without_the_run_it_started_from(pretraine
     assert_identical(load_file(resumed.folder.encoder_path), expected)
     assert resumed.metrics["finetune/top1"] == whole.metrics["finetune/top1"]
     identity = json.loads(RunFolder(folder.path).identity_path.read_text())
-    assert identity["tags"]["encoder.weights.sha256"] == file_sha256(pretrained.folder.encoder_path)
+    assert identity["tags"]["encoder.weights.sha256"] == weights_digest(pretrained.folder.encoder_path)
 
 
 def test_the_same_network_is_trained_from_random_weights(pretrained, tmp_path):
