@@ -44,8 +44,8 @@ class DataSetConfig(Settings, key="data", is_base=True):
         return True
 
     @property
-    def training_places(self) -> Mapping[str, Sequence[str]]:
-        """Key -> the folder, or the paths, globs and URLs, of the training images; empty if nothing names them."""
+    def places(self) -> Mapping[str, Sequence[str]]:
+        """Key -> the folder, or the paths, globs and URLs, of the images; empty if nothing names them."""
         return {}
 
     def require_training_places(self) -> None:
@@ -54,8 +54,8 @@ class DataSetConfig(Settings, key="data", is_base=True):
         Raises:
             MissingDataError: one does not exist.
         """
-        for key, places in self.training_places.items():
-            for place in places:
+        for key, places in self.places.items():
+            for place in places if key != "test" else ():
                 if not _URL_OR_PATTERN.search(place) and not Path(place).expanduser().exists():
                     raise MissingDataError(f"data.{key}: found {printable(place)!r}: no such file or folder")
 

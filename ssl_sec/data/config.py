@@ -47,6 +47,11 @@ class _TorchvisionConfig(DataSetConfig):
     root: Local = "data"
     download: bool = False
 
+    @property
+    def places(self) -> Mapping[str, Sequence[str]]:
+        """The folder, unless the files are downloaded."""
+        return {} if self.download else {"root": (self.root,)}
+
     def require_training_places(self) -> None:
         """Checks that the files exist, unless they are downloaded."""
         if not self.download:
@@ -90,7 +95,7 @@ class FolderConfig(FilesConfig):
     labels: bool | None = None
 
     @property
-    def training_places(self) -> Mapping[str, Sequence[str]]:
+    def places(self) -> Mapping[str, Sequence[str]]:
         """The folder."""
         return {"root": (self.root,)}
 
@@ -130,9 +135,9 @@ class _ShardsConfig(FilesConfig):
     shuffle_window: Count | None = None
 
     @property
-    def training_places(self) -> Mapping[str, Sequence[str]]:
+    def places(self) -> Mapping[str, Sequence[str]]:
         """The files."""
-        return {"train": self.train}
+        return {"train": self.train, "test": self.test or ()}
 
     @property
     def title(self) -> str:
@@ -227,7 +232,7 @@ class RecordsConfig(FilesConfig):
     root: Local
 
     @property
-    def training_places(self) -> Mapping[str, Sequence[str]]:
+    def places(self) -> Mapping[str, Sequence[str]]:
         """The folder."""
         return {"root": (self.root,)}
 
@@ -267,7 +272,7 @@ class _RetrievalConfig(DataSetConfig):
     on_bad_image: OnBadImage = FilesConfig.on_bad_image
 
     @property
-    def training_places(self) -> Mapping[str, Sequence[str]]:
+    def places(self) -> Mapping[str, Sequence[str]]:
         """The folder."""
         return {"root": (self.root,)}
 

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ssl_sec.data.base_config import DataSetConfig
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.names import new_name, run_name_of
 from ssl_sec.edges.masking import masked
-from ssl_sec.edges.overrides import assigned, parsed, understood
+from ssl_sec.edges.overrides import assigned, in_grammar, parsed, understood
 from ssl_sec.edges.run.job_values import quoted, resumed_run, values_of
 from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.errors import ConfigError
@@ -118,7 +119,8 @@ def check_command(job: str, overrides: Sequence[str], name: str | None, is_local
             )
     given = [*overrides, *([assigned("run_name", name)] if name else [])]
     values = values_for(job, given)
-    if resumed_run(job, given) is not None:
+    is_resumed = resumed_run(job, given) is not None
+    if is_resumed:
         # The job starts in another folder, so the path must be absolute.
         folder = os.path.join(values["output_dir"], values["recipe"], values["run_name"])
         given = [o for o in given if not o.startswith(("resume=", "output_dir="))]
@@ -147,9 +149,31 @@ def check_command(job: str, overrides: Sequence[str], name: str | None, is_local
         what = run_name_of(unnamed) if isinstance(unnamed, TrainingConfig) else job
         given.append(f"run_name={new_name(what)}")
     config = from_values(RECIPES[job].config, values_for(job, given))
+    if not is_resumed:
+        given += _absolute_data(config, is_local)
     assert config.run_name is not None
     recipe = config.recipe_name if isinstance(config, TrainingConfig) else job
     return Command(job=job, overrides=tuple(given), name=config.run_name, recipe=recipe)
+
+
+def _absolute_data(config: Any, is_local: bool) -> list[str]:
+    """The overrides that make paths of data absolute: no data is sent, and the job starts in another folder.
+
+    Raises:
+        ConfigError: a path is relative, and the cluster is elsewhere.
+    """
+    if not isinstance(config.data, DataSetConfig):  # a probe takes the images of its run
+        return []
+    found: list[str] = []
+    for key, places in config.data.places.items():
+        relative = [place for place in places if "://" not in place and not place.startswith(("/", "~"))]
+        if relative and not is_local:
+            allowed = "an absolute path that all nodes see" + ("" if key == "root" else ", or a URL")
+            raise ConfigError(f"data.{key}: found {relative[0]!r}, must be {allowed}: no data is sent")
+        if relative:
+            absolute = [os.path.abspath(place) if place in relative else place for place in places]
+            found.append(assigned("data.root", *absolute) if key == "root" else f"data.{key}={in_grammar(absolute)}")
+    return found
 
 
 def values_for(job: str, overrides: Sequence[str]) -> dict[str, Any]:
