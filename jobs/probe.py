@@ -1,4 +1,4 @@
-"""Linear evaluation of a pretraining run: python -m jobs.probe run=<id, name or folder>."""
+"""Linear evaluation of a pretrained or fine-tuned encoder: python -m jobs.probe run=<id, name or folder>."""
 
 from ssl_sec.edges.commands import main
 

@@ -161,7 +161,7 @@ PRETRAIN = RecipeRow(
 )
 PROBE = RecipeRow(
     name="probe",
-    about="Linear evaluation of the encoder of a pretraining run.",
+    about="Linear evaluation of a pretrained or fine-tuned encoder.",
     package="ssl_sec.recipes.probing",
     examples=(
         ("run=<id>", "the run's own data set"),
