@@ -170,18 +170,19 @@ class _Pipeline:
     def _chain(self, number: int, point: Point, parent: Sweep) -> ChainResult:
         metrics: dict[str, float] = {}
         run_id: str | None = None
-        for stage in point.stages:
+        for position, stage in enumerate(point.stages):
             if self._stopping.is_set():
                 return ChainResult(code=Stopped.exit_code, state="stopped", metrics=metrics)
             job_id = f"{self._job_id}-{number}-{stage.job}"
             overrides = list(stage.overrides)
-            if not RECIPES[stage.job].is_training:
+            is_training = RECIPES[stage.job].is_training
+            if position > 0:
                 if run_id is None:
                     return ChainResult(code=4, state="MLflow has no run to probe", metrics=metrics)
                 overrides.append(f"run={run_id}")
-            elif parent.run_id is not None:
+            elif is_training and parent.run_id is not None:  # that of a probe is the run that it probes
                 overrides.append(f"tracking.parent_run={parent.run_id}")
-            name = point.name if RECIPES[stage.job].is_training else f"{point.name}-{stage.job}"
+            name = point.name if position == 0 else f"{point.name}-{stage.job}"
             label = " ".join([*point.swept, stage.job])
             metadata = {"job_name": name, "recipe": point.recipe, "job": stage.job, "parent": self._job_id}
             try:
@@ -190,7 +191,7 @@ class _Pipeline:
                 logger.error("%s: %s", label, error, exc_info=not isinstance(error, UserError))
                 code = error.exit_code if isinstance(error, UserError) else 1
                 return ChainResult(code=code, state=f"{stage.job} failed: {first_line(error)}", metrics=metrics)
-            run_id, found = self._find_run(job_id, point.recipe)
+            run_id, found = self._find_run(job_id, point.recipe if is_training or position > 0 else None)
             metrics |= found
             if code != 0:
                 state = "stopped" if code == Stopped.exit_code else f"{stage.job} failed with exit code {code}"
@@ -213,14 +214,14 @@ class _Pipeline:
         print(f"{label}: {details.status.value.lower()}", flush=True)
         return exit_code(details)
 
-    def _find_run(self, job_id: str, recipe: str) -> tuple[str | None, Mapping[str, float]]:
-        """The id and the last metrics of a job's run in MLflow."""
+    def _find_run(self, job_id: str, recipe: str | None) -> tuple[str | None, Mapping[str, float]]:
+        """The id and the last metrics of a job's run in MLflow; without a recipe, in any experiment."""
         try:
             client = connect_to_store(self._uri)
-            experiment = client.get_experiment_by_name(self._plan.tracking.experiment or recipe)
-            if experiment is None:
-                return None, {}
-            found = client.search_runs([experiment.experiment_id], f"tags.`{JOB_ID_TAG}` = {json.dumps(job_id)}")
+            name = self._plan.tracking.experiment or recipe
+            experiments = client.search_experiments() if name is None else [client.get_experiment_by_name(name)]
+            searched = [each.experiment_id for each in experiments if each is not None]
+            found = client.search_runs(searched, f"tags.`{JOB_ID_TAG}` = {json.dumps(job_id)}") if searched else []
         except MlflowException as error:
             logger.warning("MLflow: %s", first_line(error))
             return None, {}

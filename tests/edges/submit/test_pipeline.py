@@ -1,6 +1,7 @@
 """The chains of a sweep as they run in the cluster, with fake jobs."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -50,10 +51,13 @@ def pipeline(tmp_path, monkeypatch):
     """Makes the pipeline of a sweep, and its jobs: overrides, the end of the name that is refused -> both."""
     monkeypatch.delenv(JOB_ID_VARIABLE, raising=False)
 
-    def make(*overrides, refused=None):
+    def make(*overrides, job="pretrain", refused=None):
         sent = SentJobs()
-        given = ("epochs=1", f"output_dir={tmp_path}", *overrides)
-        submit_order(Order(job="pretrain", overrides=given, then="probe", name="n"), sent)
+        if job == "pretrain":
+            order = Order(job=job, overrides=("epochs=1", f"output_dir={tmp_path}", *overrides), then="probe", name="n")
+        else:
+            order = Order(job=job, overrides=overrides, name="n")
+        submit_order(order, sent)
         plan = from_values(Plan, json.loads(sent.sent[0][-1]["plan.json"]))
         jobs = FakeJobs(f"sqlite:///{tmp_path}/mlflow.db", refused)
         return _Pipeline(plan, jobs, "job"), jobs
@@ -66,6 +70,16 @@ def test_each_run_of_a_sweep_over_data_sets_is_probed(pipeline, capsys):
     assert chains.run() == 0
     assert len(jobs.lines) == 4 and sum("ssl_sec probe" in line for line in jobs.lines) == 2
     assert capsys.readouterr().out.count("succeeded") >= 2
+
+
+def test_a_sweep_of_probes_shows_what_each_found(pipeline, tmp_path, capsys):
+    chains, jobs = pipeline(f"run={tmp_path}/digits/it", "checkpoint=10,20", job="probe")
+    assert chains.run() == 0
+    assert [re.search(r"run=\S+ checkpoint=\d+", line)[0] for line in sorted(jobs.lines)] == [
+        f"run={tmp_path}/digits/it checkpoint={steps}" for steps in (10, 20)
+    ]
+    assert not any("tracking.parent_run" in line for line in jobs.lines)
+    assert capsys.readouterr().out.count("succeeded  1.5") == 2
 
 
 def test_a_refused_point_leaves_a_table_of_the_others(pipeline, capsys):
