@@ -4,6 +4,7 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.edges.study.cells import KeptCell, KeptCells, metrics_of
 from ssl_sec.edges.study.comparison import Comparison, curves_of
-from ssl_sec.edges.study.plan import CELL_TAGS, Cell, Point, Study, num_comparisons
+from ssl_sec.edges.study.plan import CELL_TAGS, ArmAt, Cell, Point, Study, num_comparisons
 from ssl_sec.edges.study.processes import Processes, Task
 from ssl_sec.edges.study.searches import KeptSearches, KeptTrial
 from ssl_sec.edges.study.uploaded import JOB, download_metrics, searches_path
@@ -60,9 +61,9 @@ def run_study(study: Study) -> str:
     job = _Job(study)
     if study.config.run:
         with job.tracked():
-            for point in study.points:
-                job.search(point)
-                job.run(point)
+            for points in job.stages():
+                job.search(points[0])
+                job.run(points)
             job.require_success()
     return job.summary()
 
@@ -134,11 +135,24 @@ class _Job:
         self._sweep.adopt([kept.run_id for kept in self._kept.of(self._cells())])
         return self._sweep.ended_with(self._upload)
 
+    def stages(self) -> list[list[Point]]:
+        """The points, in groups whose runs follow one search: each begins with a point that has arms to search."""
+        groups: list[list[Point]] = []
+        for point in self._study.points:
+            if groups and not self._unsearched(point):
+                groups[-1].append(point)
+            else:
+                groups.append([point])
+        return groups
+
+    def _unsearched(self, point: Point) -> list[ArmAt]:
+        """The arms with sweeps that have not been searched yet at a point."""
+        arms = self._study.arms_at(point)
+        return [arm for arm in arms if arm.search is not None and self._searches.best(arm) is None]
+
     def search(self, point: Point) -> None:
         """Searches the arms with sweeps that have not been searched yet at a point."""
-        left = [
-            arm for arm in self._study.arms_at(point) if arm.search is not None and self._searches.best(arm) is None
-        ]
+        left = self._unsearched(point)
         if not left:
             return
         import ray
@@ -159,17 +173,17 @@ class _Job:
         if not was_connected:
             ray.shutdown()  # the runs need the whole machine
 
-    def run(self, point: Point) -> None:
-        """Runs the cells of a point that have not ended yet.
+    def run(self, points: Sequence[Point]) -> None:
+        """Runs the cells of some points that have not ended yet.
 
         Raises:
             Stopped: if a signal stopped them.
         """
-        cells = [cell for cell in self._cells() if cell.point == point]
+        cells = [cell for cell in self._cells() if cell.point in points]
         left = {cell.name: cell for cell in cells if self._kept.find(cell) is None}
         done, begun = len(cells) - len(left), time.monotonic()
         if done:
-            logger.info("%s%d of %d runs are done", f"{point.name}: " if point.name else "", done, len(cells))
+            logger.info("%d of %d runs are done", done, len(cells))
         parent = [] if self._sweep.run_id is None else [f"tracking.parent_run={self._sweep.run_id}"]
         tasks = [
             Task(name=cell.name, arguments=["pretrain", *cell.overrides, *parent], log=self._log(cell.name))

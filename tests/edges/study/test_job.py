@@ -20,7 +20,7 @@ from ssl_sec.edges.study.cells import KeptCells
 from ssl_sec.edges.tune.trials import Trial
 from ssl_sec.errors import ConfigError, Stopped, UserError
 from tests.edges.conftest import QUICK
-from tests.edges.study.test_plan import FILE, SEARCHED
+from tests.edges.study.test_plan import FILE, OVER, SEARCHED
 from tests.jobs import study
 
 DRAWS_PICTURES = True
@@ -119,6 +119,32 @@ def test_the_time_left_counts_the_runs_that_run_side_by_side(made, caplog, concu
         run(f"concurrent={concurrent}")
     first = next(text for text in caplog.messages if text.startswith("none-s0 (1 of 4)"))
     assert first.endswith(f"in 1.5 min; about {minutes} min left")
+
+
+def test_the_time_left_counts_the_runs_of_all_points(made, tmp_path, caplog):
+    (tmp_path / "mine.yaml").write_text(FILE + OVER)
+    run, runs, _ = made
+    with caplog.at_level("INFO", "ssl_sec"):
+        run("concurrent=3")
+    assert len(runs.started) == 12
+    first = next(text for text in caplog.messages if " (1 of 12): " in text)
+    assert first.endswith("in 1.5 min; about 6 min left")
+
+
+def test_every_search_is_followed_by_the_runs_of_its_point(made, tmp_path, monkeypatch):
+    (tmp_path / "mine.yaml").write_text(SEARCHED + "over: {global_batch_size: [64, 128]}\n")
+    run, runs, folder = made
+    events = runs.started
+
+    def run_search(search):
+        events.append(f"search {search.config.global_batch_size}")
+        return [Trial(name="s-001", overrides=[], values={}, metric=40.0, epoch=8)], 0, folder
+
+    monkeypatch.setattr("ssl_sec.edges.tune.job.run_search", run_search)
+    run()
+    assert [re.sub(r"^global_batch_size_|-(none|sec)-s0$", "", each) for each in events] == [
+        *("search 64", "64", "64", "search 128", "128", "128")
+    ]
 
 
 def test_the_time_of_a_run_that_had_begun_is_not_known(made, caplog):
