@@ -17,6 +17,7 @@ templates and their gradients.
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -79,6 +80,11 @@ def log_sum_exp_of_keys(
     return result
 
 
+def _in_own_precision(rows: Tensor) -> AbstractContextManager[object]:
+    """A context for a backward pass that runs, or is compiled, under autocast, which would halve some of its products."""
+    return torch.autocast(rows.device.type, enabled=False)
+
+
 def _refuse_second_derivative() -> None:
     """Raises a RuntimeError in a backward pass that is itself to be differentiated."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
@@ -102,12 +108,13 @@ class _SymmetricForm(torch.autograd.Function):
         rows, sums, groups = ctx.saved_tensors
         weights = grad_outputs[0] / sums
         grad = torch.zeros_like(rows)
-        for above, left, tile in _upper_tiles(rows, groups):
-            # Entry (i, k) stands for itself and for (k, i).
-            tile.mul_(weights[above].unsqueeze(1) + weights[left])
-            grad[above].addmm_(tile, rows[left])
-            if above != left:
-                grad[left].addmm_(tile.T, rows[above])
+        with _in_own_precision(rows):
+            for above, left, tile in _upper_tiles(rows, groups):
+                # Entry (i, k) stands for itself and for (k, i).
+                tile.mul_(weights[above].unsqueeze(1) + weights[left])
+                grad[above].addmm_(tile, rows[left])
+                if above != left:
+                    grad[left].addmm_(tile.T, rows[above])
         return grad, None
 
 
@@ -129,11 +136,12 @@ class _RowForm(torch.autograd.Function):
         anchors, rows, result, groups, groups_of_rows = ctx.saved_tensors
         grad_anchors = torch.zeros_like(anchors)
         grad = torch.zeros_like(rows) if ctx.needs_input_grad[1] else None
-        for own, others, logits in _row_tiles(anchors, rows, ctx.first, groups, groups_of_rows):
-            weights = logits.sub_(result[own].unsqueeze(1)).exp_().mul_(grad_outputs[0][own].unsqueeze(1))
-            grad_anchors[own].addmm_(weights, rows[others])
-            if grad is not None:
-                grad[others].addmm_(weights.T, anchors[own])
+        with _in_own_precision(rows):
+            for own, others, logits in _row_tiles(anchors, rows, ctx.first, groups, groups_of_rows):
+                weights = logits.sub_(result[own].unsqueeze(1)).exp_().mul_(grad_outputs[0][own].unsqueeze(1))
+                grad_anchors[own].addmm_(weights, rows[others])
+                if grad is not None:
+                    grad[others].addmm_(weights.T, anchors[own])
         return grad_anchors, grad, None, None, None
 
 
@@ -228,11 +236,11 @@ class _OverTiles(torch.autograd.Function):
         for number, start in enumerate(range(0, len(templates), ctx.step)):
             tile = slice(start, start + ctx.step)
             inputs = [value.detach().requires_grad_() for value in (rows, templates[tile], own)]
-            with torch.enable_grad():
+            with torch.enable_grad(), _in_own_precision(rows):
                 values = ctx.part(inputs[0], inputs[1], places - start, inputs[2])
-            of_rows, of_templates, of_own = torch.autograd.grad(
-                values, inputs, grad_outputs[0][:, number], allow_unused=True, materialize_grads=True
-            )
+                of_rows, of_templates, of_own = torch.autograd.grad(
+                    values, inputs, grad_outputs[0][:, number], allow_unused=True, materialize_grads=True
+                )
             grad_rows += of_rows
             grad_own += of_own
             grad_templates[tile] = of_templates

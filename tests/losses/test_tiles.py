@@ -1,9 +1,14 @@
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssl_sec.losses import tiles
+from ssl_sec.losses import ArcFaceLoss, DCLLoss, MoCoV3Loss, NTXentLoss, tiles
 from tests.losses.cases import rows
 
 BOUNDED, UNBOUNDED = 30.0, 1e6
@@ -55,3 +60,55 @@ def test_half_of_the_matrix_is_made_where_all_rows_are_anchors(monkeypatch):
     monkeypatch.setattr(tiles, "CPU_TILE_ROWS", 4)
     made = [(above.start, left.start) for above, left, _ in tiles._upper_tiles(rows(12))]
     assert made == [(0, 0), (0, 4), (0, 8), (4, 4), (4, 8), (8, 8)]
+
+
+LABELS = torch.arange(12) // 3
+IN_TILES = {
+    "symmetric": NTXentLoss,
+    "groups": DCLLoss,
+    "rows": partial(NTXentLoss, temperature=0.01),
+    "keys": MoCoV3Loss,
+    "classes": partial(ArcFaceLoss, 4, 8),
+}
+
+
+@pytest.mark.parametrize("name", IN_TILES)
+def test_a_backward_pass_under_autocast_is_in_single_precision(name, monkeypatch):
+    monkeypatch.setattr(tiles, "TILE_ENTRIES", 24)
+    monkeypatch.setattr(tiles, "CPU_TILE_CLASSES", 2)
+    loss, others = IN_TILES[name](), (rows(12, 8, seed=1).float(),) if name == "keys" else ()
+
+    def gradient(under_autocast):
+        embeddings = rows(12, 8).float().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=under_autocast):
+            loss(embeddings, *others, LABELS).backward()
+        return embeddings.grad
+
+    # Products of a loss outside of its tiles are torch's, which halves them in such a backward pass.
+    torch.testing.assert_close(gradient(True), gradient(False), rtol=1e-6 if name != "classes" else 1e-2, atol=1e-6)
+
+
+COMPILED = """
+import torch
+from ssl_sec import NTXentLoss
+
+def gradient(loss):
+    rows = torch.randn(12, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        value = loss(rows, torch.arange(12) // 3)
+    value.backward()
+    return rows.grad
+
+for temperature in (0.5, 0.01):
+    loss = NTXentLoss(temperature)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(gradient(compiled), gradient(loss))
+print("equal")
+"""
+
+
+def test_a_loss_compiled_under_autocast_has_its_gradient_in_single_precision():
+    """In a program of its own: the checks of shapes in the tests' process cannot be compiled."""
+    program = [sys.executable, "-W", "ignore", "-c", COMPILED]
+    done = subprocess.run(program, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "equal\n", done.stderr
