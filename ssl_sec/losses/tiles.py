@@ -81,7 +81,7 @@ def log_sum_exp_of_keys(
 
 
 def _in_own_precision(rows: Tensor) -> AbstractContextManager[object]:
-    """A context for a backward pass that runs, or is compiled, under autocast, which would halve some of its products."""
+    """A context for a backward pass that runs, or is compiled, under autocast, which would halve its products."""
     return torch.autocast(rows.device.type, enabled=False)
 
 
