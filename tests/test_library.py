@@ -13,6 +13,7 @@ from torch import nn
 
 import ssl_sec
 from ssl_sec import from_views, losses
+from ssl_sec.collectives import own_rows, rank
 from ssl_sec.data.config import DigitsConfig
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.composition.compose import compose
@@ -20,7 +21,7 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.errors import ConfigError
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.evaluation.linear_probe import linear_probe
-from ssl_sec.losses.base import require_labels
+from ssl_sec.losses.base import require_labels, require_range
 from ssl_sec.networks import Encoder, save_weights
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeConfig
@@ -30,6 +31,7 @@ from ssl_sec.training.recipe import Computation
 from tests.fakes import FakeRuntime
 from tests.losses import slow
 from tests.losses.cases import PAIR_LOSSES, rows
+from tests.workers import on_workers
 
 DOCS = Path(__file__).parents[1] / "docs"
 Z1, Z2 = rows(8, 16, seed=1), rows(8, 16, seed=2)
@@ -79,12 +81,26 @@ def test_invalid_labels_are_refused_with_the_right_call(labels):
     require_labels("NTXentLoss", Z1, torch.zeros(8, dtype=torch.int32))
 
 
+def test_arguments_that_are_no_tensors_are_refused_by_their_type():
+    with pytest.raises(TypeError, match=r"TripletLoss: found float64\[8, 16\] and list, must be tensors, "):
+        require_labels("TripletLoss", Z1, [0] * 8)
+    with pytest.raises(TypeError, match=r"TripletLoss: found ndarray and int64\[8\], must be"):
+        require_labels("TripletLoss", Z1.numpy(), torch.zeros(8, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(("anchors", "found"), [((Z1, Z2), "tuple"), (slice(0, 8, 2), r"slice\(0, 8, 2\)")])
+def test_mined_pairs_and_steps_in_place_of_anchors_are_refused(anchors, found):
+    with pytest.raises(TypeError, match=f"TripletLoss: anchors: found {found}, must be a slice of rows with step 1"):
+        require_range("TripletLoss", anchors)
+    require_range("TripletLoss", slice(2, 8, 1))
+
+
 def test_views_called_as_labels_are_a_type_error_outside_of_the_tests_too():
     code = "import torch, ssl_sec; ssl_sec.TripletLoss()(torch.randn(8, 16), torch.randn(8, 16))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == (
-        "TypeError: TripletLoss: found float32[8, 16] and float32[8, 16], must be embeddings of shape [batch, dim] and "
-        "labels, one whole number a row; of two views of the same images: loss(*ssl_sec.from_views(z1, z2))"
+        "TypeError: TripletLoss: found float32[8, 16] and float32[8, 16], must be tensors, embeddings of shape [batch, "
+        "dim] and labels, one whole number a row; of two views of the same images: loss(*ssl_sec.from_views(z1, z2))"
     )
 
 
@@ -116,6 +132,27 @@ def test_the_losses_of_the_documentation_run(place):
     names = {"z1": Z1, "z2": Z2}
     exec(blocks("losses.md")[place], names)
     assert names["loss"].shape == ()
+
+
+def documented_step(block: str, world_size: int) -> list[list[float]]:
+    """The gradients of the network by the loop of the documentation, on this worker's images."""
+    torch.manual_seed(rank())
+    network = nn.Linear(16, 8).double()
+    nn.init.eye_(network.weight)
+    nn.init.zeros_(network.bias)
+    own = own_rows(8)
+    exec(block, {"network": network, "first": Z1[own], "second": Z2[own]})
+    assert world_size == 1 or len(Z1[own]) < 8
+    return [parameter.grad.flatten().tolist() for parameter in network.parameters()]
+
+
+@pytest.mark.distributed
+def test_the_loop_of_the_documentation_on_two_workers_is_that_on_one(tmp_path):
+    block = blocks("losses.md")[2]
+    (alone,) = on_workers(1, tmp_path, documented_step, block, 1)
+    for gradients in on_workers(2, tmp_path, documented_step, block, 2):
+        for ours, theirs in zip(gradients, alone, strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("page", ["metric-learning.md", "faces.md"])

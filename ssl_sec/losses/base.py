@@ -4,9 +4,10 @@ from abc import ABC, abstractmethod
 from inspect import signature
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Integer
 from torch import Tensor, nn
 
+from ssl_sec.collectives import rank
 from ssl_sec.losses.classes import Classes, can_look, classes_of
 from ssl_sec.losses.geometry import in_full_precision
 from ssl_sec.settings import Range
@@ -24,19 +25,24 @@ class Loss(nn.Module, ABC):
     loss is NaN. A loss that is summed in tiles has no second derivative and raises an error if one is asked for.
     """
 
-    def forward(self, embeddings: Embeddings, labels: Labels, anchors: slice = slice(None)) -> Scalar:
+    def forward(
+        self, embeddings: Embeddings, labels: Integer[Tensor, " batch"], anchors: slice = slice(None)
+    ) -> Scalar:
         """The loss, or the share of it that a range of anchors contributes.
 
         Args:
             embeddings: raw rows of the global batch; the loss normalises them itself.
             labels: the class of each row, or, in self-supervision, the image that it is a view of.
-            anchors: the range of rows whose terms are summed; the shares of a partition add up to the loss.
+            anchors: the range of rows whose terms are summed, with step 1; the shares of a partition add up to the
+                loss.
 
         Raises:
-            TypeError: `labels` are not one whole number for each row.
+            TypeError: `labels` are not one whole number for each row, or `anchors` is no such slice.
             ValueError: the batch has nothing to compare; the message names what is missing.
         """
         require_labels(type(self).__name__, embeddings, labels)
+        require_range(type(self).__name__, anchors)
+        labels = labels.long()
         with torch.autocast(embeddings.device.type, enabled=False):
             share = self._share(in_full_precision(embeddings), labels, anchors)
         return share if can_look(labels) else torch.where(self.compares(labels), share, torch.nan)
@@ -91,7 +97,8 @@ def from_views(*views: Float[Tensor, "images dim"]) -> tuple[Float[Tensor, "batc
 
     Returns:
         The rows of the views, one view after the other, and for each row the number of its image: views of one image
-        are positives of each other.
+        are positives of each other. With a process group, a worker's numbers go on from those of the workers before it,
+        which have as many images, so that `Objective` takes no images of two workers for one.
 
     Raises:
         ValueError: there are fewer than two views, or their shapes differ.
@@ -101,25 +108,46 @@ def from_views(*views: Float[Tensor, "images dim"]) -> tuple[Float[Tensor, "batc
     shapes = [tuple(view.shape) for view in views]
     if len(shapes[0]) != 2 or len(set(shapes)) > 1:
         raise ValueError(f"from_views: found views of shapes {shapes}, must be [images, dim], the same for all")
-    images = torch.arange(len(views[0]), device=views[0].device)
+    first = rank() * len(views[0])
+    images = torch.arange(first, first + len(views[0]), device=views[0].device)
     return torch.cat(views), images.repeat(len(views))
 
 
-def require_labels(name: str, embeddings: Tensor, labels: Tensor) -> None:
+def require_labels(name: str, embeddings: object, labels: object) -> None:
     """Checks by shapes and types that the arguments are a batch and its labels, not two views.
 
     Raises:
         TypeError: they are not; the message shows the right call.
     """
-    whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
-    if embeddings.ndim != 2 or labels.ndim != 1 or not whole or len(labels) != len(embeddings):
-        found = " and ".join(
-            f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in (embeddings, labels)
-        )
+    if not (isinstance(embeddings, Tensor) and isinstance(labels, Tensor)):
+        fits = False
+    else:
+        whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+        fits = embeddings.ndim == 2 and labels.ndim == 1 and whole and len(labels) == len(embeddings)
+    if not fits:
         raise TypeError(
-            f"{name}: found {found}, must be embeddings of shape [batch, dim] and labels, one whole number a row; "
-            "of two views of the same images: loss(*ssl_sec.from_views(z1, z2))"
+            f"{name}: found {described(embeddings)} and {described(labels)}, must be tensors, embeddings of shape "
+            "[batch, dim] and labels, one whole number a row; of two views of the same images: "
+            "loss(*ssl_sec.from_views(z1, z2))"
         )
+
+
+def require_range(name: str, anchors: object) -> None:
+    """Checks that the third argument of a loss is a range of rows, not pairs that a miner has found.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(anchors, slice) or anchors.step not in (None, 1):
+        found = anchors if isinstance(anchors, slice) else type(anchors).__name__
+        raise TypeError(f"{name}: anchors: found {found}, must be a slice of rows with step 1; a loss mines by itself")
+
+
+def described(value: object) -> str:
+    """The type and shape of an argument, for messages."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
 def require_triplets(name: str, classes: Classes) -> None:

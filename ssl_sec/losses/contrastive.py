@@ -28,10 +28,10 @@ Contrastive loss (Hadsell et al. 2006; NormFace, Eq. 7). With d²_ij = ‖f̂_i 
 from abc import ABC, abstractmethod
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
 
-from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, require_labels
+from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, described, require_labels, require_range
 from ssl_sec.losses.classes import Classes, can_look, classes_of, positive_pairs, sum_rows, take_rows
 from ssl_sec.losses.geometry import directions, in_full_precision, squared_distances
 from ssl_sec.losses.tiles import log_sum_exp_of_keys, log_sum_exp_of_others
@@ -57,6 +57,8 @@ class NTXentLoss(Loss):
 
     def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         classes = classes_of(labels)
+        if not len(labels):
+            raise ValueError(f"{type(self).__name__} needs a positive for every row: the batch has no rows")
         if can_look(labels) and (alone := classes.size == 1).any():
             raise ValueError(
                 f"{type(self).__name__} needs a positive for every row: label {int(labels[alone][0])} occurs once in "
@@ -174,7 +176,11 @@ class TeacherLoss(nn.Module, ABC):
     """
 
     def forward(
-        self, predictions: Embeddings, targets: Embeddings, labels: Labels, anchors: slice = slice(None)
+        self,
+        predictions: Embeddings,
+        targets: Embeddings,
+        labels: Integer[Tensor, " batch"],
+        anchors: slice = slice(None),
     ) -> Scalar:
         """The loss, or the share of it that a range of rows contributes.
 
@@ -182,15 +188,22 @@ class TeacherLoss(nn.Module, ABC):
             predictions: q, raw rows.
             targets: k, the teacher's raw rows of the same views; they have no gradient.
             labels: the image that each row is a view of.
-            anchors: the range of rows whose terms are summed; the shares of a partition add up to the loss.
+            anchors: the range of rows whose terms are summed, with step 1; the shares of a partition add up to the
+                loss.
 
         Raises:
-            TypeError: `labels` are not one whole number for each row.
-            ValueError: a row has no other view.
+            TypeError: `labels` are not one whole number for each row, or `anchors` is no such slice.
+            ValueError: a row has no other view, there are no rows, or the shapes of both differ.
         """
         name = type(self).__name__
         require_labels(name, predictions, labels)
-        classes = classes_of(labels)
+        require_range(name, anchors)
+        if not len(labels) or targets.shape != predictions.shape:
+            raise ValueError(
+                f"{name}: found {described(predictions)} and {described(targets)}, must be predictions and targets of "
+                "the same views, one row or more"
+            )
+        classes = classes_of(labels.long())
         if can_look(labels) and (alone := classes.size == 1).any():
             raise ValueError(
                 f"{name} needs two views of every image: label {int(labels[alone][0])} occurs once in the batch"

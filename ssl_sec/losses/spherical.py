@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ssl_sec.losses.base import described
 from ssl_sec.losses.centres import snapshot
 from ssl_sec.losses.geometry import norms
 from ssl_sec.settings import Range
@@ -54,9 +55,19 @@ class SphericalConstraint(nn.Module):
     def forward(self, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, ""]:
         """The constraint's value; in training mode the running μ is updated first.
 
+        A batch whose mean norm is not finite, as after an overflow in half precision, leaves the running μ as it was.
+
         Args:
-            embeddings: raw rows of the global batch.
+            embeddings: raw rows of the global batch, one or more.
+
+        Raises:
+            ValueError: the embeddings have another shape, or no rows.
         """
+        if embeddings.ndim != 2 or not len(embeddings):
+            raise ValueError(
+                f"SphericalConstraint: found {described(embeddings)}, must be embeddings of shape [batch, dim], one "
+                "row or more"
+            )
         with torch.autocast(embeddings.device.type, enabled=False):
             lengths = norms(embeddings)
             return spherical_constraint(lengths, self._radius_for(lengths.detach()))
@@ -70,7 +81,9 @@ class SphericalConstraint(nn.Module):
             return mean
         moved = torch.where(self.started, (1 - self.rho) * self.mean_norm + self.rho * mean.double(), mean.double())
         if self.training:
-            self.started.fill_(True)
+            usable = mean.isfinite()
+            moved = torch.where(usable, moved, self.mean_norm)
+            self.started.logical_or_(usable)
             # The result of `copy_` must be used: otherwise torch 2.11 drops the copy from a graph on a CPU.
             return snapshot(self.mean_norm.copy_(moved)).to(lengths.dtype)
         return torch.where(self.started, self.mean_norm, mean.double()).to(lengths.dtype)

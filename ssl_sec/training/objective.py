@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, Integer
 from torch import Tensor, nn
 
 from ssl_sec.collectives import gather_rows, own_rows, sum_over_workers
@@ -101,7 +101,7 @@ class Objective(nn.Module):
     def forward(
         self,
         embeddings: Float[Tensor, "rows dim"],
-        labels: Int64[Tensor, " rows"],
+        labels: Integer[Tensor, " rows"],
         step: int,
         eta: Float[Tensor, ""] | None = None,
         features: Float[Tensor, "rows features"] | None = None,
@@ -120,7 +120,7 @@ class Objective(nn.Module):
             targets: a teacher's raw rows of the same views; a `TeacherLoss` needs them.
         """
         own = in_full_precision(embeddings)
-        rows, labels = gather_rows(own), gather_rows(labels)
+        rows, labels = gather_rows(own), gather_rows(labels.long())
         # The losses take these rows. The constraint takes the rows themselves: its gradient is not scaled.
         embeddings = grad_scale(rows, self.grad_scale, self.grad_scale_by)
         total = metric_loss = self._on_all_workers(embeddings, labels, targets)

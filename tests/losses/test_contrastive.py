@@ -163,3 +163,16 @@ def test_moco_v3_is_the_cross_entropy_of_its_algorithm():
 def test_an_image_with_one_view_is_named(loss, terms, values):
     with pytest.raises(ValueError, match=f"^{loss.__name__} needs two views of every image: label 7 occurs once"):
         loss(**values)(rows(5), rows(5), torch.tensor([1, 1, 7, 2, 2]))
+
+
+@pytest.mark.parametrize("loss", [NTXentLoss, DCLLoss])
+def test_a_batch_without_rows_is_refused(loss):
+    with pytest.raises(ValueError, match=f"{loss.__name__} needs a positive for every row: the batch has no rows"):
+        loss()(torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("loss", [BYOLLoss, MoCoV3Loss])
+def test_a_teachers_batch_without_rows_is_refused(loss):
+    none = torch.zeros(0, 5)
+    with pytest.raises(ValueError, match=rf"{loss.__name__}: found float32\[0, 5\] and float32\[0, 5\], must be"):
+        loss()(none, none, torch.zeros(0, dtype=torch.int64))

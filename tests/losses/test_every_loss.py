@@ -228,6 +228,13 @@ def test_losses_are_computed_in_single_precision_under_autocast(case, dtype):
 
 
 @every
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_labels_may_be_any_whole_numbers(case, dtype):
+    labels = case.arrange(MIXED)
+    assert case.build()(rows(), labels.to(dtype)).item() == case.build()(rows(), labels).item()
+
+
+@every
 def test_half_precision_rows_have_a_gradient_in_half_precision(case):
     embeddings = rows().bfloat16().requires_grad_()
     loss = case.build().float()

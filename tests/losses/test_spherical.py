@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -172,3 +174,30 @@ def test_a_negative_radius_is_refused(radius):
 def test_the_repr_shows_the_settings():
     assert repr(SphericalConstraint(rho=0.1)) == "SphericalConstraint(rho=0.1)"
     assert repr(SphericalConstraint(radius=0.0)) == "SphericalConstraint(radius=0.0)"
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_batch_that_overflowed_does_not_move_the_running_radius(first):
+    constraint, other = SphericalConstraint(rho=0.3), SphericalConstraint(rho=0.3)
+    broken = rows()
+    broken[0, 0] = math.inf
+    for each in [broken, rows(1)] if first else [rows(1), broken]:
+        constraint(each)
+    other(rows(1))
+    assert constraint(rows(2)).item() == other(rows(2)).item()
+    assert constraint.mean_norm.item() == other.mean_norm.item()
+
+
+def test_a_batch_without_rows_is_refused():
+    with pytest.raises(ValueError, match=r"SphericalConstraint: found float64\[0, 4\], must be embeddings of shape"):
+        SphericalConstraint()(rows(count=0))
+
+
+def test_rows_of_several_views_are_refused_unless_they_are_one_batch():
+    """In a program of its own: the checks of shapes in the tests' process come first."""
+    code = "import torch, ssl_sec; ssl_sec.SphericalConstraint()(torch.randn(2, 8, 16))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == (
+        "ValueError: SphericalConstraint: found float32[2, 8, 16], must be embeddings of shape [batch, dim], one row "
+        "or more"
+    )
