@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Integer
+from jaxtyping import Bool, Float, Int, Int64, Integer
 from torch import Tensor
 from torch.nn import functional
 
@@ -13,7 +13,7 @@ from ssl_sec.errors import DataError
 Embeddings = Float[Tensor, "images dim"] | Float[np.ndarray, "images dim"]
 # The functions check that sizes agree, with errors that name the arguments that do not.
 Rows = Float[Tensor, "_ dim"] | Float[np.ndarray, "_ dim"]
-Labels = Int[Tensor, " _"] | Int[np.ndarray, " _"]
+Labels = Integer[Tensor, " _"] | Integer[np.ndarray, " _"]
 Scores = Float[Tensor, " _"] | Float[np.ndarray, " _"]
 Same = Bool[Tensor, " _"] | Integer[Tensor, " _"] | Bool[np.ndarray, " _"] | Integer[np.ndarray, " _"]
 Selection = Bool[Tensor, " _"] | Int[Tensor, " _"] | Bool[np.ndarray, " _"] | Int[np.ndarray, " _"]
@@ -37,6 +37,43 @@ def as_same(same: Same) -> Bool[Tensor, " pairs"]:
     if len(outside := values[(values != 0) & (values != 1)]):
         raise DataError(f"verification: found {outside[0].item():g} in same, must be booleans, or 0 and 1")
     return values == 1
+
+
+def as_labelled(
+    what: str, features: Rows, labels: Labels, num_classes: int | None = None
+) -> tuple[Float[Tensor, "images dim"], Int64[Tensor, " images"]]:
+    """Features and labels as tensors, which may stay on different devices.
+
+    Args:
+        what: their name in messages.
+        features: one row for each image.
+        labels: class of each image, any type of whole numbers.
+        num_classes: labels must be below it; None for no limit.
+
+    Raises:
+        DataError: there are no images, their numbers differ, or a label is outside its range.
+    """
+    rows, classes = as_tensor(features), as_tensor(labels)
+    if rows.ndim != 2 or classes.ndim != 1 or len(rows) != len(classes) or not len(rows):
+        raise DataError(
+            f"{what}: found features of shape {list(rows.shape)} and labels of shape {list(classes.shape)}, must be "
+            "[images, dim] and [images], one image or more"
+        )
+    if classes.is_floating_point() or classes.is_complex() or classes.dtype == torch.bool:
+        found = str(classes.dtype).removeprefix("torch.")
+        raise DataError(f"{what}: found labels of type {found}, must be whole numbers")
+    classes = classes.long()
+    lowest, highest = (int(end) for end in classes.aminmax())
+    if lowest < 0 or (num_classes is not None and highest >= num_classes):
+        allowed = "≥ 0" if num_classes is None else f"in [0, {num_classes - 1}] (num_classes)"
+        raise DataError(f"{what}: found label {lowest if lowest < 0 else highest}, must be {allowed}")
+    return rows, classes
+
+
+def require_same_dim(what: str, one: Tensor, other: Tensor) -> None:
+    """Raises a DataError unless the rows of both have one number of dimensions."""
+    if one.shape[1] != other.shape[1]:
+        raise DataError(f"{what}: found rows of {one.shape[1]} and of {other.shape[1]} dimensions, must be one number")
 
 
 def unit_rows(embeddings: Float[Tensor, "images dim"]) -> Float[Tensor, "images dim"]:

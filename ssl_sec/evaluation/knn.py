@@ -8,14 +8,16 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
+from ssl_sec.evaluation.arrays import Labels, Rows, as_labelled, require_same_dim
 from ssl_sec.evaluation.linear_probe import top_k_accuracy
+from ssl_sec.settings import Range
 
 
 def knn_top1(
-    bank: Float[Tensor, "bank dim"],
-    bank_labels: Int64[Tensor, " bank"],
-    queries: Float[Tensor, "queries dim"],
-    query_labels: Int64[Tensor, " queries"],
+    bank: Rows,
+    bank_labels: Labels,
+    queries: Rows,
+    query_labels: Labels,
     *,
     num_classes: int,
     k: int = 200,
@@ -27,17 +29,27 @@ def knn_top1(
     A tie between classes counts as wrong, and so does a query whose votes are not finite.
 
     Args:
-        bank: features of the training images, of any norm; at least one row.
-        bank_labels: classes of the training images, below `num_classes`.
-        queries: features of the images to classify.
-        query_labels: classes of the queries.
+        bank: features of the training images, of any norm, with shape (bank, dim); one row or more.
+        bank_labels: classes of the training images, 0 ≤ label < `num_classes`, with shape (bank,).
+        queries: features of the images to classify, with shape (queries, dim); one row or more.
+        query_labels: classes of the queries, in the same range, with shape (queries,).
         num_classes: number of classes.
-        k: number of neighbours that vote; the whole bank if it has fewer.
+        k: number of neighbours that vote, ≥ 1; the whole bank if it has fewer.
         temperature: a neighbour at cosine s votes with weight exp(s / temperature), > 0.
-        chunk_size: queries compared at once; memory grows with chunk_size · bank.
+        chunk_size: queries compared at once, ≥ 1; memory grows with chunk_size · bank.
+
+    Raises:
+        ConfigError: `k`, `temperature` or `chunk_size` is outside its range.
+        DataError: there are no rows in the bank or no queries, the numbers of rows and labels or the dimensions differ,
+            or a label is outside its range.
     """
-    votes = knn_votes(bank, bank_labels, queries, num_classes, k, temperature, chunk_size)
-    return top_k_accuracy(votes, query_labels, 1)
+    Range(ge=1).check("k", k)
+    Range(gt=0).check("temperature", temperature)
+    Range(ge=1).check("chunk_size", chunk_size)
+    rows, labels = as_labelled("kNN, bank", bank, bank_labels, num_classes)
+    query_rows, true = as_labelled("kNN, queries", queries, query_labels, num_classes)
+    require_same_dim("kNN, bank and queries", rows, query_rows)
+    return top_k_accuracy(knn_votes(rows, labels, query_rows, num_classes, k, temperature, chunk_size), true, 1)
 
 
 @torch.no_grad()

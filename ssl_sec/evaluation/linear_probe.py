@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ssl_sec.errors import DataError
+from ssl_sec.evaluation.arrays import Labels, Rows, as_labelled, require_same_dim
 from ssl_sec.evaluation.classification.calibration import Calibration, calibration
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.splits import require_held_out, stratified_split
@@ -80,24 +81,27 @@ class ProbeResult:
 
 
 def linear_probe(
-    train: tuple[Float[Tensor, "train dim"], Int64[Tensor, " train"]],
-    test: tuple[Float[Tensor, "test dim"], Int64[Tensor, " test"]],
+    train: tuple[Rows, Labels],
+    test: tuple[Rows, Labels],
     config: ProbeConfig | None = None,
 ) -> ProbeResult:
     """The whole protocol on features: chooses a learning rate on held-out training images, then tests once.
 
     Args:
-        train: features and labels of the training images.
-        test: features and labels of the test images.
+        train: features of the training images, with shape (images, dim), and their labels, ≥ 0, with shape (images,).
+        test: features and labels of the test images, likewise.
         config: how classifiers are trained; of its fields, learning_rates, epochs, batch_size, momentum, decay_at,
             decay_factor and seed. The others concern images. None for the defaults.
 
     Raises:
-        DataError: every classifier diverged, or each class has one training image.
+        DataError: every classifier diverged, each class has one training image, there are no images, the numbers of
+            rows and labels or the dimensions differ, or a label is below 0.
     """
     config = config or ProbeConfig()
-    features, labels = train
-    num_classes = int(torch.cat([labels, test[1].to(labels)]).max()) + 1
+    features, labels = as_labelled("linear probe, train", *train)
+    test_features, test_labels = as_labelled("linear probe, test", *test)
+    require_same_dim("linear probe, train and test", features, test_features)
+    num_classes = int(torch.cat([labels, test_labels.to(labels)]).max()) + 1
     kept, held_out = stratified_split(labels, HELD_OUT_SHARE, seed=config.seed)
     require_held_out(held_out)
 
@@ -108,7 +112,9 @@ def linear_probe(
 
     probes = train_on(kept, config.learning_rates)
     rate, held_out_top1 = select_learning_rate(probes, features[held_out], labels[held_out])
-    return evaluate_probe(train_on(torch.cat([kept, held_out]), (rate,)), rate, held_out_top1, *test)
+    return evaluate_probe(
+        train_on(torch.cat([kept, held_out]), (rate,)), rate, held_out_top1, test_features, test_labels
+    )
 
 
 def shuffled(

@@ -4,9 +4,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ssl_sec.evaluation.arrays import Embeddings, as_tensor
+
 
 @torch.no_grad()
-def rankme(features: Float[Tensor, "images dim"], epsilon: float = 1e-7) -> float:
+def rankme(features: Embeddings, epsilon: float = 1e-7) -> float:
     """Effective rank of the features: exp of the entropy of their singular values (Garrido et al. 2023).
 
     RankMe = exp(-Σ p_k log p_k) with p_k = σ_k / Σ σ + epsilon, over the min(images, dim) singular values.
@@ -22,7 +24,7 @@ def rankme(features: Float[Tensor, "images dim"], epsilon: float = 1e-7) -> floa
         About 1 for features on a line or all zero, at most about min(images, dim); NaN if a feature is not
         finite.
     """
-    eigenvalues = _eigenvalues(features)
+    eigenvalues = _eigenvalues(as_tensor(features))
     if eigenvalues is None:
         return float("nan")
     singular_values = eigenvalues.sqrt()
@@ -31,7 +33,7 @@ def rankme(features: Float[Tensor, "images dim"], epsilon: float = 1e-7) -> floa
 
 
 @torch.no_grad()
-def alpha_req(features: Float[Tensor, "images dim"]) -> float:
+def alpha_req(features: Embeddings) -> float:
     """Decay α of the spectrum of the features' covariance, λ_k ∝ k^-α (Agrawal et al. 2022, "α-ReQ").
 
     Minus the slope of the least-squares line of log λ_k over log k, over the eigenvalues that are at least 1e-10 of
@@ -43,7 +45,8 @@ def alpha_req(features: Float[Tensor, "images dim"]) -> float:
     Returns:
         α; NaN if a feature is not finite, or fewer than two eigenvalues are left.
     """
-    eigenvalues = _eigenvalues(features.double() - features.double().mean(dim=0))
+    rows = as_tensor(features).double()
+    eigenvalues = _eigenvalues(rows - rows.mean(dim=0))
     if eigenvalues is None:
         return float("nan")
     kept = eigenvalues[eigenvalues >= 1e-10 * eigenvalues.max()].sort(descending=True).values

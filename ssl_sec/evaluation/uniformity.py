@@ -5,25 +5,32 @@ Hypersphere". Both measure directions, and lower values are better for both.
 """
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 from torch.nn import functional
+
+from ssl_sec.errors import DataError
+from ssl_sec.evaluation.arrays import Embeddings, Rows, as_tensor
 
 
 @torch.no_grad()
-def alignment(first: Float[Tensor, "images dim"], second: Float[Tensor, "images dim"]) -> float:
+def alignment(first: Rows, second: Rows) -> float:
     """Mean squared distance of the directions of two views of an image, E ‖f(x) - f(y)‖², in [0, 4] (Eq. 6, α = 2).
 
     Args:
         first: embeddings of one view of each image, of any norm.
         second: embeddings of another view, in the same order.
+
+    Raises:
+        DataError: the shapes of both differ.
     """
+    first, second = as_tensor(first), as_tensor(second)
+    if first.shape != second.shape:
+        raise DataError(f"alignment: found {list(first.shape)} and {list(second.shape)}, must be views of one shape")
     difference = functional.normalize(first.double(), dim=1) - functional.normalize(second.double(), dim=1)
     return difference.square().sum(dim=1).mean().item()
 
 
 @torch.no_grad()
-def uniformity(embeddings: Float[Tensor, "images dim"], t: float = 2.0, chunk_size: int = 1024) -> float:
+def uniformity(embeddings: Embeddings, t: float = 2.0, chunk_size: int = 1024) -> float:
     """Logarithm of the mean Gaussian potential of pairs of directions, log E exp(-t ‖f(x) - f(y)‖²) (Eq. 7).
 
     Args:
@@ -34,7 +41,7 @@ def uniformity(embeddings: Float[Tensor, "images dim"], t: float = 2.0, chunk_si
     Returns:
         A value in [-4 t, 0]; 0 if all directions are equal.
     """
-    directions = functional.normalize(embeddings.double(), dim=1)
+    directions = functional.normalize(as_tensor(embeddings).double(), dim=1)
     num_images = len(directions)
     assert num_images >= 2, "a pair needs two images"
     total = directions.new_zeros(())

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from inspect import signature
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int64, Integer
@@ -138,8 +139,9 @@ def require_range(name: str, anchors: object) -> None:
     Raises:
         TypeError: it is not.
     """
-    if not isinstance(anchors, slice) or anchors.step not in (None, 1):
-        found = anchors if isinstance(anchors, slice) else type(anchors).__name__
+    given = cast("slice[object, object, object]", anchors)
+    if not isinstance(anchors, slice) or given.step not in (None, 1):
+        found = given if isinstance(anchors, slice) else type(anchors).__name__
         raise TypeError(f"{name}: anchors: found {found}, must be a slice of rows with step 1; a loss mines by itself")
 
 

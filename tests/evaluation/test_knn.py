@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.evaluation.arrays import require_same_dim
 from ssl_sec.evaluation.knn import knn_top1, knn_votes
 
 NUM_CLASSES = 5
@@ -82,3 +84,40 @@ def test_features_that_are_not_finite_score_0(sets):
     assert knn_top1(bank, bank_labels, nowhere, query_labels, num_classes=NUM_CLASSES) == 0
     bank[3] = torch.nan
     assert knn_top1(bank, bank_labels, queries, query_labels, num_classes=NUM_CLASSES) == 0
+
+
+def test_arrays_of_numpy_and_labels_of_any_integers_are_taken(sets):
+    expected = knn_top1(*sets, num_classes=NUM_CLASSES)
+    assert knn_top1(*(each.numpy() for each in sets), num_classes=NUM_CLASSES) == expected
+    bank, bank_labels, queries, query_labels = sets
+    for dtype in (torch.int32, torch.uint8):
+        found = knn_top1(bank, bank_labels.to(dtype), queries, query_labels.to(dtype), num_classes=NUM_CLASSES)
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"k": 0}, "k: found 0, must be ≥ 1"),
+        ({"temperature": 0.0}, "temperature: found 0.0, must be > 0"),
+        ({"temperature": -0.1}, "temperature: found -0.1, must be > 0"),
+        ({"chunk_size": 0}, "chunk_size: found 0, must be ≥ 1"),
+    ],
+)
+def test_a_setting_outside_its_range_is_refused(sets, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        knn_top1(*sets, num_classes=NUM_CLASSES, **settings)
+
+
+def test_rows_and_labels_that_do_not_fit_are_refused(sets):
+    bank, bank_labels, queries, query_labels = sets
+    with pytest.raises(DataError, match=r"kNN, bank: found features of shape \[400, 8\] and labels of shape \[399\]"):
+        knn_top1(bank, bank_labels[1:], queries, query_labels, num_classes=NUM_CLASSES)
+    with pytest.raises(DataError, match=r"kNN, queries: found features of shape \[0, 8\] .* one image or more"):
+        knn_top1(bank, bank_labels, queries[:0], query_labels[:0], num_classes=NUM_CLASSES)
+    with pytest.raises(DataError, match=r"kNN, bank: found label 4, must be in \[0, 3\] \(num_classes\)"):
+        knn_top1(*sets, num_classes=4)
+    with pytest.raises(DataError, match=r"kNN, queries: found label -1, must be in \[0, 4\]"):
+        knn_top1(bank, bank_labels, queries, query_labels - 1, num_classes=NUM_CLASSES)
+    with pytest.raises(DataError, match="kNN: found rows of 8 and of 4 dimensions, must be one number"):
+        require_same_dim("kNN", bank, bank[:, :4])

@@ -10,6 +10,7 @@ from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.linear_probe import (
     LinearProbes,
     evaluate_probe,
+    linear_probe,
     select_learning_rate,
     shuffled,
     top_k_accuracy,
@@ -232,3 +233,24 @@ def test_a_collapsed_probe_scores_0_and_its_confusion_says_the_same(value):
     assert (result.top1, result.top5) == (0, 0)
     assert result.confusion.diagonal().sum() == 0
     assert result.confusion.sum(1).tolist() == [3] * 8
+
+
+SHORT = ProbeConfig(epochs=2, learning_rates=(0.1,))
+
+
+def test_a_probe_takes_arrays_of_numpy_and_labels_of_any_integers():
+    (rows, labels), test = draw(80), draw(40, seed=1)
+    expected = linear_probe((rows, labels), test, SHORT).top1
+    arrays = [(features.numpy(), classes.numpy()) for features, classes in ((rows, labels), test)]
+    assert linear_probe(*arrays, SHORT).top1 == expected
+    assert linear_probe((rows, labels.int()), (test[0], test[1].to(torch.uint8)), SHORT).top1 == expected
+
+
+def test_a_probe_of_rows_and_labels_that_do_not_fit_is_refused():
+    (rows, labels), test = draw(80), draw(40, seed=1)
+    with pytest.raises(DataError, match=r"linear probe, train: found features of shape \[80, 6\] and .* \[79\], must"):
+        linear_probe((rows, labels[1:]), test, SHORT)
+    with pytest.raises(DataError, match=r"linear probe, test: found features of shape \[0, 6\] .* one image or more"):
+        linear_probe((rows, labels), draw(0), SHORT)
+    with pytest.raises(DataError, match="linear probe, train: found label -1, must be ≥ 0"):
+        linear_probe((rows, labels - 1), test, SHORT)

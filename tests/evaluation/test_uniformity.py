@@ -3,6 +3,8 @@ import math
 import pytest
 import torch
 
+from ssl_sec.errors import DataError
+from ssl_sec.evaluation.rank import alpha_req, rankme
 from ssl_sec.evaluation.uniformity import alignment, uniformity
 from tests.evaluation.test_rank import draw
 
@@ -30,3 +32,19 @@ def test_uniformity_is_0_for_one_direction_and_lower_the_more_the_directions_spr
     on_a_circle = uniformity(draw(2000, 2))
     assert uniformity(draw(2000, 16)) < on_a_circle < 0
     assert uniformity(torch.tensor([[1.0, 0], [-1, 0]])) == pytest.approx(-8)
+
+
+def test_views_of_different_shapes_are_refused():
+    with pytest.raises(DataError, match=r"alignment: found \[50, 8\] and \[1, 8\], must be views of one shape"):
+        alignment(draw(50, 8), draw(1, 8))
+
+
+def test_arrays_of_numpy_are_taken():
+    first, second = draw(50, 8), draw(50, 8, seed=1)
+    for measure, rows in (
+        (alignment, (first, second)),
+        (uniformity, (first,)),
+        (rankme, (first,)),
+        (alpha_req, (first,)),
+    ):
+        assert measure(*(each.numpy() for each in rows)) == measure(*rows)
