@@ -5,6 +5,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import PIL.Image
 import pytest
 import torch
 from torch import nn
@@ -217,6 +218,15 @@ def test_the_documented_lines_for_weights_alone_read_a_resnet(tmp_path):
     exportable = exportable_resnet(18, "cifar", 1.0, 3)
     FORMATS["safetensors"].write(exportable, some_images(exportable), tmp_path)
     check_export(FORMATS["safetensors"], exportable, some_images(exportable), tmp_path)
+
+
+def test_the_documented_lines_make_images_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    PIL.Image.new("RGB", (50, 40), (255, 0, 51)).save("photo.jpg", quality=95)
+    (lines,) = re.findall(r"```python\n(import torch\nfrom PIL.*?)\n```", PAGE.read_text(), re.DOTALL)
+    exec(lines, names := {})
+    assert (names["images"].shape, names["images"].dtype) == ((1, 3, 32, 32), torch.float32)
+    torch.testing.assert_close(names["images"].mean((0, 2, 3)), torch.tensor([1, 0, 0.2]), rtol=0, atol=0.02)
 
 
 def test_timms_config_states_scaling_and_size(tmp_path):
