@@ -36,4 +36,5 @@ def test_the_environments_cluster_and_the_gpus_name_are_described(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU number {device.index}")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert describe_runtime(LocalConfig()) == "device: cuda (GPU number 0), one process, bfloat16"
