@@ -106,7 +106,7 @@ METRICS: Mapping[str, Metric] = {
         "share of the variation in the directions within classes (SFT, Eq. 8, %)", "r_w %"
     ),
     "probe/top1": _result("linear probe top-1 on the test set (%)", "probe top-1 %"),
-    "probe/top5": _result("linear probe top-5 on the test set, with more than five classes (%)", "probe top-5 %"),
+    "probe/top5": _result("linear probe top-5 on the test set (%)", "probe top-5 %"),
     "probe/knn_top1": _result("kNN top-1 on the test set (%)", "kNN top-1 %"),
     "probe/ece": _result("expected calibration error of the linear probe on the test set (%)", "probe ECE %"),
     "probe/logistic_top1": _result("logistic regression top-1 on the test set (%)", "logistic regression top-1 %"),
@@ -126,7 +126,7 @@ METRICS: Mapping[str, Metric] = {
     "val/top1": _result(f"top-1 on {_HELD_OUT} (%)", "held-out top-1 %"),
     "train/top1": _reported("top-1 on training images (%)", "training top-1 %"),
     "finetune/top1": _result("top-1 on the test set (%)", "top-1 %"),
-    "finetune/top5": _result("top-5 on the test set, with more than five classes (%)", "top-5 %"),
+    "finetune/top5": _result("top-5 on the test set (%)", "top-5 %"),
     "finetune/mean_per_class": _result("mean of the classes' accuracies on the test set (%)", "mean per class %"),
     "finetune/ece": _result("expected calibration error on the test set (%)", "ECE %"),
     "finetune/epoch": _result("epoch whose network was measured"),
