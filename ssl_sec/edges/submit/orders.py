@@ -129,20 +129,14 @@ def check_command(job: str, overrides: Sequence[str], name: str | None, is_local
     run = probed_folder(job, given, values)
     if run is not None:  # the job takes the output folder of that run
         if not is_remote(run) and not os.path.isabs(run):
-            if not is_local:
-                raise ConfigError(
-                    f"run: found {run!r}, must be an absolute path on storage that all nodes share, a URL of object "
-                    "storage, or the id or name of a run"
-                )
-            given = [o for o in given if not o.startswith("run=")]
-            given.append(assigned("run", os.path.abspath(run)))
-    elif not is_remote(output_dir) and not os.path.isabs(output_dir):
-        if not is_local:
-            raise ConfigError(
-                f"output_dir: found {output_dir!r}, must be an absolute path on storage that all nodes share, or the "
-                "URL of object storage"
+            allowed = (
+                "an absolute path on storage that all nodes share, a URL of object storage, or the id or name of a run"
             )
-        given.append(assigned("output_dir", os.path.abspath(output_dir)))
+            given = [o for o in given if not o.startswith("run=")]
+            given.append(assigned("run", _absolute("run", run, allowed, is_local)))
+    elif not is_remote(output_dir) and not os.path.isabs(output_dir):
+        allowed = "an absolute path on storage that all nodes share, or the URL of object storage"
+        given.append(assigned("output_dir", _absolute("output_dir", output_dir, allowed, is_local)))
     if not values.get("run_name"):
         # The folder may not be visible from here, so the time makes the name unique.
         unnamed = from_values(RECIPES[job].config, values_for(job, given))
@@ -156,8 +150,19 @@ def check_command(job: str, overrides: Sequence[str], name: str | None, is_local
     return Command(job=job, overrides=tuple(given), name=config.run_name, recipe=recipe)
 
 
+def _absolute(key: str, path: str, allowed: str, is_local: bool) -> str:
+    """The absolute path of a relative one, as the job starts in another folder.
+
+    Raises:
+        ConfigError: the cluster is elsewhere.
+    """
+    if not is_local:
+        raise ConfigError(f"{key}: found {path!r}, must be {allowed}")
+    return os.path.abspath(path)
+
+
 def _absolute_data(config: Any, is_local: bool) -> list[str]:
-    """The overrides that make paths of data absolute: no data is sent, and the job starts in another folder.
+    """The overrides that make relative paths of data absolute, since no data is sent.
 
     Raises:
         ConfigError: a path is relative, and the cluster is elsewhere.
@@ -166,12 +171,15 @@ def _absolute_data(config: Any, is_local: bool) -> list[str]:
         return []
     found: list[str] = []
     for key, places in config.data.places.items():
-        relative = [place for place in places if "://" not in place and not place.startswith(("/", "~"))]
-        if relative and not is_local:
-            allowed = "an absolute path that all nodes see" + ("" if key == "root" else ", or a URL")
-            raise ConfigError(f"data.{key}: found {relative[0]!r}, must be {allowed}: no data is sent")
-        if relative:
-            absolute = [os.path.abspath(place) if place in relative else place for place in places]
+        or_url = "" if key == "root" else ", or a URL"
+        allowed = f"an absolute path that all nodes see{or_url}: no data is sent"
+        absolute = [
+            place
+            if "://" in place or place.startswith(("/", "~"))
+            else _absolute(f"data.{key}", place, allowed, is_local)
+            for place in places
+        ]
+        if absolute != list(places):
             found.append(assigned("data.root", *absolute) if key == "root" else f"data.{key}={in_grammar(absolute)}")
     return found
 
