@@ -92,7 +92,7 @@ class FakeStore:
         folder.mkdir(exist_ok=True)
         return folder / f"{steps_taken:08d}.safetensors"
 
-    def describe_data(self, image_set):
+    def describe_data(self, image_set, *, is_resumed=False):
         self.described.append((image_set.name, len(image_set)))
 
     def forget_records_from(self, step):

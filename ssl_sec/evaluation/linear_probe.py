@@ -94,13 +94,15 @@ def linear_probe(
             decay_factor and seed. The others concern images. None for the defaults.
 
     Raises:
-        DataError: every classifier diverged, each class has one training image, there are no images, the numbers of
-            rows and labels or the dimensions differ, or a label is below 0.
+        DataError: every classifier diverged, all training images are of one class, each class has one of them, there
+            are no images, the numbers of rows and labels or the dimensions differ, or a label is below 0.
     """
     config = config or ProbeConfig()
     features, labels = as_labelled("linear probe, train", *train)
     test_features, test_labels = as_labelled("linear probe, test", *test)
     require_same_dim("linear probe, train and test", features, test_features)
+    if len(set(labels.tolist())) == 1:
+        raise DataError(f"linear probe, train: found one class, {int(labels[0])}; it needs two or more")
     num_classes = int(torch.cat([labels, test_labels.to(labels)]).max()) + 1
     kept, held_out = stratified_split(labels, HELD_OUT_SHARE, seed=config.seed)
     require_held_out(held_out)

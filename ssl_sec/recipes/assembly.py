@@ -60,8 +60,12 @@ class RunStore(Protocol):
     examples_path: Path
     check_path: Path
 
-    def describe_data(self, image_set: ImageSet) -> None:
-        """Records the description of the training set."""
+    def describe_data(self, image_set: ImageSet, *, is_resumed: bool = False) -> None:
+        """Records the description of the training set.
+
+        Raises:
+            DataError: if a resumed run began with other images.
+        """
         ...
 
     def forget_records_from(self, step: int) -> None:
@@ -287,7 +291,7 @@ def _restore(recipe: Recipe, runtime: Runtime, store: RunStore) -> int:
         workers = "1 worker" if runtime.world_size == 1 else f"{runtime.world_size} workers"
         log_once(runtime, "resuming after step %d of %d on %s", first_step, recipe.total_steps, workers)
     if runtime.rank == 0:
-        store.describe_data(recipe.image_set)
+        store.describe_data(recipe.image_set, is_resumed=first_step > 0)
         store.forget_records_from(first_step)
     steps, batch_size = f"{recipe.total_steps - first_step:,}", f"{recipe.sampler.global_batch_size:,}"
     log_once(runtime, "training %s steps of %s images", steps, batch_size)

@@ -23,7 +23,7 @@ from ssl_sec.losses.geometry import GradScaleBy, grad_scale, in_full_precision, 
 from ssl_sec.losses.spherical import SphericalConstraint
 from ssl_sec.losses.template import AgentLoss, CenterLoss
 from ssl_sec.losses.transform import SphericalFeatureTransform
-from ssl_sec.training.schedules import Schedule
+from ssl_sec.training.schedules import Constant, Schedule
 
 Transform = SphericalFeatureTransform | RowGenerator
 
@@ -70,7 +70,7 @@ class Objective(nn.Module):
     Args:
         loss: any loss of `ssl_sec.losses`; a `TeacherLoss` also takes a teacher's rows.
         constraint: the norm constraint; None for none.
-        eta: weight of the constraint as a function of the global step.
+        eta: weight of the constraint: a number, or a function of the global step.
         transform: transform or generator of further rows; None for none.
         grad_scale: exponent p of GradScale, for the gradients of the loss but not of the constraint; see
             `ssl_sec.losses.geometry.grad_scale`.
@@ -84,7 +84,7 @@ class Objective(nn.Module):
         self,
         loss: Loss | TeacherLoss,
         constraint: SphericalConstraint | None,
-        eta: Schedule,
+        eta: Schedule | float,
         transform: Transform | None = None,
         grad_scale: float = 0.0,
         grad_scale_by: GradScaleBy = "rows",
@@ -92,7 +92,7 @@ class Objective(nn.Module):
         super().__init__()
         self.loss = loss
         self.constraint = constraint
-        self.eta = eta
+        self.eta = eta if callable(eta) else Constant(eta)
         self.transform = transform
         self.grad_scale = grad_scale
         self.grad_scale_by: GradScaleBy = grad_scale_by

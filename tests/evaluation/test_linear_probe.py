@@ -254,3 +254,5 @@ def test_a_probe_of_rows_and_labels_that_do_not_fit_is_refused():
         linear_probe((rows, labels), draw(0), SHORT)
     with pytest.raises(DataError, match="linear probe, train: found label -1, must be ≥ 0"):
         linear_probe((rows, labels - 1), test, SHORT)
+    with pytest.raises(DataError, match="linear probe, train: found one class, 2; it needs two or more"):
+        linear_probe((rows, torch.full_like(labels, 2)), test, SHORT)

@@ -78,7 +78,7 @@ def test_generated_rows_have_their_own_loss_with_its_weight():
     transform.centres.normal_()
     generated, targets = transform.eval()(embeddings, labels, 4)
     loss = TripletLoss(0.5)
-    terms = Objective(loss, SphericalConstraint(), Constant(2.0), transform)(embeddings, labels, step=4)
+    terms = Objective(loss, SphericalConstraint(), 2.0, transform)(embeddings, labels, step=4)
     assert terms.generated_loss.item() == loss(generated, targets).item() > 0
     assert terms.metric_loss.item() == loss(embeddings, labels).item() != terms.generated_loss.item()
     expected = terms.metric_loss + 0.3 * terms.generated_loss + 2.0 * terms.constraint

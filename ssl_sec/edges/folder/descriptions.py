@@ -94,6 +94,23 @@ class DataDescription:
             digest=digest or fingerprint(image_set),
         )
 
+    def require_images_of(self, before: "DataDescription") -> None:
+        """Refuses other images than those that a run began with: its batches would be others.
+
+        Raises:
+            DataError: if the images, their labels or the names of their files differ.
+        """
+        if before.digest in (None, self.digest):
+            return
+        found = f"{self.num_images:,} images, but the run to resume began with {before.num_images:,}"
+        if self.num_images == before.num_images:
+            found = (
+                f"{self.num_images:,} images, but they, their labels or names of files have changed since the run began"
+            )
+        raise DataError(
+            f"{self.name}: found {found}; allowed: the same images as then, or a new run (another run_name)"
+        )
+
     @classmethod
     def read(cls, path: Path, check_path: Path) -> "DataDescription":
         """The description of a run's data.

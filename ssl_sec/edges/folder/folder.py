@@ -246,9 +246,17 @@ class RunFolder:
         """Starts uploading this worker's files of checkpoints; None if the folder itself keeps them."""
         return None
 
-    def describe_data(self, image_set: ImageSet) -> None:
-        """Writes the description of the training set, or of the test set of a probe."""
-        replace_text(self.data_path, json.dumps(asdict(DataDescription.of(image_set))))
+    def describe_data(self, image_set: ImageSet, *, is_resumed: bool = False) -> None:
+        """Writes the description of the training set, or of the test set of a probe.
+
+        Raises:
+            DataError: if a resumed run began with other images.
+        """
+        now = DataDescription.of(image_set)
+        if is_resumed:
+            with contextlib.suppress(StorageError):  # a crash has damaged the earlier description, or left none
+                now.require_images_of(self.data())
+        replace_text(self.data_path, json.dumps(asdict(now)))
 
     @property
     def described_in(self) -> tuple[Path, ...]:

@@ -139,9 +139,9 @@ class WorkerFolder(StoredFolder):
         self._call("add_failure", about_failure(rank, error))
         self.wait_until_sent()
 
-    def describe_data(self, image_set: ImageSet) -> None:
+    def describe_data(self, image_set: ImageSet, *, is_resumed: bool = False) -> None:
         """Sends the description of the data."""
-        super().describe_data(image_set)
+        super().describe_data(image_set, is_resumed=is_resumed)
         self._send_files()
 
     def write_outcome(self, outcome: str) -> None:

@@ -26,6 +26,7 @@ from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import from_values
 from ssl_sec.training.step import Request
+from tests.data.test_fingerprint import write_image
 from tests.edges.run.driver.conftest import pretrain_config
 
 
@@ -226,6 +227,34 @@ def test_a_resume_ignores_records_damaged_by_a_crash(quick, tmp_path: Path, monk
     assert losses == list(range(len(losses))) and len(losses) == 10
     points = MlflowClient(finished.uri).get_metric_history(finished.run_id, "train/loss")
     assert [point.step for point in points] == losses
+
+
+def test_a_resume_with_other_images_is_refused_and_with_the_first_ones_continues(tmp_path: Path, monkeypatch):
+    images = tmp_path / "photos"
+    for number in range(16):
+        write_image(images / f"{number:02d}.png", number)
+    overrides = ["data=folder", f"data.root={images}", f"output_dir={tmp_path / 'runs'}", "run_name=grown"]
+    small = ["encoder.width=0.125", "epochs=2", "global_batch_size=8", "monitor.neighbours=2", "log_every_steps=1"]
+    config = pretrain_config([*overrides, *small, "tracking.system_metrics=false", "tracking.register_model=false"])
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
+        run_training(PRETRAIN, config)
+
+    write_image(images / "16.png", 16)
+    number = (
+        "folder/train: found 17 images, but the run to resume began with 16; allowed: the same images as then, or a new"
+    )
+    with pytest.raises(DataError, match=number):
+        run_training(PRETRAIN, replace(config, resume=True))
+    (images / "03.png").unlink()
+    with pytest.raises(
+        DataError, match="folder/train: found 16 images, but they, their labels or names of files have changed"
+    ):
+        run_training(PRETRAIN, replace(config, resume=True))
+    write_image(images / "03.png", 3)
+    (images / "16.png").unlink()
+    finished = run_training(PRETRAIN, replace(config, resume=True))
+    assert [record["step"] for record in finished.folder.records() if "train/loss" in record["metrics"]] == [0, 1, 2, 3]
 
 
 def test_a_data_error_leaves_no_folder_and_a_failed_run(tmp_path: Path):
