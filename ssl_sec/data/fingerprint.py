@@ -24,12 +24,9 @@ def fingerprint(image_set: ImageSet) -> str:
     of those in memory, up to 256 MiB of them, or 512 of the encoded ones, or eight blocks of a set that is read by
     blocks.
     """
-    digest = hashlib.sha256(repr((image_set.image_shape, image_set.class_names)).encode())
-    if image_set.class_names or not isinstance(image_set, StreamedImages):
-        digest.update(image_set.labels.numpy().tobytes())
+    digest = _listed(image_set)
     if isinstance(image_set, StreamedImages):
         blocks = image_set.reader.blocks
-        digest.update(blocks.sizes.numpy().tobytes())
         for block in range(0, len(blocks.sizes), math.ceil(len(blocks.sizes) / _BLOCKS)):
             for image in blocks.read(block):
                 digest.update(hashlib.sha256(image).digest())
@@ -43,13 +40,27 @@ def fingerprint(image_set: ImageSet) -> str:
         pixels = image_set.images[chosen if image_set.rows is None else image_set.rows[chosen]]
         digest.update(np.ascontiguousarray(pixels.cpu().numpy()).data)
         return digest.hexdigest()[:16]
-    store, rows = image_set.store, image_set.rows
-    if isinstance(store, FileStore):
-        for row in range(len(store.paths)) if rows is None else rows.tolist():
-            digest.update(store.paths[row] + b"\0")
     for image in range(0, len(image_set), math.ceil(len(image_set) / _FILES) or 1):
-        digest.update(_content(image_set, image if rows is None else int(rows[image])))
+        digest.update(_content(image_set, image if image_set.rows is None else int(image_set.rows[image])))
     return digest.hexdigest()[:16]
+
+
+def listing(image_set: ImageSet) -> str:
+    """The fingerprint without the images themselves: labels, class names, names of files, sizes of blocks."""
+    return _listed(image_set).hexdigest()[:16]
+
+
+def _listed(image_set: ImageSet) -> "hashlib._Hash":
+    digest = hashlib.sha256(repr((image_set.image_shape, image_set.class_names)).encode())
+    if image_set.class_names or not isinstance(image_set, StreamedImages):
+        digest.update(image_set.labels.numpy().tobytes())
+    if isinstance(image_set, StreamedImages):
+        digest.update(image_set.reader.blocks.sizes.numpy().tobytes())
+    elif isinstance(image_set, EncodedImages) and isinstance(image_set.store, FileStore):
+        paths, rows = image_set.store.paths, image_set.rows
+        for row in range(len(paths)) if rows is None else rows.tolist():
+            digest.update(paths[row] + b"\0")
+    return digest
 
 
 def _content(image_set: EncodedImages, row: int) -> bytes:

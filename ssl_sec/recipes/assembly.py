@@ -16,8 +16,10 @@ from ssl_sec.collectives import (
     average_parameter_gradients,
     gather_objects,
     highest_of_workers,
+    world_size,
 )
 from ssl_sec.data.class_splits import hold_out_classes
+from ssl_sec.data.fingerprint import listing
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import Sampler, worker_rows
 from ssl_sec.errors import DataError
@@ -218,13 +220,13 @@ def require_same_images(image_set: ImageSet) -> None:
     """Refuses to train if the workers have opened different images, as where a folder is incomplete on one node.
 
     Raises:
-        DataError: on every worker, with the first worker whose number of images or labels differ.
+        DataError: on every worker, with the first worker whose number of images, labels or names of files differ.
     """
-    own = (len(image_set), int(image_set.labels.sum()))
+    own = (len(image_set), listing(image_set) if world_size() > 1 else "")
     (first, host), *others = gather_objects((own, socket.gethostname()))
     for rank, (found, other_host) in enumerate(others, start=1):
         if found != first:
-            differ = f"{found[0]:,} images" if found[0] != first[0] else "other labels"
+            differ = f"{found[0]:,} images" if found[0] != first[0] else "other labels or names of files"
             raise DataError(
                 f"{image_set.name}: worker {rank} on {other_host} has {differ}, worker 0 on {host} has {first[0]:,} "
                 "images; all nodes must have the same images, and data.on_bad_image=skip leaves out the unreadable "

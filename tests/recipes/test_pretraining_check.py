@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssl_sec.collectives import rank, world_size
+from ssl_sec.data.decode import Decoding
+from ssl_sec.data.folders import open_folder
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.errors import DataError
 from ssl_sec.recipes import assembly
@@ -20,6 +22,7 @@ from ssl_sec.training.config import LocalConfig
 from ssl_sec.training.recipe import Computation
 from tests.data.files import plain, write_folder, write_parquet
 from tests.data.shards.test_tar import write_tar
+from tests.data.test_fingerprint import write_image
 from tests.fakes import FakeRuntime, assert_identical
 from tests.recipes.test_pretraining import config, curve, run
 from tests.workers import on_workers
@@ -286,12 +289,34 @@ def test_many_digests():
 
 def test_workers_with_different_images_do_not_train(monkeypatch):
     images = open_digits("train")
-    for others, found in (((len(images) - 1, 0), "1,436 images"), ((len(images), 7), "other labels")):
+    for others, found in (
+        ((len(images) - 1, ""), "1,436 images"),
+        ((len(images), "ab"), "other labels or names of files"),
+    ):
         monkeypatch.setattr(assembly, "gather_objects", lambda own, others=others: [own, own, (others, "node-b")])
         with pytest.raises(DataError, match=f"^digits/train: worker 2 on node-b has {found}, worker 0 on .* has 1,437"):
             assembly.require_same_images(images)
     monkeypatch.setattr(assembly, "gather_objects", lambda own: [own, own])
     assembly.require_same_images(images)
+
+
+def test_workers_with_as_many_but_other_files_do_not_train(tmp_path: Path, monkeypatch):
+    for node, names in (("a", "xyz"), ("b", "xyw")):
+        for name in names:
+            write_image(tmp_path / node / f"{name}.png", 0)
+    own, other = (open_folder("train", tmp_path / node, Decoding(resident_limit_mib=0)) for node in "ab")
+    monkeypatch.setattr(assembly, "world_size", lambda: 2)
+    gathered: list[tuple[object, str]] = []
+
+    def gather(found: tuple[object, str]) -> list[tuple[object, str]]:
+        gathered.append(found)
+        return gathered
+
+    monkeypatch.setattr(assembly, "gather_objects", gather)
+    assembly.require_same_images(own)
+    assembly.require_same_images(own)
+    with pytest.raises(DataError, match=r"^folder/train: worker 2 on .* has other labels or names of files, worker 0"):
+        assembly.require_same_images(other)
 
 
 @pytest.mark.parametrize(
