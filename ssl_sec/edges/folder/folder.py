@@ -1,7 +1,6 @@
 """The folder of a run: its configuration, metrics, checkpoints and results.
 
-All workers and the driver see the same folder, so on a cluster it must be on shared storage. Metrics are written to
-`metrics.jsonl` first, one JSON object per line; the driver follows that file for the console and for MLflow.
+All workers and the driver see the same folder, so on a cluster it must be on shared storage.
 """
 
 import contextlib
@@ -10,7 +9,6 @@ import logging
 import shlex
 import shutil
 import socket
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -21,15 +19,15 @@ import torch
 import yaml
 
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.edges.folder.descriptions import DataDescription, RunIdentity, about_failure, about_worker, user_error
+from ssl_sec.edges.folder.descriptions import DataDescription, RunIdentity, user_error
+from ssl_sec.edges.folder.logs import RunLogs
 from ssl_sec.edges.folder.stored_config import probed_run
-from ssl_sec.edges.folder.text import append_json, has_metrics, json_lines, text_of, writing
+from ssl_sec.edges.folder.text import text_of, writing
 from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.edges.storage.checkpoints import CheckpointUpload
 from ssl_sec.errors import ConfigError, StorageError, UserError
 from ssl_sec.files import replace_text
 from ssl_sec.training.checkpoint import MANIFEST, load_checkpoint, step_of
-from ssl_sec.training.norms import NormHistogram
 from ssl_sec.training.resuming import Found, agreed_checkpoint, newest_checkpoint
 from ssl_sec.training.visibility import wait_until_visible
 
@@ -41,7 +39,7 @@ logger = logging.getLogger(__name__)
 _VISIBLE_WITHIN_S = 5.0  # for the driver's token
 
 
-class RunFolder:
+class RunFolder(RunLogs):
     """The files of a run.
 
     Args:
@@ -49,15 +47,12 @@ class RunFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self.name = path.name  # name of the run
         self.config_path = path / "config.yaml"  # the resolved configuration
-        self.metrics_path = path / "metrics.jsonl"  # metrics, and messages for the console
         self.checkpoints_path = path / "checkpoints"
         self.identity_path = path / "mlflow.json"  # the RunIdentity
         self.run_id_path = path / "mlflow_run_id"  # the run's id in MLflow, once it is known
-        self.workers_path = path / "workers.jsonl"  # each start of a worker
-        self.failures_path = path / "failures.jsonl"  # errors of workers, with tracebacks
         self.stop_path = path / "stop"  # exists while a stop is requested
         self.save_path = path / "save"  # exists while a checkpoint is requested
         self.check_path = path / "check.json"  # how many images are duplicates or unreadable
@@ -182,11 +177,6 @@ class RunFolder:
         """Marks the run as complete: the driver has uploaded the results."""
         self._unclosed_path.unlink(missing_ok=True)
 
-    def removal(self) -> StorageError:
-        """The error for a folder that was removed while its run was active."""
-        lost = "what it had saved is lost; the same command starts the run again"
-        return StorageError(f"output_dir: {self.path} was removed during the run: {lost}")
-
     def refresh(self) -> None:
         """Fetches the files that other machines have written."""
 
@@ -293,52 +283,9 @@ class RunFolder:
             _VISIBLE_WITHIN_S,
         )
 
-    def log_worker(self, rank: int, world_size: int, node: str) -> None:
-        """Logs the start of this worker process."""
-        self.add_worker(about_worker(rank, world_size, node))
-
-    def add_worker(self, about: Mapping[str, Any]) -> None:
-        """Logs the start of a worker process, unless the folder cannot be written."""
-        with contextlib.suppress(OSError):
-            append_json(self.workers_path, about)
-
-    def workers(self) -> list[dict[str, Any]]:
-        """The starts of worker processes, oldest first."""
-        return json_lines(self.workers_path)
-
-    def log_failure(self, rank: int, error: BaseException) -> None:
-        """Logs an error of this process."""
-        self.add_failure(about_failure(rank, error))
-
-    def add_failure(self, about: Mapping[str, Any]) -> None:
-        """Logs the error of a worker process, unless the folder cannot be written."""
-        with contextlib.suppress(OSError):
-            append_json(self.failures_path, about)
-
-    def failures(self) -> list[dict[str, Any]]:
-        """The errors of workers, oldest first; without those of killed processes."""
-        return json_lines(self.failures_path)
-
     def crash_path(self, rank: int) -> Path:
         """The file where a worker process that a signal kills dumps its stack, if the signal allows it."""
         return self.path / f"crash-{rank}.txt"
-
-    def log_message(self, level: str, message: str) -> None:
-        """Writes a message for the console of the driver, unless the folder cannot be written."""
-        with contextlib.suppress(StorageError):
-            self.append_record({"time": time.time(), "message": masked(f"{level}: {message}")})
-
-    def append_record(self, record: Mapping[str, Any]) -> None:
-        """Adds a line to the metrics.
-
-        Raises:
-            StorageError: if the folder was removed, or cannot be written.
-        """
-        with writing(self.path):
-            try:
-                append_json(self.metrics_path, record)
-            except FileNotFoundError as error:
-                raise self.removal() from error
 
     def is_stop_requested(self) -> bool:
         """Whether a stop is requested."""
@@ -350,27 +297,6 @@ class RunFolder:
             self.save_path.unlink()
             return True
         return False
-
-    def records(self) -> list[dict[str, Any]]:
-        """All metrics, without messages."""
-        return [record for record in json_lines(self.metrics_path) if has_metrics(record)]
-
-    def messages(self) -> list[tuple[float, str]]:
-        """Time and text of all messages."""
-        return [(record["time"], record["message"]) for record in json_lines(self.metrics_path) if "message" in record]
-
-    def last_metrics(self) -> dict[str, float]:
-        """The last value of each metric."""
-        return {key: value for record in self.records() for key, value in record["metrics"].items()}
-
-    def histograms(self) -> list[NormHistogram]:
-        """The histograms of the norms, oldest first."""
-        return [NormHistogram(**record["norms"]) for record in self.records() if "norms" in record]
-
-    def forget_records_from(self, step: int) -> None:
-        """Drops the metrics of steps that will be repeated; messages stay."""
-        kept = [each for each in json_lines(self.metrics_path) if not has_metrics(each) or each["step"] < step]
-        replace_text(self.metrics_path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def write_outcome(self, outcome: str) -> None:
         """Writes how the workers ended: "finished" or "stopped".

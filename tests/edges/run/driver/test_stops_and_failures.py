@@ -15,6 +15,7 @@ from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file
 
 from ssl_sec.edges.folder import folder as folder_module
+from ssl_sec.edges.folder import logs
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run import running, worker
 from ssl_sec.edges.run.driver import run_training
@@ -202,8 +203,8 @@ def test_a_full_disk_fails_the_run_with_one_line(quick, tmp_path: Path, monkeypa
         return limited
 
     folder = RunFolder(tmp_path / "runs" / "digits" / "full")
-    for name in ("append_json", "replace_text"):
-        monkeypatch.setattr(folder_module, name, until_full(getattr(folder_module, name)))
+    for module, name in ((logs, "append_json"), (folder_module, "replace_text")):
+        monkeypatch.setattr(module, name, until_full(getattr(module, name)))
     config = pretrain_config([*quick, "run_name=full", "log_every_steps=1"])
     with pytest.raises(StorageError, match="output_dir: .*/digits/full cannot be written: No space left on device"):
         run_training(PRETRAIN, config)
