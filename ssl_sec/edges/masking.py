@@ -20,7 +20,6 @@ _SIGNATURE = re.compile(
     rf"[\w.-]*(?:{_SECRET_KEY.pattern})[\w.-]*)=)[^&\s'\"]+",
     re.IGNORECASE,
 )
-_SIGNED_QUERY = re.compile(rf"\?[^\s'\"]*={re.escape(HIDDEN)}[^\s'\"]*")
 # In code and settings: the name of a secret, then = or :, then a string in quotes, or a bare word that is not code.
 _ASSIGNED = re.compile(
     rf"(?P<start>[\w.-]*(?:{_SECRET_KEY.pattern})\w*['\"]?\s*[:=]\s*)"
@@ -32,11 +31,6 @@ _ASSIGNED = re.compile(
 def masked(text: str) -> str:
     """Hides the user names and passwords of URIs in a text, and the signatures of signed URLs."""
     return _SIGNATURE.sub(rf"\1{HIDDEN}", _USERINFO.sub(rf"\1{HIDDEN}@", text))
-
-
-def without_signatures(text: str) -> str:
-    """Removes the queries of signed URLs from a masked text: they differ whenever a URL is signed."""
-    return _SIGNED_QUERY.sub("", text)
 
 
 def masked_command(arguments: Sequence[str]) -> str:

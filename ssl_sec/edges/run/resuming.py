@@ -5,17 +5,18 @@ from typing import Any
 
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import stored_values
-from ssl_sec.edges.masking import masked_values, without_signatures
+from ssl_sec.edges.masking import masked_values
 from ssl_sec.edges.run.running import running
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import RecipeRow
 from ssl_sec.settings import flattened, from_values, to_values
 
-# Settings that a resume may change.
+# Settings that a resume may change. Images at another place must be the same ones: the workers compare them.
 _FREE_KEYS = (
     *("runtime.", "tracking.", "checkpoint.", "monitor.", "probe."),
     *("resume", "output_dir", "log_every_steps", "check_images"),
+    *("data.root", "data.train", "data.test", "data.cache_folder"),
 )
 
 
@@ -70,12 +71,8 @@ def is_probed(folder: RunFolder) -> bool:
 def require_same_settings(
     before: Mapping[str, Any], now: Mapping[str, Any], free: tuple[str, ...] = _FREE_KEYS
 ) -> None:
-    """Raises a ConfigError if settings differ, except for keys that start with one of `free`.
-
-    Signed URLs of one file are the same, since a signature expires; the workers compare the images.
-    """
+    """Raises a ConfigError if settings differ, except for keys that start with one of `free`."""
     flat_before, flat_now = flattened(masked_values(before)), flattened(masked_values(now))
     for key in sorted(flat_before.keys() | flat_now.keys()):
-        found, kept = repr(flat_now.get(key)), repr(flat_before.get(key))
-        if not key.startswith(free) and without_signatures(found) != without_signatures(kept):
-            raise ConfigError(f"{key}: found {found}, but the run to resume has {kept}")
+        if not key.startswith(free) and flat_before.get(key) != flat_now.get(key):
+            raise ConfigError(f"{key}: found {flat_now.get(key)!r}, but the run to resume has {flat_before.get(key)!r}")

@@ -58,18 +58,6 @@ def test_a_resume_needs_the_same_recipe_and_may_change_the_runtime():
     require_same_settings(values, longer, ("epochs",))
 
 
-def test_a_url_that_was_signed_again_is_the_same_setting():
-    first, again, other = (
-        {"data": {"train": [f"https://host/{name}.parquet?Expires={time}&Signature=s{time}"]}}
-        for name, time in (("a", 1), ("a", 2), ("b", 1))
-    )
-    require_same_settings(first, again)
-    with pytest.raises(
-        ConfigError, match=r"^data\.train: found .*/b\.parquet.*, but the run to resume has .*/a\.parquet"
-    ):
-        require_same_settings(first, other)
-
-
 @pytest.mark.parametrize(
     ("job", "given", "length"),
     [

@@ -254,7 +254,9 @@ def test_a_resume_with_other_images_is_refused_and_with_the_first_ones_continues
         run_training(PRETRAIN, replace(config, resume=True))
     write_image(images / "03.png", 3)
     (images / "16.png").unlink()
-    finished = run_training(PRETRAIN, replace(config, resume=True))
+    moved = images.rename(tmp_path / "moved")
+    given = [f"resume={tmp_path}/runs/photos/grown", f"data.root={moved}"]
+    finished = run_training(PRETRAIN, from_values(PretrainConfig, values_of("pretrain", given)))
     assert [record["step"] for record in finished.folder.records() if "train/loss" in record["metrics"]] == [0, 1, 2, 3]
 
 
