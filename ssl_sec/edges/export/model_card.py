@@ -19,6 +19,7 @@ from ssl_sec.edges.tracking.provenance import DIRTY_TAG
 from ssl_sec.errors import printable
 from ssl_sec.exporting import Exportable, Format, versions
 from ssl_sec.exporting.checking import Check
+from ssl_sec.exporting.reading import reading
 from ssl_sec.metrics import known_metrics
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.recipes.tracking import Checkpoint
@@ -82,8 +83,8 @@ def model_card(
         recipe.network.format(exportable.dim),
         "## Input",
         f"float32 [batch, {channels}, {height}, {width}], pixels in [0, 1], any batch size; the training images had "
-        f"{height} x {width} pixels. {_preparation(exportable)}{form.input_contract(exportable)} "
-        f"Output: float32 [batch, {exportable.dim}].",
+        f"{height} x {width} pixels. {form.input_contract(exportable)} Output: float32 [batch, {exportable.dim}].",
+        *_reading(form, exportable),
         "## Use",
         *([] if hub_name is None else [f"```bash\nhf download {hub_name} --local-dir encoder && cd encoder\n```"]),
         f"In this folder, with `images` as {'a numpy array' if form.takes_numpy else 'a torch tensor'}:",
@@ -124,14 +125,9 @@ def model_card(
     return "\n\n".join(parts) + "\n"
 
 
-def _preparation(exportable: Exportable) -> str:
-    crop = None if exportable.record is None else exportable.record.crop
-    if crop is None:
-        return ""
-    return (
-        f"For evaluation, images were resized to a short side of {crop.short_side_px} pixels, bilinear with "
-        f"antialiasing, and the centre of {crop.size_px} x {crop.size_px} was cut out. "
-    )
+def _reading(form: Format, exportable: Exportable) -> list[str]:
+    code = reading(exportable, form.takes_numpy)
+    return [] if code is None else ["The lines that make `images` of a file:", f"```python\n{code}\n```"]
 
 
 def _results(run: Run, probes: Sequence[Run] | None, checkpoint: Checkpoint) -> str:

@@ -28,6 +28,7 @@ from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.tracking.networks import found_network
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.exporting import formats
+from ssl_sec.exporting.reading import reading
 from ssl_sec.metrics import metric
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
@@ -109,6 +110,7 @@ def test_the_card_has_what_mlflow_knows(finished, exported):
         assert fields["metrics"] == ["accuracy"]
         assert name in fields["tags"]
         assert "license" not in fields
+        assert f"```python\n{reading(one.exportable, one.form.takes_numpy)}\n```" in body
         assert f"```python\n{one.form.loading(one.exportable)}\n{one.form.use(one.exportable)}\n```" in body
         assert f"(`val/knn_top1`) | {run.data.metrics['val/knn_top1']:.4g} |" in body
         assert f"(`probe/top1`) | {finished.metrics['probe/top1']:.4g} |" in body
