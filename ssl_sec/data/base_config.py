@@ -40,7 +40,7 @@ class DataSetConfig(Settings, key="data", is_base=True):
 
     @property
     def has_test_images(self) -> bool:
-        """Whether the options say where test images are."""
+        """Whether the set has test images, as far as is known without opening it."""
         return True
 
     @property

@@ -104,6 +104,12 @@ class FolderConfig(FilesConfig):
         """The name of the folder."""
         return title_of_place(self.root) or self.name
 
+    @property
+    def has_test_images(self) -> bool:
+        """Whether the folder has one for test images, or is not on this machine."""
+        root = Path(self.root).expanduser()
+        return not root.is_dir() or any((root / name).is_dir() for name in ("test", "val"))
+
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         return self._open_folder(split, crop, shared_classes=True)
 

@@ -366,18 +366,13 @@ def subset(image_set: ImageSet, indices: Int64[Tensor, " chosen"], which: str = 
     return replace(whole, labels=image_set.labels[indices], queries=queries, rows=rows, description=description, **bad)
 
 
-def require_labels(image_set: ImageSet, purpose: str) -> None:
-    """Refuses images without labels, and those of one class, on which every classifier is right.
-
-    Args:
-        image_set: the images.
-        purpose: purpose that needs the labels, for messages.
-    """
+def require_labels(image_set: ImageSet, purpose: str, key: str = "data") -> None:
+    """Refuses images without labels, or of one class, where every classifier is right; says why, and names the key."""
     match image_set.class_names:
         case ():
-            hint = ", or data.labels=true if the folders are classes" if image_set.name.startswith("folder/") else ""
-            found = f"{image_set.name}: {len(image_set):,} images without labels found"
-            raise DataError(f"{found}; {purpose} needs the class of each image: give labelled images{hint}")
+            hint = f", or {key}.labels=true if the folders are classes" if image_set.name.startswith("folder/") else ""
+            wanted = f"{purpose} needs the class of each image: give labelled images{hint}"
+            raise DataError(f"{image_set.name}: {len(image_set):,} images without labels found; {wanted}")
         case (only,):
             raise DataError(f"{image_set.name}: found one class, {only}; {purpose} needs two or more")
 

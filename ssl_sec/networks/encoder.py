@@ -41,7 +41,12 @@ class Encoder(nn.Module):
 
         Args:
             images: pixels in [0, 1].
+
+        Raises:
+            TypeError: they are whole numbers, as pixels from 0 to 255 are.
         """
+        if not images.is_floating_point():
+            raise TypeError(f"images: found {images.dtype}, must be floats in [0, 1], as images.float() / 255 is")
         return self.backbone((images - self.mean) / self.std)
 
 

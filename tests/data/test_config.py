@@ -32,6 +32,13 @@ def test_digits_open_with_a_balanced_subset_of_the_training_split_only():
     assert len(DigitsConfig(max_images=5000).open("train")) == 1437
 
 
+@pytest.mark.parametrize(("split", "has_test"), [("train", False), ("test", True), ("val", True), ("other", False)])
+def test_a_folder_has_test_images_if_it_has_a_folder_of_them_or_is_elsewhere(tmp_path, split, has_test):
+    write_folder(tmp_path, {f"{split}/cat/1.png": plain(1)})
+    assert FolderConfig(root=str(tmp_path)).has_test_images == has_test
+    assert FolderConfig(root=str(tmp_path / "missing")).has_test_images
+
+
 def test_the_channels_of_a_set_are_known_before_it_is_opened():
     assert DigitsConfig().channels == DigitsConfig().open("test").image_shape[0] == 1
     assert (MNISTConfig().channels, CIFARConfig(name="cifar10").channels, CUBConfig().channels) == (1, 3, 3)

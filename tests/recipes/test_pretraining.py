@@ -224,7 +224,12 @@ def test_labels_of_another_set_rank_the_encoders_of_images_without_labels(tmp_pa
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        ({}, DataError, "folder/train: 200 images without labels found; monitor.data needs the class of each image"),
+        (
+            {},
+            DataError,
+            "folder/train: 200 images without labels found; monitor.data needs the class of each image: give labelled "
+            "images, or monitor.data.labels=true if the folders are classes",
+        ),
         (
             {"image_size_px": 12, "labels": True},
             ConfigError,

@@ -37,7 +37,7 @@ from ssl_sec.training.config import LocalConfig, RuntimeConfig
 logger = logging.getLogger("ssl_sec")
 
 # Keys of the origin that must be equal for two files to belong together, as must the precision, which devices decide.
-_DECIDING = ("weights", "digest", "split", "images", "image_shape", "rows_per_part", "dim")
+_DECIDING = ("weights", "images", "digest", "split", "image_shape", "rows_per_part", "dim")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

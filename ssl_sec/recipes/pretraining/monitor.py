@@ -178,7 +178,7 @@ class Monitor:
 def _open_labelled(data: DataConfig, image_shape: tuple[int, int, int], device: torch.device) -> ImageSet:
     """The training images of a labelled set, of the shape that the encoder is trained on."""
     image_set = on_device(data.open("train"), device)
-    require_labels(image_set, "monitor.data")
+    require_labels(image_set, "monitor.data", "monitor.data")
     if image_set.image_shape != image_shape:
         found, allowed = (" x ".join(map(str, shape)) for shape in (image_set.image_shape, image_shape))
         channels, height, width = image_shape

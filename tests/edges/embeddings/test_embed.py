@@ -225,6 +225,10 @@ def test_images_that_the_encoder_does_not_take_are_refused_before_anything_is_wr
     grey = ("data=folder", f"data.root={photos}", "data.num_channels=1", "split=train")
     embed(run, output, *grey)
     assert pq.read_table(output)["path"].to_pylist() == [str(photos / f"{number}.png") for number in range(3)]
+    Image.new("L", (8, 8)).save(photos / "3.png")
+    with pytest.raises(ConfigError, match="holds other embeddings of the train split, with images 3 instead of 4"):
+        embed(run, output, *grey)
+    (photos / "3.png").unlink()
     (photos / "1.png").write_bytes(b"no image")
     skipping = embed(run, tmp_path / "skipped", *grey, "data.on_bad_image=skip")
     assert skipping.num_left_out == 1
