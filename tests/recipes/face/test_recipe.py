@@ -232,6 +232,15 @@ def test_people_of_a_test_set_are_left_out(tmp_path, tested):
         assert runtime.last_state()["objective"]["loss.weight"].shape == (people, 16)
 
 
+@pytest.mark.parametrize(("epochs", "is_said"), [(3, True), (4, False), (0, False)])
+def test_a_ramp_that_never_begins_is_said_to_train_without_the_constraint(caplog, epochs, is_said):
+    constraint = {"name": "sec", "eta": 0.5, "ramp": "face"}
+    with caplog.at_level("INFO"):
+        recipe = build_recipe(config(constraint=constraint, epochs=epochs), open_digits("train"), FakeRuntime())
+    said = f"constraint.ramp=face: η is 0 in all {recipe.total_steps} steps, as in a run without the constraint"
+    assert caplog.messages.count(said) == int(is_said)
+
+
 def test_normfaces_bound_is_reported_beside_its_loss(tmp_path):
     runtime, _ = run(tmp_path, loss={"name": "normface"}, epochs=1)
     bounds, scales = (list(runtime.series(f"train/{name}").values()) for name in ("loss_lower_bound", "scale"))
