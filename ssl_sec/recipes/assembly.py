@@ -34,7 +34,7 @@ from ssl_sec.networks.recomputation import recompute_blocks
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.class_sharding import template_losses
-from ssl_sec.training.config import RuntimeConfig
+from ssl_sec.training.config import RuntimeConfig, SphericalConfig
 from ssl_sec.training.objective import Objective, Transform
 from ssl_sec.training.recipe import Computation, Recipe
 from ssl_sec.training.schedules import TeacherMomentum
@@ -116,6 +116,11 @@ def assemble(
     encoder, head = _initialise(config, image_set, runtime)
     prepare(Network(encoder, head))
     eta = config.constraint.weight(sampler.steps_per_epoch, total_steps)
+    constraint = config.constraint
+    # No ramp falls.
+    if isinstance(constraint, SphericalConfig) and constraint.eta > 0 and total_steps > 0 and eta(total_steps - 1) == 0:
+        without = "constraint.ramp=%s: η is 0 in all %s steps, as in a run without the constraint"
+        log_once(runtime, without, constraint.ramp, f"{total_steps:,}")
     made = None
     if transform is not None:
         made = transform(

@@ -306,11 +306,14 @@ def _open_named(
         raise DataError(f"{pair.where}: {printable(pair.first)} is compared with itself")
     used, positions = named.unique(return_inverse=True)
     shown = [listed.people[row] for row in used.tolist()]
-    # If only some names are known, people cannot be left out of a training set reliably.
-    people = [] if None in shown else sorted({person for person in shown if person is not None})
-    labels = {person: label for label, person in enumerate(people)}
     same = torch.tensor([pair.same for pair in pairs])
     require_both_kinds(same, printable(str(path)))
+    # Folders that hold everyone are not people: then both images of every pair, even of two people, are in one.
+    are_people = any(shown[first] != shown[second] for first, second in positions[~same].tolist())
+    # If only some names are known, people cannot be left out of a training set reliably.
+    known = are_people and None not in shown
+    people = sorted({person for person in shown if person is not None}) if known else []
+    labels = {person: label for label, person in enumerate(people)}
     return VerificationPairs(
         name=name,
         images=from_store(

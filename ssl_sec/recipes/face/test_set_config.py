@@ -99,9 +99,13 @@ class BLUFRConfig(_TestSetConfig):
             numbers, labels = protocol.labels.unique(return_inverse=True)
             names = tuple(map(str, numbers.tolist()))
         _require_known_and_unknown(trials, labels, f"test set {self.title}")
-        people = frozenset(printable(top_folder(path)) for path in paths) - {""}
+        folders = [printable(top_folder(path)) for path in paths]
+        shown = {(folder, label) for folder, label in zip(folders, labels.tolist(), strict=True) if folder}
+        people = frozenset(folder for folder, _ in shown)
+        # A folder of several people is none of them.
+        known = len(people) == len(shown)
         images = open_listed(paths, labels, names, root, where, self.title, decoding)
-        return OpenSetTestSet(images=images, trials=trials, people=people)
+        return OpenSetTestSet(images=images, trials=trials, people=people if known else frozenset())
 
 
 @dataclass(frozen=True, kw_only=True)

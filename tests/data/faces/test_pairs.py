@@ -192,6 +192,15 @@ def test_images_at_any_depth_are_of_the_people_whose_folders_are_above(tmp_path)
     assert shown(pairs) == [(1, 2, True, 0), (1, 3, False, 0)] and pairs.people == {"ann", "bo"}
 
 
+def test_a_folder_that_holds_everyone_is_no_person(tmp_path):
+    table, root = write_table(
+        tmp_path, "first,second,same\nAnn_Li_0001.jpg,Ann_Li_0002.png,1\nBo_0003.jpg,Cy_0001.jpg,0\n"
+    )
+    assert open_pair_table(table, root).people == {"Ann_Li", "Bo", "Cy"}
+    above = open_pair_table(table, root.parent)
+    assert shown(above) == [(1, 2, True, 0), (3, 4, False, 0)] and above.people == frozenset()
+
+
 def write_faces(path, class_names=None):
     """Parquet files with the images of the folder."""
     labels = [0, 0, 2, 2, 1, 1]

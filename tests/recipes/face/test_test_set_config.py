@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
+from ssl_sec.data.decode import Decoding
 from ssl_sec.data.faces.config import LFWPairsConfig
 from ssl_sec.errors import ConfigError, MissingDataError
 from ssl_sec.recipes.face.test_set_config import (
@@ -127,6 +129,13 @@ def test_drawn_trials_have_the_images_of_people_at_any_depth(tmp_path, root):
     found, flat = (opened("drawn", each) for each in (nested, root))
     assert isinstance(found, OpenSetTestSet) and isinstance(flat, OpenSetTestSet)
     assert found.people == flat.people and found.images.labels.tolist() == flat.images.labels.tolist()
+
+
+def test_a_folder_that_holds_everyone_is_no_person_of_blufr(root):
+    lists, folder = str(root / "blufr.mat"), root / "lfw"
+    found, above = (BLUFRConfig(root=str(each), lists=lists).open(Decoding()) for each in (folder, root))
+    assert found.people == {path.name for path in folder.iterdir()} and above.people == frozenset()
+    assert torch.equal(above.images.labels, found.images.labels)
 
 
 def test_too_few_distractors_and_too_few_people(root):
