@@ -1,11 +1,14 @@
 """Subsets of the training images: held-out ones, and labelled ones where there are few labels."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from ssl_sec.data.image_set import ImageSet
-from ssl_sec.errors import ConfigError, DataError, printable
+from ssl_sec.data.image_set import ImageSet, subset
+from ssl_sec.errors import ConfigError, DataError, MissingDataError, printable
 from ssl_sec.seeding import derived_seed
 
 # Images of each sampled class if there are too many classes to sample all.
@@ -38,6 +41,38 @@ def stratified_split(
             count = min(max(round(fraction * len(indices)), 1), len(indices) - 1)
             is_held_out[indices[:count]] = True
     return (~is_held_out).nonzero().squeeze(1), is_held_out.nonzero().squeeze(1)
+
+
+def with_test_images(image_set: ImageSet, share: float, seed: int) -> tuple[ImageSet, ImageSet]:
+    """Divides the training split of a set that has no test images.
+
+    Args:
+        image_set: the labelled images of the split.
+        share: share of each class for the test, in (0, 1); see `stratified_split`.
+        seed: seed of the draw.
+
+    Returns:
+        The images for training and those for the test.
+
+    Raises:
+        DataError: each class has one image.
+    """
+    rest, held_out = stratified_split(image_set.labels, share, derived_seed(seed, "test share"))
+    require_held_out(held_out)
+    return subset(image_set, rest, "for training"), subset(image_set, held_out, "held out for the test")
+
+
+@contextmanager
+def opening_test_images(key: str) -> Iterator[None]:
+    """Adds to the error about missing test images that some can be held out.
+
+    Args:
+        key: key of the share that is held out.
+    """
+    try:
+        yield
+    except MissingDataError as error:
+        raise MissingDataError(f"{error}; {key}=0.2 holds out test images of the training split") from error
 
 
 def require_held_out(held_out: Int64[Tensor, " held_out"]) -> None:

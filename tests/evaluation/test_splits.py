@@ -3,6 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.splits import (
     labelled_share,
@@ -10,6 +11,7 @@ from ssl_sec.evaluation.splits import (
     require_held_out,
     stratified_sample,
     stratified_split,
+    with_test_images,
 )
 
 LABELS = torch.tensor([2, 0, 1, 1, 0, 1, 0, 1, 1, 0, 1, 1, 1, 1])  # 4, 9 and 1 of the classes 0, 1 and 2
@@ -41,6 +43,14 @@ def test_a_split_is_drawn_by_its_seed():
     assert all(map(torch.equal, first, stratified_split(labels, 0.1, seed=3)))
     assert not torch.equal(first[1], stratified_split(labels, 0.1, seed=4)[1])
     assert labels[first[1]].bincount().tolist() == [5] * 10
+
+
+def test_test_images_are_a_share_of_each_class_that_is_not_trained_on():
+    images = open_digits("train")
+    train, test = with_test_images(images, 0.2, seed=3)
+    assert sorted([*train.rows.tolist(), *test.rows.tolist()]) == list(range(len(images)))
+    assert torch.equal(test.labels.bincount(), (images.labels.bincount() * 0.2).round().long())
+    assert not torch.equal(test.rows, with_test_images(images, 0.2, seed=4)[1].rows)
 
 
 def test_a_split_does_not_follow_the_order_of_the_images():

@@ -12,10 +12,13 @@ from ssl_sec.collectives import rank, world_size
 from ssl_sec.data.config import DigitsConfig
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.errors import ConfigError, MissingDataError, Stopped, StorageError
+from ssl_sec.evaluation.config import ProbeConfig
+from ssl_sec.evaluation.splits import with_test_images
 from ssl_sec.recipes.finetuning import recipe as finetuning
 from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.finetuning.recipe import Classified, build_recipe, labelled_images
 from ssl_sec.recipes.finetuning.recipe import run as finetune
+from ssl_sec.recipes.probing.recipe import open_splits
 from ssl_sec.settings import from_values
 from ssl_sec.training.step import train_step
 from tests.fakes import FakeRuntime, FakeStore, assert_identical, loaded
@@ -205,6 +208,33 @@ def test_test_labels_decide_the_score_and_not_the_choice(tmp_path, monkeypatch, 
     assert poisoned.series("val/top1") == whole[0].series("val/top1")
     assert_identical(load_file(store.encoder_path), load_file(whole[1].encoder_path))
     assert poisoned.series("finetune/top1") != whole[0].series("finetune/top1")
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_without_a_test_split_the_test_images_are_those_of_a_probe(tmp_path, monkeypatch, seed):
+    train_set = open_digits("train")
+
+    def open_split(self, split, crop):
+        if split == "test":
+            raise MissingDataError("digits/test: no such folder")
+        return train_set
+
+    monkeypatch.setattr(DigitsConfig, "_open", open_split)
+    with pytest.raises(
+        MissingDataError, match=r"digits/test: no such folder; test_share=0\.2 holds out test images of"
+    ):
+        run(tmp_path)
+    divided = []
+
+    def divide(*given, **named):
+        divided.append(with_test_images(*given, **named))
+        return divided[-1]
+
+    monkeypatch.setattr(finetuning, "with_test_images", divide)
+    runtime, _ = run(tmp_path, epochs=0, test_share=0.25, seed=seed)
+    assert 0 <= runtime.series("finetune/top1")[0][1] <= 100
+    expected = open_splits(DigitsConfig(), ProbeConfig(test_share=0.25))
+    assert [each.rows.tolist() for each in divided[0]] == [each.rows.tolist() for each in expected]
 
 
 def test_frozen_stages_keep_their_weights_and_batch_norm_statistics(tmp_path):

@@ -45,6 +45,8 @@ class FinetuneConfig(TrainingConfig):
         labels_per_class: number of labelled images of each class instead; None for the share.
         held_out_share: share of the training images of each class that are not trained on, whether labelled or not, by
             which the best epoch is chosen, in [0, 1); 0 trains on all labelled images and keeps the last epoch.
+        test_share: share of each class of the training split that is held out as the test images, the same ones for
+            every `seed`, and those of a probe with `probe.seed=0`; None takes the test split of the data set.
         trained_stages: how many of the encoder's last stages are trained, ≥ 0; the others keep their weights, and their
             batch norms the running statistics. `all` for all of them.
         mixup: α of the mixing of two images and their labels, ≥ 0; 0 mixes none.
@@ -62,6 +64,7 @@ class FinetuneConfig(TrainingConfig):
     labels_share: Share = 1.0
     labels_per_class: Count | None = None
     held_out_share: BelowOne = 0.1
+    test_share: Annotated[float, Range(gt=0, lt=1)] | None = None
     trained_stages: CountOrZero | Literal["all"] = "all"
     mixup: Annotated[float, Range(ge=0, le=100)] = 0.0
     evaluated: Literal["best", "last"] = "best"

@@ -28,9 +28,11 @@ from ssl_sec.evaluation.linear_probe import confusion_of, top5_accuracy, top_k_a
 from ssl_sec.evaluation.splits import (
     labelled_share,
     labelled_subset,
+    opening_test_images,
     require_held_out,
     require_same_classes,
     stratified_split,
+    with_test_images,
 )
 from ssl_sec.networks import Encoder, Network
 from ssl_sec.networks.stages import freeze_all_but
@@ -163,8 +165,13 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
     train_set = on_device(config.data.open("train", crop), runtime.device)
     require_labels(train_set, "fine-tuning")  # before the test images, which unlabelled sets often lack
     # Opened before the training, so that a missing test split is an error at once.
-    test = on_device(config.data.open("test", centre), runtime.device)
-    require_labels(test, "fine-tuning")
+    if config.test_share is None:
+        with opening_test_images("test_share"):
+            test = on_device(config.data.open("test", centre), runtime.device)
+        require_labels(test, "fine-tuning")
+    else:
+        train_set, held_out = with_test_images(train_set, config.test_share, seed=0)
+        test = with_crop(held_out, centre)
     for image_set in (train_set, test):
         require_any_order(image_set, "fine-tuning")
     require_same_classes(train_set, test, "fine-tuning")

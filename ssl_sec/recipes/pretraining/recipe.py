@@ -7,6 +7,7 @@ import torch
 
 from ssl_sec.data.image_set import ImageSet, on_device, require_labels
 from ssl_sec.data.shards.streamed import shuffled_batches
+from ssl_sec.evaluation.splits import opening_test_images
 from ssl_sec.losses.config import TeacherLossConfig
 from ssl_sec.networks.encoder import Network, check_size
 from ssl_sec.networks.initialisation import cut_
@@ -58,7 +59,8 @@ def _require_probed(config: PretrainConfig, image_set: ImageSet, num_workers: in
     config.probe.require_shares(num_workers)
     require_labels(image_set, "probe.enabled=true")
     if config.probe.test_share is None:
-        open_encoded(config.data, "test")
+        with opening_test_images("probe.test_share"):
+            open_encoded(config.data, "test")
 
 
 def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:

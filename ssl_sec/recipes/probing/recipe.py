@@ -33,7 +33,14 @@ from ssl_sec.evaluation.linear_probe import (
     shuffled,
     train_linear_probes,
 )
-from ssl_sec.evaluation.splits import labelled_subset, require_held_out, require_same_classes, stratified_split
+from ssl_sec.evaluation.splits import (
+    labelled_subset,
+    opening_test_images,
+    require_held_out,
+    require_same_classes,
+    stratified_split,
+    with_test_images,
+)
 from ssl_sec.networks.convolutions import lay_out
 from ssl_sec.networks.weights import UnfitWeightsError
 from ssl_sec.recipes.assembly import extractor
@@ -214,10 +221,9 @@ def open_splits(data: DataConfig, config: ProbeConfig) -> tuple[ImageSet, ImageS
     train_set = data.open_all("train")
     require_labels(train_set, "a linear probe")  # before the test images, which unlabelled sets often lack
     if config.test_share is None:
-        return train_set, data.open_all("test")
-    rest, held_out = stratified_split(train_set.labels, config.test_share, derived_seed(config.seed, "test share"))
-    require_held_out(held_out)
-    return subset(train_set, rest, "for training"), subset(train_set, held_out, "held out for the test")
+        with opening_test_images("probe.test_share"):
+            return train_set, data.open_all("test")
+    return with_test_images(train_set, config.test_share, config.seed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
