@@ -1,11 +1,12 @@
 """Files that are replaced whole, or not at all."""
 
+import fcntl
 import os
 
 import pytest
 
 from ssl_sec import files
-from ssl_sec.files import replace_text, replaced
+from ssl_sec.files import locked, replace_text, replaced
 
 
 @pytest.mark.parametrize("sync", [True, False])
@@ -25,6 +26,23 @@ def test_an_error_leaves_the_old_file(tmp_path, error):
         temporary.write_text("half")
         raise error
     assert (tmp_path / "figures.csv").read_text() == "old" and os.listdir(tmp_path) == ["figures.csv"]
+
+
+def test_two_that_write_a_file_at_once_do_not_disturb_each_other(tmp_path):
+    path = tmp_path / "figures.csv"
+    with replaced(path) as first:
+        first.write_text("first")
+        with replaced(path) as second:
+            second.write_text("second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first" and os.listdir(tmp_path) == ["figures.csv"]
+
+
+def test_a_locked_block_runs_alone(tmp_path):
+    with (tmp_path / "lock").open("w") as other:
+        with locked(tmp_path / "lock"), pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_the_content_is_on_the_disk_before_the_name(tmp_path, monkeypatch):

@@ -45,6 +45,14 @@ def test_a_batch_depends_on_seed_and_step_alone():
     assert not torch.equal(make(6).indices(0), expected[0])
 
 
+def test_a_batch_that_is_changed_is_drawn_again_as_before():
+    sampler = ShuffledBatches(num_images=100, global_batch_size=10, seed=0)
+    batch = sampler.indices(3)
+    expected = batch.tolist()
+    batch.zero_()
+    assert sampler.indices(3).tolist() == expected
+
+
 def test_the_order_of_images_never_changes_between_versions():
     # A change of these numbers breaks the resume of runs that are under way.
     batches = ShuffledBatches(num_images=50_000, global_batch_size=5, seed=0)

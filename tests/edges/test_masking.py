@@ -30,16 +30,23 @@ def test_userinfo_of_addresses_is_hidden(text, shown):
     assert masked(shown) == shown
 
 
+@pytest.mark.parametrize("kind", ["postgres", "mysql+pymysql", "mariadb", "mssql+pyodbc", "oracle"])
+def test_a_password_of_a_database_may_have_a_slash(kind):
+    assert masked(f"{kind}://ada:Zx/9@host/db") == f"{kind}://***@host/db"
+
+
 def test_values_of_secret_keys_are_hidden_everywhere():
     values = {
         "tracking": {"uri": "http://u:p@h", "api_token": "abc", "password": None},
         "data": {"train": ["s3://k:s@b/a", 3], "AWS_SECRET_ACCESS_KEY": "x", "apiKey": 5},
         "keys": 2,
+        "locations": ("s3://k:s@b/c", {"token": "x"}),
     }
     assert masked_values(values) == {
         "tracking": {"uri": "http://***@h", "api_token": "***", "password": None},
         "data": {"train": ["s3://***@b/a", 3], "AWS_SECRET_ACCESS_KEY": "***", "apiKey": "***"},
         "keys": 2,
+        "locations": ["s3://***@b/c", {"token": "***"}],
     }
     assert values["tracking"]["uri"] == "http://u:p@h"
 

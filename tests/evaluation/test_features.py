@@ -35,6 +35,16 @@ def test_features_and_labels_are_in_the_order_of_the_indices(batch_size):
     torch.testing.assert_close(features, expected.detach(), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("batch_size", [1, 4, 100])
+def test_an_image_is_corrupted_by_its_index_in_the_set(batch_size):
+    def numbered(of_batch, indices):
+        return torch.zeros_like(of_batch) + indices.view(-1, 1, 1, 1)
+
+    indices = torch.tensor([7, 0, 10, 3, 7])
+    features, _ = extract_features(nn.Flatten(), images(), indices, CPU, batch_size=batch_size, corrupt=numbered)
+    assert torch.equal(features, indices.unsqueeze(1).expand(5, 6).float())
+
+
 def test_the_encoder_is_evaluated_and_put_back():
     network = encoder()
     for training in (True, False):

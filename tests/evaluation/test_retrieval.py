@@ -135,6 +135,8 @@ def test_a_difference_below_float32_precision_decides():
     assert recall_at_k(rows, torch.tensor([0, 0, 1, 1]), [1, 2], is_query) == {1: 0, 2: 1}
     assert recall_at_k(rows, torch.tensor([0, 1, 0, 1]), [1], is_query) == {1: 1}
     assert recall_at_k(rows, torch.tensor([0, 1, 1, 0]), [1, 2, 3], is_query) == {1: 0, 2: 0, 3: 1}
+    # Only one image of another class is that near.
+    assert recall_at_k(rows[[0, 1, 3]], torch.tensor([0, 0, 1]), [1], is_query[:3]) == {1: 1}
 
 
 def test_a_duplicate_of_another_class_ranks_before_a_positive_that_is_as_near():
@@ -176,6 +178,9 @@ def test_rows_that_are_not_finite_are_never_right(bad):
     rows[0] = bad
     # The two of its class have no positive left, and for the others it ranks first.
     assert recall_at_k(rows, labels, [1, 2]) == {1: 0, 2: 4 / 6}
+    # Two of its class have each other.
+    rows[4] = rows[1]
+    assert recall_at_k(rows[:5], torch.tensor([0, 0, 1, 1, 0]), [1, 2]) == {1: 2 / 5, 2: 4 / 5}
 
 
 def test_queries_may_be_a_mask_or_indices():

@@ -126,6 +126,12 @@ def test_a_labelled_share_has_as_many_of_each_class_as_its_size_allows(sizes, sh
     assert set(fewer.tolist()) <= set(chosen.tolist())
 
 
+def test_the_images_of_a_labelled_subset_are_among_those_of_a_larger_share():
+    labels = torch.arange(4).repeat(50)
+    subset, share = labelled_subset(labels, 2, seed=0), labelled_share(labels, 0.1, seed=0)
+    assert set(subset.tolist()) < set(share.tolist())
+
+
 def test_a_labelled_share_of_more_images_than_there_are_takes_all():
     labels = torch.tensor([0] * 9 + [1] * 3)
     assert len(labelled_share(labels, 0.5, 0, of=torch.tensor([20, 4]))) == 9 + 2

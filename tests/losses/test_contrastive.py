@@ -84,6 +84,12 @@ def test_positives_that_agree_fully_do_not_overflow(temperature):
     assert value.item() == pytest.approx(NTXentLoss(temperature)(embeddings.double(), PAIRS).item(), abs=1e-5)
 
 
+@pytest.mark.parametrize("temperature", [1 / 87, 1 / 86])
+def test_sums_of_many_large_logits_do_not_overflow(temperature):
+    value = NTXentLoss(temperature)(torch.ones(64, 5), torch.arange(32).repeat(2))
+    assert value.item() == pytest.approx(math.log(63), rel=1e-5)
+
+
 def test_a_label_that_occurs_once_is_named():
     with pytest.raises(ValueError, match=r"^NTXentLoss needs a positive for every row: label 7 occurs once"):
         NTXentLoss()(rows(5), torch.tensor([1, 1, 7, 2, 2]))

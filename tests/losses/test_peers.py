@@ -112,6 +112,12 @@ def test_semihard_triplet_with_semihard_negatives_for_all():
     assert value > 0.1
 
 
+def test_a_negative_as_far_as_the_positive_is_not_semihard():
+    """Each row's positive and one negative have d² = 2, the other negative has d² = 4."""
+    embeddings = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0], [-1.0, 0.0]])
+    assert losses.SemihardTripletLoss(2.5)(embeddings, torch.tensor([0, 0, 1, 1])) == 0.5
+
+
 def test_normalised_n_pair():
     """The peer's N-pair loss on unit rows, scaled: with two rows a class the pairs are the same."""
 
@@ -142,6 +148,11 @@ def test_multi_similarity_where_no_anchor_loses_a_side():
 def test_lifted_structure():
     """The peer counts each positive pair in both orders too, and divides the square by 2."""
     agree(losses.LiftedStructureLoss(1.0), peers.LiftedStructureLoss(1.0, distance=EUCLIDEAN, reducer=ALL), LABELS)
+
+
+def test_lifted_structure_leaves_pairs_alone_that_are_near_enough():
+    embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]])
+    assert losses.LiftedStructureLoss(0.0)(embeddings, torch.tensor([0, 0, 1, 1])) == 0
 
 
 def test_ranked_list():

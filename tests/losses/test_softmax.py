@@ -163,3 +163,23 @@ def test_any_batch_of_logits_has_something_to_compare():
 def test_a_smoothing_outside_its_range_is_refused(smoothing):
     with pytest.raises(ValueError, match="label_smoothing: found "):
         CrossEntropyLoss(smoothing)
+
+
+class OnlyWorker:
+    """The parts of a single worker."""
+
+    def sum(self, values):
+        return values
+
+    def highest(self, values):
+        return values.detach()
+
+
+def test_large_logits_of_sharded_templates_do_not_overflow():
+    loss, templates = SoftmaxLoss(3, 2), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    embeddings, labels = 200 * torch.tensor([[1.0, 0.5], [0.5, 1.0]]), torch.tensor([0, 1])
+    values = []
+    for parts in (None, OnlyWorker()):
+        loss.hold(0, templates, parts)
+        values.append(loss(embeddings, labels).item())
+    assert values[0] == values[1] == pytest.approx(100)

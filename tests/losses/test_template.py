@@ -146,3 +146,14 @@ def test_ties_and_nan_are_not_recognised():
     loss.weight.data = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     batch = torch.tensor([[1.0, 0.0], [0.0, 1.0], [torch.nan, 1.0]])
     assert loss.recognised(batch, torch.tensor([0, 2, 2])).tolist() == [False, True, False]
+
+
+def test_the_gradient_of_c_triplet_in_tiles_is_that_at_once(monkeypatch):
+    """Each tile of classes also has a gradient by the similarity to the own template."""
+    loss, labels = CTripletLoss(6, 5).double(), torch.tensor([0, 3, 5, 5])
+    gradients = []
+    for entries in (tiles.TILE_ENTRIES, 8):
+        monkeypatch.setattr(tiles, "TILE_ENTRIES", entries)
+        embeddings = rows(4, 5).requires_grad_()
+        gradients.append(torch.autograd.grad(loss(embeddings, labels), [embeddings, loss.weight]))
+    torch.testing.assert_close(gradients[1], gradients[0])

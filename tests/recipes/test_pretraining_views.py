@@ -242,6 +242,9 @@ def test_a_teacher_follows_the_network_without_its_predictor():
     before = {name: weight.clone() for name, weight in recipe.teacher.network.named_parameters()}
     assert_identical(before, dict(online.named_parameters()))
     views = torch.rand(80, 1, 8, 8, dtype=torch.float64)
+    # Its batch norm uses the statistics of the batch, too.
+    taught = Network(recipe.encoder, recipe.head.projector)(views).embeddings.detach()
+    torch.testing.assert_close(recipe.teacher(views), taught)
     train_step(recipe, views, torch.arange(40).repeat(2), 2)
     momentum = 1 - 0.2 * (1 + math.cos(math.pi * 2 / 5)) / 2
     weights = dict(online.named_parameters())

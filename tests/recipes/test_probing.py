@@ -121,16 +121,19 @@ def test_with_all_labels_the_chosen_probe_is_trained_again_on_the_whole_training
     train = probing.train_linear_probes
 
     def spy(feature_batches, config, learning_rates, **options):
-        trained_on.append((sum(len(labels) for _, labels in feature_batches(0)), learning_rates))
+        trained_on.append((torch.cat([labels for _, labels in feature_batches(0)]), learning_rates))
         return train(feature_batches, config, learning_rates, **options)
 
     monkeypatch.setattr(probing, "train_linear_probes", spy)
     findings = probe()
     # Of 1,437 images, a tenth of each class is held out.
-    assert trained_on == [(1295, QUICK.learning_rates), (1437, (findings.probe.learning_rate,))]
+    assert [(len(labels), rates) for labels, rates in trained_on] == [
+        (1295, QUICK.learning_rates),
+        (1437, (findings.probe.learning_rate,)),
+    ]
     trained_on.clear()
     probe(config=dataclasses.replace(QUICK, labels_per_class=3))
-    assert trained_on == [(30, QUICK.learning_rates)]
+    assert [(labels.bincount().tolist(), rates) for labels, rates in trained_on] == [([3] * 10, QUICK.learning_rates)]
 
 
 def test_fewer_labels_score_less():

@@ -10,7 +10,14 @@ from ssl_sec.compilers import why_too_old
 from ssl_sec.errors import ConfigError
 from ssl_sec.settings import from_values
 from ssl_sec.training import config as training_config
-from ssl_sec.training.config import LocalConfig, NoConstraintConfig, OptimiserConfig, RayConfig, SphericalConfig
+from ssl_sec.training.config import (
+    EpochSGDConfig,
+    LocalConfig,
+    NoConstraintConfig,
+    OptimiserConfig,
+    RayConfig,
+    SphericalConfig,
+)
 from ssl_sec.training.recipe import Computation
 
 
@@ -126,6 +133,11 @@ def test_steps_are_replayed_on_one_gpu(gpu):
     assert not RayConfig().replays_steps(gpu, world_size=2)
     assert not LocalConfig().replays_steps(torch.device("cpu"), world_size=1)
     assert not LocalConfig(precision="float64").replays_steps(gpu, world_size=1)
+
+
+def test_a_rate_may_fall_within_an_epoch():
+    rate = EpochSGDConfig(learning_rate=1.0, decay_at_epochs=(1.5,)).schedule(10, 30)
+    assert [rate(step) for step in (0, 14, 15, 29)] == [1, 1, 0.1, 0.1]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from tests.edges.study.test_cells import kept
 def cells(points=("",)):
     shifts = {"sec": 1.0, "none": 0.0, "l2reg": -2.0}
     return [
-        kept(arm, point, seed, **{"probe/top1": 50 + 3 * seed + shift + 0.1 * seed * shift, "probe/knn_top1": 40.0})
-        for point in points
+        kept(arm, point, seed, **{"probe/top1": base + 3 * seed + shift + 0.1 * seed * shift, "probe/knn_top1": 40.0})
+        for base, point in zip(itertools.count(50, 10), points)
         for seed in (0, 1, 2)
         for arm, shift in shifts.items()
     ]
@@ -80,7 +80,8 @@ def test_causes_are_ratios_to_the_baseline_paired_by_seed():
         return kept(arm, "", seed, **{"probe/top1": 50.0 + seed + (arm == "sec"), **named})
 
     runs = [with_causes("none", seed, 8.0, 2.0, 0.1) for seed in (0, 1)]
-    runs += [with_causes("sec", seed, 4.0, 0.5, 0.2) for seed in (0, 1)]
+    # Turns 1 and 4 times as large: the geometric mean is 2.
+    runs += [with_causes("sec", seed, 4.0, 0.5, 0.1 * 4**seed) for seed in (0, 1)]
     made = Comparison.of(runs, "probe/top1", "none", 2).causes()
     places = {}
     for axes in made.axes:
@@ -137,6 +138,13 @@ def test_the_forest_shows_each_pair_and_the_interval():
     assert [label.get_text() for label in axes.get_yticklabels()] == ["sec", "l2reg"]
     pairs = next(line for line in axes.lines if len(line.get_xdata()) == 3)
     assert list(pairs.get_xdata()) == pytest.approx([1.0, 1.1, 1.2])
+
+
+def test_the_pairs_of_the_forest_have_one_seed():
+    runs = [cell for cell in cells() if (cell.arm, cell.seed) not in {("sec", 0), ("none", 1)}]
+    (axes,) = Comparison.of(runs, "probe/top1", "none", 2).forest().axes
+    pairs = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "o"]
+    assert pairs == [pytest.approx([-2.0, -2.4]), pytest.approx([1.2])]
 
 
 def test_curves_are_means_over_the_runs_of_an_arm():

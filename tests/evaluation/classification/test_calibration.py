@@ -39,6 +39,11 @@ def test_a_classifier_that_is_right_as_often_as_it_says_has_no_error():
     assert calibration(logits, torch.tensor([1, 1, 1, 1])).ece == pytest.approx(0.75)
 
 
+def test_a_confidence_at_the_edge_of_two_bins_is_in_the_lower_one():
+    found = calibration(torch.zeros(1, 2), torch.tensor([0]), num_bins=2)
+    assert (found.counts, found.confidences) == ([1, 0], [0.5, 0.0])
+
+
 def test_a_row_that_is_not_finite_is_wrong_and_certain():
     logits = torch.tensor([[torch.nan, 0.0], [0.0, 50.0]])
     found = calibration(logits, torch.tensor([0, 1]))

@@ -113,6 +113,12 @@ def test_the_penalty_is_chosen_on_validation_images_and_all_images_are_trained_o
     torch.testing.assert_close(fewer.classifier.weight, alone.weight, rtol=0, atol=1e-3)
 
 
+def test_of_penalties_with_one_score_the_largest_is_chosen():
+    train, validation = draw(40, seed=1), draw(60, seed=2)
+    tuned = tuned_logistic(train, validation, NUM_CLASSES, lambda *_: 0.5, (1.0, 30.0, 10.0), refit=False)
+    assert tuned.penalty == 30
+
+
 def test_the_last_training_ends_at_the_minimum_even_where_the_searches_before_were_cut_short():
     train, validation = draw(40, seed=1), draw(60, seed=2)
     cut = tuned_logistic(train, validation, NUM_CLASSES, penalties=(1.0,), iterations_per_penalty=1)

@@ -163,18 +163,19 @@ def test_identification_of_ordinary_embeddings(dtype):
 
 def test_a_difference_that_float32_rounding_hides_decides():
     """A distractor a little farther than the mate, then one as near: sums in float32 order such cosines at random."""
-    step = 1.5e-7
+    step = 7.2e-7
     labels = torch.zeros(2, dtype=torch.int64)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(200):
-        basis = torch.linalg.qr(torch.randn(512, 2, dtype=torch.float64, generator=generator)).Q.T
+    for _ in range(100):
+        # So many dimensions that the sums in float32 are off by more than the difference of the cosines, 7e-8.
+        basis = torch.linalg.qr(torch.randn(16384, 2, dtype=torch.float64, generator=generator)).Q.T
 
         def at(*angles, basis=basis):
             angle = torch.tensor(angles, dtype=torch.float64)
             return torch.stack([angle.cos(), angle.sin()], 1) @ basis
 
         # The mate lies beside the distractors and never finds the other before them.
-        found = rank_1_identification(at(0.0, 0.5), labels, at(0.5 + step, 0.5).split(1), [1, 2])
+        found = rank_1_identification(at(0.0, 0.1), labels, at(0.1 + step, 0.1).split(1), [1, 2])
         assert found == {1: 0.5, 2: 0}
 
 
