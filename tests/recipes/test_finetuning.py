@@ -150,6 +150,7 @@ def test_reports_come_at_their_intervals(whole):
     steps = 142 // 40 * 3
     assert list(runtime.series("train/loss")) == list(range(steps))
     assert list(runtime.series("val/top1")) == [2, 5, 8]
+    assert [step for step, _ in runtime.saves] == [3, 6, 9]
     step, at_the_end, _ = runtime.reports[-1]
     assert step == steps
     assert set(at_the_end) == {f"finetune/{name}" for name in ("top1", "top5", "mean_per_class", "ece", "epoch")}
@@ -232,7 +233,7 @@ def test_without_a_test_split_the_test_images_are_those_of_a_probe(tmp_path, mon
 
     monkeypatch.setattr(finetuning, "with_test_images", divide)
     runtime, _ = run(tmp_path, epochs=0, test_share=0.25, seed=seed)
-    (top1,) = runtime.series("finetune/top1")
+    (top1,) = runtime.series("finetune/top1").values()
     assert 0 <= top1 <= 100
     expected = open_splits(DigitsConfig(), ProbeConfig(test_share=0.25))
     assert [each.rows.tolist() for each in divided[0]] == [each.rows.tolist() for each in expected]

@@ -12,7 +12,7 @@ from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.run.running import close
-from ssl_sec.edges.run.sweeps import Sweep, arms_figure, as_csv, as_markdown
+from ssl_sec.edges.run.sweeps import Sweep, arms_figure, as_csv, as_markdown, mean_and_std
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import DataError, Stopped
 
@@ -64,6 +64,13 @@ def test_the_table_becomes_figures_text_and_a_picture(store: Path):
         "90.0",
         "70.0",
     )
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"), [([], ""), ([80.0], "80.00"), ([1.0, 2.0, 6.0], "3.00 ± 2.65"), ([1.0, 1.0], "1.00 ± 0.00")]
+)
+def test_values_are_shown_by_their_mean_and_the_deviation_of_a_sample(values, shown):
+    assert mean_and_std(values) == shown
 
 
 def test_the_csv_of_a_sweep_keeps_arms_with_quotes_and_commas():
