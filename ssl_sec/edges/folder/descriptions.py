@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.masking import HIDDEN, masked
 from ssl_sec.errors import ConfigError, DataError, StorageError, UserError, first_line
 from ssl_sec.settings import from_values
+
+# Packages that draw the views, decode the images and compute.
+_DECIDING_PACKAGES = ("torch", "torchvision", "kornia", "numpy", "pillow")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +136,17 @@ class DataDescription:
 
 def about_worker(rank: int, world_size: int, node: str) -> dict[str, Any]:
     """The record of the start of this worker process."""
-    return {"rank": rank, "world_size": world_size, "node": node, "pid": os.getpid(), "started": _now()}
+    about = {"rank": rank, "world_size": world_size, "node": node, "pid": os.getpid(), "started": _now()}
+    return {**about, "versions": installed_versions()}
+
+
+def installed_versions() -> dict[str, str]:
+    """The versions of the packages that decide the curve of a run."""
+    found: dict[str, str] = {}
+    for name in _DECIDING_PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def about_failure(rank: int, error: BaseException) -> dict[str, Any]:

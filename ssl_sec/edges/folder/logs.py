@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ssl_sec.edges.folder.descriptions import about_failure, about_worker
+from ssl_sec.edges.folder.descriptions import about_failure, about_worker, installed_versions
 from ssl_sec.edges.folder.text import append_json, has_metrics, json_lines, writing
 from ssl_sec.edges.masking import masked
 from ssl_sec.errors import StorageError
@@ -81,6 +81,14 @@ class RunLogs:
     def workers(self) -> list[dict[str, Any]]:
         """The starts of worker processes, oldest first."""
         return json_lines(self.workers_path)
+
+    def changed_versions(self) -> list[str]:
+        """The packages that decide the curve and have another version here than where the run began, with both."""
+        began = next((each["versions"] for each in self.workers() if isinstance(each.get("versions"), dict)), {})
+        now = installed_versions()
+        return [
+            f"{name} was {began[name]} and is {now[name]}" for name in now if began.get(name, now[name]) != now[name]
+        ]
 
     def log_failure(self, rank: int, error: BaseException) -> None:
         """Logs an error of this process."""

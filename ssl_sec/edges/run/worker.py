@@ -114,6 +114,8 @@ def work(job: str, values: Mapping[str, Any], folder: RunFolder, worker: Worker)
     """
     if folder.error() is not None:
         return  # a restart cannot help; the driver reports the error
+    if worker.rank == 0 and (changed := folder.changed_versions()):
+        logger.warning("the curve may change, since versions have changed since the run began: %s", "; ".join(changed))
     folder.log_worker(worker.rank, worker.world_size, worker.node)
     if worker.device.type == "cpu":
         keep_freed_memory()

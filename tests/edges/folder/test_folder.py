@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import kornia
 import pytest
 import torch
 import yaml
@@ -189,6 +190,19 @@ def test_a_folder_that_was_removed_is_named(folder: RunFolder):
     with pytest.raises(StorageError, match="output_dir: .*/recipe/run was removed during the run"):
         folder.append_record({"step": 0, "metrics": {}})
     assert not folder.path.exists()
+
+
+def test_versions_that_have_changed_since_the_run_began_are_named(folder: RunFolder):
+    folder.path.mkdir(parents=True, exist_ok=True)
+    assert folder.changed_versions() == []
+    folder.add_worker({"rank": 0})  # of a version that did not note them
+    folder.log_worker(0, 1, "node")
+    assert folder.changed_versions() == []
+    first, *_ = [each for each in folder.workers() if "versions" in each]
+    folder.workers_path.unlink()
+    folder.add_worker({**first, "versions": {**first["versions"], "kornia": "0.1", "gone": "1"}})
+    folder.log_worker(0, 1, "node")
+    assert folder.changed_versions() == [f"kornia was 0.1 and is {kornia.__version__}"]
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="only Linux has a device that is always full")

@@ -1,4 +1,5 @@
 import errno
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -19,6 +20,16 @@ def test_cudnn_tries_its_algorithms_where_there_is_a_gpu(device, is_tried, tmp_p
     with pytest.raises(ConfigError):  # before anything is computed
         work("pretrain", {"nosuch": 1}, RunFolder(tmp_path), Worker(rank=0, world_size=1, device=torch.device(device)))
     assert torch.backends.cudnn.benchmark == is_tried
+
+
+@pytest.mark.parametrize(("began_with", "warnings"), [("0.1", 1), (version("torch"), 0)])
+def test_a_worker_warns_if_the_run_began_with_other_versions(began_with, warnings, tmp_path, caplog):
+    folder = RunFolder(tmp_path)
+    folder.add_worker({"versions": {"torch": began_with}})
+    with pytest.raises(ConfigError):
+        work("pretrain", {"nosuch": 1}, folder, Worker(rank=0, world_size=1, device=CPU))
+    found = f"versions have changed since the run began: torch was 0.1 and is {version('torch')}"
+    assert sum(found in each.getMessage() for each in caplog.records) == warnings == len(caplog.records)
 
 
 def test_results_that_cannot_be_written_end_the_run_for_all_workers(tmp_path, monkeypatch):
