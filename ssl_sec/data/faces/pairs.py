@@ -294,6 +294,17 @@ def _in_parquet(locations: Sequence[str | Path], columns: Columns, wanted: set[s
     )
 
 
+def _require_agreement(pairs: Sequence[NamedPair], rows: Int64[Tensor, "pairs 2"]) -> None:
+    """Refuses two images that are of one person in one line and of two people in another."""
+    earlier: dict[tuple[int, ...], NamedPair] = {}
+    for pair, found in zip(pairs, rows.sort(dim=1).values.tolist(), strict=True):
+        before = earlier.setdefault(tuple(found), pair)
+        if before.same != pair.same:
+            people, other = ("one person", "two people")[:: 1 if pair.same else -1]
+            images = f"{printable(pair.first)} and {printable(pair.second)}"
+            raise DataError(f"{pair.where}: {images} are of {people}, but of {other} in {before.where}")
+
+
 def _open_named(
     name: str, pairs: list[NamedPair], path: Path, listed: _Listed, decoding: Decoding
 ) -> VerificationPairs:
@@ -304,6 +315,7 @@ def _open_named(
     )
     for pair in itertools.compress(pairs, named[:, 0] == named[:, 1]):
         raise DataError(f"{pair.where}: {printable(pair.first)} is compared with itself")
+    _require_agreement(pairs, named)
     used, positions = named.unique(return_inverse=True)
     shown = [listed.people[row] for row in used.tolist()]
     same = torch.tensor([pair.same for pair in pairs])

@@ -251,6 +251,18 @@ def test_wrong_tables(tmp_path, old, new, message):
         assert output.startswith(str(table)) and message in output
 
 
+@pytest.mark.parametrize(
+    ("verdict", "people", "other"), [(1, "one person", "two people"), (0, "two people", "one person")]
+)
+def test_a_pair_with_two_verdicts_is_refused(tmp_path, verdict, people, other):
+    root = write_folder(tmp_path / "lfw", {"a/1.png": plain(1), "b/1.png": plain(2), "b/2.png": plain(3)})
+    table = tmp_path / "pairs.csv"
+    rows = ["first,second,same", f"a/1.png,b/1.png,{1 - verdict}", "b/1.png,b/2.png,1", f"b/1.png,a/1.png,{verdict}"]
+    table.write_text("\n".join(rows) + "\n")
+    expected = f"{table} line 4: b/1.png and a/1.png are of {people}, but of {other} in {table} line 2"
+    assert line(lambda: open_pair_table(table, root)) == expected
+
+
 def test_a_name_of_two_images(tmp_path):
     root = write_folder(tmp_path / "lfw", {"a/1.png": plain(1), "b/1.png": plain(2), "1.png": plain(3)})
     table = tmp_path / "pairs.csv"
