@@ -83,7 +83,7 @@ class TemporaryStore:
         self.examples_path = folder / "examples.pt"
         self.check_path = folder / "check.json"
 
-    def describe_data(self, image_set: ImageSet) -> None:
+    def describe_data(self, image_set: ImageSet, *, is_resumed: bool = False) -> None:
         """Does nothing: the set is known."""
 
     def forget_records_from(self, step: int) -> None:

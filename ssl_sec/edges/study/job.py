@@ -3,7 +3,6 @@
 import logging
 import math
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -181,7 +180,7 @@ class _Job:
         """
         cells = [cell for cell in self._cells() if cell.point in points]
         left = {cell.name: cell for cell in cells if self._kept.find(cell) is None}
-        done, begun = len(cells) - len(left), time.monotonic()
+        done = len(cells) - len(left)
         if done:
             logger.info("%d of %d runs are done", done, len(cells))
         parent = [] if self._sweep.run_id is None else [f"tracking.parent_run={self._sweep.run_id}"]
@@ -190,7 +189,6 @@ class _Job:
             for cell in left.values()
         ]
         continued = {name for name in left if self._has_begun(name)}
-        rounds = math.ceil(len(left) / self._study.config.concurrent)
         num_ended, whole = done, list[float]()
 
         def end(name: str, code: int, minutes: float) -> None:
@@ -206,7 +204,8 @@ class _Job:
                 num_ended += 1
                 if name not in continued:
                     whole.append(60 * minutes)
-                rest = max(rounds * mean(whole) - (time.monotonic() - begun), 0) if whole else None
+                waiting = len(cells) - num_ended
+                rest = mean(whole) * waiting / self._study.config.concurrent if whole and waiting else None
                 metric = self._study.file.metric
                 shown = f"{metric_label(metric)} {kept.metrics[metric]:.4g}" if metric in kept.metrics else "ended"
                 logger.info(

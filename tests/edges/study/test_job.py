@@ -112,13 +112,15 @@ def test_finished_runs_are_kept_and_compared(made, tmp_path):
     assert {"cells.csv", "cells.md", "plots/cells-forest.png", "plots/cells-curves.png"} <= artifacts
 
 
-@pytest.mark.parametrize(("concurrent", "minutes"), [(1, 6), (2, 3), (3, 3)])
+@pytest.mark.parametrize(("concurrent", "minutes"), [(1, 4), (2, 2), (3, 2)])
 def test_the_time_left_counts_the_runs_that_run_side_by_side(made, caplog, concurrent, minutes):
     run, _, _ = made
     with caplog.at_level("INFO", "ssl_sec"):
         run(f"concurrent={concurrent}")
     first = next(text for text in caplog.messages if text.startswith("none-s0 (1 of 4)"))
     assert first.endswith(f"in 1.5 min; about {minutes} min left")
+    last = next(text for text in caplog.messages if " (4 of 4): " in text)
+    assert last.endswith("in 1.5 min")
 
 
 def test_the_time_left_counts_the_runs_of_all_points(made, tmp_path, caplog):

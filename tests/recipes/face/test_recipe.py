@@ -238,21 +238,20 @@ def test_folders_with_numbers_leave_nobody_out_of_records(tmp_path, caplog):
     data = {"name": "records", "root": str(write_records(tmp_path, entries)), "image_size_px": 8, "num_channels": 1}
     images = write_folder(tmp_path / "faces", {f"{n % 3}/{n}.png": plain(20 * n) for n in range(6)})
     pairs = [f"{n}.png,{(n + step) % 6}.png,{int(step == 3)},{n % 2}" for n in range(6) for step in (1, 3)]
-    (tmp_path / "pairs.csv").write_text("\n".join(["first,second,same,fold", *pairs]))
-    test_set = {"name": "pairs", "title": "cfp", "pairs": str(tmp_path / "pairs.csv"), "images": str(images)}
+    (table := tmp_path / "pairs.csv").write_text("\n".join(["first,second,same,fold", *pairs]))
+    test_set = {"name": "pairs", "title": "cfp", "pairs": str(table), "images": str(images)}
     with caplog.at_level("INFO"):
         _, store = run(tmp_path, data=data, test_sets=[test_set], epochs=0, global_batch_size=12)
     assert store.described == [("records/train", 24)]
-    assert caplog.messages.count("records/train: its people have numbers, not names: nobody is left out") == 1
+    assert "records/train: its people have numbers, not names: nobody is left out" in caplog.messages
 
 
 @pytest.mark.parametrize(("epochs", "is_said"), [(3, True), (4, False), (0, False)])
 def test_a_ramp_that_never_begins_is_said_to_train_without_the_constraint(caplog, epochs, is_said):
-    constraint = {"name": "sec", "eta": 0.5, "ramp": "face"}
+    never = config(constraint={"name": "sec", "eta": 0.5, "ramp": "face"}, epochs=epochs)
     with caplog.at_level("INFO"):
-        recipe = build_recipe(config(constraint=constraint, epochs=epochs), open_digits("train"), FakeRuntime())
-    said = f"constraint.ramp=face: η is 0 in all {recipe.total_steps} steps, as in a run without the constraint"
-    assert caplog.messages.count(said) == int(is_said)
+        build_recipe(never, open_digits("train"), FakeRuntime())
+    assert any(text.startswith("constraint.ramp=face: η is 0 in all ") for text in caplog.messages) == is_said
 
 
 def test_normfaces_bound_is_reported_beside_its_loss(tmp_path):
