@@ -10,7 +10,7 @@ from ssl_sec.data.class_splits import own_classes, require_disjoint
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
 from ssl_sec.data.faces.records import open_records
-from ssl_sec.data.folders import open_folder, title_of_place
+from ssl_sec.data.folders import TEST_FOLDERS, open_folder, title_of_place
 from ssl_sec.data.image_set import CACHE_FOLDER, Columns, ImageSet, Split
 from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names
 from ssl_sec.data.retrieval_sets import RetrievalSet, open_retrieval_set
@@ -108,7 +108,7 @@ class FolderConfig(FilesConfig):
     def has_test_images(self) -> bool:
         """Whether the folder has one for test images, or is not on this machine."""
         root = Path(self.root).expanduser()
-        return not root.is_dir() or any((root / name).is_dir() for name in ("test", "val"))
+        return not root.is_dir() or any((root / name).is_dir() for name in TEST_FOLDERS)
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         return self._open_folder(split, crop, shared_classes=True)

@@ -20,6 +20,7 @@ logger = logging.getLogger("ssl_sec.data")
 # Files in the folder of a run, or of all runs, and names of MLflow's folders of artifacts.
 _OF_RUNS = frozenset(("metrics.jsonl", "mlflow.db"))
 _ARTIFACTS = frozenset(("mlruns", "mlartifacts"))
+TEST_FOLDERS = ("test", "val")  # names of the folder of test images; the first that exists is used
 _LAYOUT = "data.root must hold images, or train/<class>/ and test/<class>/"
 
 # Words that name folders and files of any data set.
@@ -92,7 +93,7 @@ def open_folder(
 
 def _find_splits(root: Path) -> tuple[Path, Path]:
     """The folders of the training and of the test images, which may be missing."""
-    held_out = root / "test" if (root / "test").is_dir() or not (root / "val").is_dir() else root / "val"
+    held_out = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), root / TEST_FOLDERS[0])
     # Without splits, training uses the whole folder.
     train = root / "train" if (root / "train").is_dir() else root
     if train == root and held_out.is_dir():

@@ -101,7 +101,7 @@ def linear_probe(
     features, labels = as_labelled("linear probe, train", *train)
     test_features, test_labels = as_labelled("linear probe, test", *test)
     require_same_dim("linear probe, train and test", features, test_features)
-    if len(set(labels.tolist())) == 1:
+    if bool((labels == labels[0]).all()):
         raise DataError(f"linear probe, train: found one class, {int(labels[0])}; it needs two or more")
     num_classes = int(torch.cat([labels, test_labels.to(labels)]).max()) + 1
     kept, held_out = stratified_split(labels, HELD_OUT_SHARE, seed=config.seed)
