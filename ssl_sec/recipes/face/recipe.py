@@ -8,7 +8,6 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from ssl_sec.data.class_splits import without_people
-from ssl_sec.data.config import RecordsConfig
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.image_set import ImageSet, on_device, require_labels
 from ssl_sec.data.selection_config import HeadAndTailConfig
@@ -78,8 +77,9 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     unnamed = [title for title, each in test_sets.items() if not each.people]
     if config.leave_out_tested and unnamed:
         log_once(runtime, "test sets without names of people, none of whom can be left out: %s", ", ".join(unnamed))
-    if config.leave_out_tested and tested and isinstance(config.data, RecordsConfig):
-        # Their numbers may also be names of a test set's folders, which show others.
+    numbers = tuple(map(str, range(len(image_set.class_names))))
+    if config.leave_out_tested and tested and image_set.class_names == numbers and config.data.name != "folder":
+        # These numbers may also be names of a test set's folders, which show others.
         log_once(runtime, "%s: its people have numbers, not names: nobody is left out", image_set.name)
     elif config.leave_out_tested and tested:
         image_set = without_people(image_set, tested)

@@ -23,7 +23,6 @@ from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.face.recipe import _Monitor, _WithFlips, build_recipe, drawn_pairs
 from ssl_sec.recipes.face.recipe import run as recognise_faces
 from ssl_sec.settings import from_values
-from tests.data.faces.test_records import entry, write_records
 from tests.data.files import plain, write_digit_pairs, write_folder
 from tests.fakes import FakeRuntime, FakeStore, assert_identical
 from tests.recipes.test_pretraining import assert_the_same_curve, curve
@@ -231,19 +230,6 @@ def test_people_of_a_test_set_are_left_out(tmp_path, tested):
         state = {"test_sets": [tested], "data": data, "leave_out_tested": leave_out, "epochs": 1}
         runtime, _ = run(tmp_path, global_batch_size=20, **state)
         assert runtime.last_state()["objective"]["loss.weight"].shape == (people, 16)
-
-
-def test_folders_with_numbers_leave_nobody_out_of_records(tmp_path, caplog):
-    entries = {number: entry(number % 4, plain(number), number) for number in range(24)}
-    data = {"name": "records", "root": str(write_records(tmp_path, entries)), "image_size_px": 8, "num_channels": 1}
-    images = write_folder(tmp_path / "faces", {f"{n % 3}/{n}.png": plain(20 * n) for n in range(6)})
-    pairs = [f"{n}.png,{(n + step) % 6}.png,{int(step == 3)},{n % 2}" for n in range(6) for step in (1, 3)]
-    (table := tmp_path / "pairs.csv").write_text("\n".join(["first,second,same,fold", *pairs]))
-    test_set = {"name": "pairs", "title": "cfp", "pairs": str(table), "images": str(images)}
-    with caplog.at_level("INFO"):
-        _, store = run(tmp_path, data=data, test_sets=[test_set], epochs=0, global_batch_size=12)
-    assert store.described == [("records/train", 24)]
-    assert "records/train: its people have numbers, not names: nobody is left out" in caplog.messages
 
 
 @pytest.mark.parametrize(("epochs", "is_said"), [(3, True), (4, False), (0, False)])
