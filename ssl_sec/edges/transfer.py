@@ -15,8 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ssl_sec.data.config import DataConfig
-from ssl_sec.edges.folder.descriptions import RunIdentity
-from ssl_sec.edges.folder.names import new_name, user_tags
+from ssl_sec.edges.folder.names import new_name
 from ssl_sec.edges.folder.stored import open_folder
 from ssl_sec.edges.run.driver import run_probe
 from ssl_sec.edges.run.resuming import is_probed
@@ -25,8 +24,8 @@ from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.files import place_of_runs
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tables import in_table
+from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
-from ssl_sec.edges.tracking.runs import beside, tracked_beside
 from ssl_sec.edges.tracking.store import tracking_uri
 from ssl_sec.errors import ConfigError, Stopped, UserError, first_line
 from ssl_sec.figures.transfer import transfer_figure
@@ -48,10 +47,7 @@ def run_transfer(config: TransferConfig) -> str:
         Stopped: if a stop was requested; sets that have finished are kept.
     """
     with found_network(config.run, config.checkpoint, config.tracking, config.output_dir, probed()) as found:
-        if found.folder is not None:
-            tracking, _ = tracked_beside(found.folder, config.tracking, config.output_dir)
-        else:
-            tracking = beside(config.run, config.tracking)
+        tracking, _ = found.tracking_of_job(config.run, config.tracking, config.output_dir)
         config = replace(config, tracking=tracking)
         group, name, probes = (
             found.config.recipe_name,
@@ -145,11 +141,13 @@ def _measured(probe: ProbeJobConfig, group: str, sweep: Sweep) -> Finished:
 
 def _sweep(config: TransferConfig, group: str, name: str, probes: Mapping[str, ProbeJobConfig]) -> Sweep:
     """The run in MLflow; if the same measurements are started again, they continue in it."""
-    identity = RunIdentity(
-        uri=tracking_uri(config.tracking, config.output_dir),
-        experiment=config.tracking.experiment or group,
+    identity = identity_of(
+        config.tracking,
+        config.output_dir,
+        recipe=group,
+        job="transfer",
         name=new_name(f"{name}-transfer"),
-        tags={**user_tags(config.tracking), "recipe": group, "job": "transfer"},
+        tags={},
         parent_run_id=config.tracking.parent_run,
     )
     values = {

@@ -21,7 +21,6 @@ from ssl_sec.edges.folder.finding import folder_at, opened_folder
 from ssl_sec.edges.folder.names import training_tags
 from ssl_sec.edges.tracking.networks import found_network
 from ssl_sec.edges.tracking.registry import is_registered
-from ssl_sec.edges.tracking.runs import tracked_beside
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.exporting.record import Record, read_record
 from ssl_sec.networks.weights import UnfitWeightsError
@@ -194,10 +193,7 @@ def found_network_and_origin(config: EmbedConfig) -> tuple[TravellingNetwork, Or
                 "its name, the beginning of either, or models:/<name>@<alias>"
             )
     with found_network(word, config.checkpoint, config.tracking, config.output_dir, trainings()) as found:
-        if found.folder is not None:
-            tracking, run_id = tracked_beside(found.folder, config.tracking, config.output_dir)
-        else:
-            tracking, run_id = config.tracking, found.run_id
+        tracking, run_id = found.tracking_of_job(word, config.tracking, config.output_dir)
         network = NetworkOfRun(
             job=found.recipe.name,
             config=found.config,

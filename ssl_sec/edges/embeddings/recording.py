@@ -7,13 +7,13 @@ from typing import Any
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.config.embed import EmbedConfig
-from ssl_sec.edges.folder.descriptions import DataDescription, RunIdentity
-from ssl_sec.edges.folder.names import CHECKPOINT_TAG, new_name, user_tags
+from ssl_sec.edges.folder.descriptions import DataDescription
+from ssl_sec.edges.folder.names import CHECKPOINT_TAG, new_name
 from ssl_sec.edges.folder.record import data_set
 from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.edges.run.sweeps import JobRun
 from ssl_sec.edges.storage.places import is_remote, local_folder
-from ssl_sec.edges.tracking.store import tracking_uri
+from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.recipes.tracking import TrackingConfig
 from ssl_sec.settings import to_values
@@ -45,12 +45,13 @@ def start_run(config: EmbedConfig, origin: Origin, data: DataConfig) -> JobRun:
     tracking = origin.tracking
     checkpoint = {} if config.checkpoint == "last" else {CHECKPOINT_TAG: str(config.checkpoint)}
     output = config.output if is_remote(config.output) else str(local_folder(config.output))
-    own = {"data": data.title, "recipe": origin.recipe, "job": JOB, "folder": masked(output)}
-    identity = RunIdentity(
-        uri=tracking_uri(tracking, config.output_dir),
-        experiment=tracking.experiment or origin.recipe,
+    identity = identity_of(
+        tracking,
+        config.output_dir,
+        recipe=origin.recipe,
+        job=JOB,
         name=new_name(f"{origin.name}-embeddings"),
-        tags={**user_tags(tracking), **origin.tags, **checkpoint, **own},
+        tags={**origin.tags, **checkpoint, "data": data.title, "folder": masked(output)},
         parent_run_id=tracking.parent_run or origin.run_id,
     )
     return JobRun.start(identity, {**to_values(config), "data": to_values(data)}, config.output_dir)

@@ -13,10 +13,9 @@ from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.environment import find_cluster
 from ssl_sec.edges.folder.checkpoints import network_files
 from ssl_sec.edges.folder.commands import replay_command, resume_command
-from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.finding import find_folder
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.folder.names import CHECKPOINT_TAG, claim_name, run_name_of, training_tags, user_tags, weights_tags
+from ssl_sec.edges.folder.names import CHECKPOINT_TAG, claim_name, run_name_of, training_tags, weights_tags
 from ssl_sec.edges.folder.stored import StoredFolder, open_folder
 from ssl_sec.edges.folder.stored_config import require_whole_data, stored_values, training_config, with_credentials
 from ssl_sec.edges.folder.text import writing
@@ -29,6 +28,7 @@ from ssl_sec.edges.run.signals import stopped_by_signals
 from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.run.summary import Finished
 from ssl_sec.edges.storage.places import local_folder
+from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.networks import FoundNetwork, found_network, located_run
 from ssl_sec.edges.tracking.provenance import keep_code
 from ssl_sec.edges.tracking.registry import take_weights
@@ -74,10 +74,7 @@ def run_finetuning(config: FinetuneConfig) -> Finished:
     if config.run is None or config.resume is True:
         return run_training(FINETUNE, config)
     with _found_start(config) as found:
-        if found.folder is not None:
-            tracking, _ = tracked_beside(found.folder, config.tracking, config.output_dir)
-        else:
-            tracking = beside(config.run, config.tracking)
+        tracking, _ = found.tracking_of_job(config.run, config.tracking, config.output_dir)
         return run_training(FINETUNE, replace(config, tracking=tracking), found.files / "encoder.safetensors")
 
 
@@ -289,12 +286,14 @@ def _execute(
     group = folder.path.parent.name
     with writing(folder.path):
         code = keep_code(folder.path)
-    own = {"recipe": group, "job": recipe.name, "folder": folder.location}
-    identity = RunIdentity(
-        uri=tracking_uri(config.tracking, config.output_dir),
-        experiment=config.tracking.experiment or group,
+    identity = identity_of(
+        config.tracking,
+        config.output_dir,
+        recipe=group,
+        job=recipe.name,
         name=folder.name,
-        tags={**code, **user_tags(config.tracking), **tags, **own},
+        tags={**tags, "folder": folder.location},
         parent_run_id=parent_run_id,
     )
+    identity = replace(identity, tags={**code, **identity.tags})
     return Execution(RunSpec(recipe=recipe, config=config, folder=folder, identity=identity)).run()

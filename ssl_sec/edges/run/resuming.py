@@ -16,7 +16,7 @@ from ssl_sec.settings import flattened, from_values, to_values
 _FREE_KEYS = (
     *("runtime.", "tracking.", "checkpoint.", "monitor.", "probe."),
     *("resume", "output_dir", "log_every_steps", "check_images"),
-    *("data.root", "data.train", "data.test", "data.cache_folder"),
+    *("data.root", "data.train", "data.test", "data.cache_folder", "data.download"),
 )
 
 

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ssl_sec.edges.folder.descriptions import RunIdentity
-from ssl_sec.edges.folder.names import claim_name, new_name, run_name_of, user_tags
+from ssl_sec.edges.folder.names import claim_name, new_name, run_name_of
 from ssl_sec.edges.machine import announce
 from ssl_sec.edges.run.driver import require_data, run_training
 from ssl_sec.edges.run.summary import Finished, ui_instructions
@@ -27,7 +26,7 @@ from ssl_sec.edges.study.cells import KeptCell, as_csv, metrics_of
 from ssl_sec.edges.study.comparison import Comparison
 from ssl_sec.edges.study.plan import Cell
 from ssl_sec.edges.tables import in_table
-from ssl_sec.edges.tracking.store import tracking_uri
+from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.errors import Stopped, StorageError, first_line
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
@@ -153,16 +152,14 @@ def _kept(cell: Cell, finished: Finished, minutes: float) -> KeptCell:
 
 def _sweep(config: PretrainConfig, arms: Sequence[str], seeds: Sequence[int], known: Path) -> Sweep:
     """The parent run in MLflow; that of the file, if it exists."""
-    identity = RunIdentity(
-        uri=tracking_uri(config.tracking, config.output_dir),
-        experiment=config.tracking.experiment or config.recipe_name,
+    identity = identity_of(
+        config.tracking,
+        config.output_dir,
+        recipe=config.recipe_name,
+        job="ablate",
         name=new_name(f"{config.recipe_name}-ablation"),
-        tags={
-            **user_tags(config.tracking),
-            "recipe": config.recipe_name,
-            "data": config.data.title,
-            "job": "ablate",
-        },
+        tags={"data": config.data.title},
+        parent_run_id=config.tracking.parent_run,
     )
     return Sweep.continued(identity, {"arms": list(arms), "seeds": list(seeds)}, config.output_dir, known)
 

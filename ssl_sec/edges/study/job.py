@@ -11,8 +11,7 @@ from statistics import mean
 
 from matplotlib.figure import Figure
 
-from ssl_sec.edges.folder.descriptions import RunIdentity
-from ssl_sec.edges.folder.names import new_name, user_tags
+from ssl_sec.edges.folder.names import new_name
 from ssl_sec.edges.folder.stored import open_folder
 from ssl_sec.edges.run.summary import ui_command
 from ssl_sec.edges.run.sweeps import Sweep
@@ -24,6 +23,7 @@ from ssl_sec.edges.study.processes import Processes, Task
 from ssl_sec.edges.study.searches import KeptSearches, KeptTrial
 from ssl_sec.edges.study.uploaded import JOB, download_metrics, searches_path
 from ssl_sec.edges.tables import in_markdown, in_table
+from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.pages import run_page
 from ssl_sec.edges.tracking.store import tracking_uri
 from ssl_sec.edges.tracking.tracker import TrackedRun
@@ -115,17 +115,16 @@ class _Job:
 
     def tracked(self) -> AbstractContextManager[None]:
         """Records the block as a run in MLflow, the parent of all others."""
-        identity = RunIdentity(
-            uri=self._uri,
-            experiment=self._config.tracking.experiment or self._config.recipe_name,
+        tracking = self._config.tracking
+        own_tags = {key: tag for key, tag in (tracking.tags or {}).items() if key not in CELL_TAGS}
+        identity = identity_of(
+            replace(tracking, tags=own_tags),
+            self._config.output_dir,
+            recipe=self._config.recipe_name,
+            job=JOB,
             name=new_name(f"{self._study.name}-study"),
-            tags={
-                **{key: tag for key, tag in user_tags(self._config.tracking).items() if key not in CELL_TAGS},
-                "recipe": self._config.recipe_name,
-                "data": self._config.data.title,
-                "job": JOB,
-            },
-            parent_run_id=self._config.tracking.parent_run,
+            tags={"data": self._config.data.title},
+            parent_run_id=tracking.parent_run,
         )
         file = self._study.file
         values = {"arms": file.arms, "seeds": list(self._study.seeds), "over": file.over, "shared": list(file.shared)}

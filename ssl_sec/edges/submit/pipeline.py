@@ -17,13 +17,12 @@ from types import FrameType
 
 from mlflow.exceptions import MlflowException
 
-from ssl_sec.edges.folder.descriptions import RunIdentity
-from ssl_sec.edges.folder.names import user_tags
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.submit.cluster import Cluster, entrypoint, exit_code
 from ssl_sec.edges.submit.orders import Stage
 from ssl_sec.edges.tables import in_table
+from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.store import connect_to_store, tracking_uri
 from ssl_sec.edges.tracking.tracker import JOB_ID_TAG
 from ssl_sec.errors import Stopped, UserError, first_line
@@ -149,11 +148,14 @@ class _Pipeline:
             "points": len(plan.points),
             "swept": ", ".join(sorted({s.partition("=")[0] for p in plan.points for s in p.swept})),
         }
-        identity = RunIdentity(
-            uri=self._uri,
-            experiment=plan.tracking.experiment or plan.recipe,
+        identity = identity_of(
+            plan.tracking,
+            plan.output_dir,
+            recipe=plan.recipe,
+            job="sweep",
             name=plan.name,
-            tags={**user_tags(plan.tracking), "recipe": plan.recipe, "job": "sweep"},
+            tags={},
+            parent_run_id=plan.tracking.parent_run,
         )
         return Sweep.start(identity, values, plan.output_dir)
 

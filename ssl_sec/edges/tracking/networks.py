@@ -16,7 +16,7 @@ from ssl_sec.edges.folder.finding import folder_at, trained_folder, usable_folde
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import training_config
 from ssl_sec.edges.tracking.registry import take_weights
-from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, find_run
+from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, beside, find_run, tracked_beside
 from ssl_sec.edges.tracking.store import quoted, store_errors
 from ssl_sec.errors import UserError
 from ssl_sec.recipes.config import TrainingConfig
@@ -60,6 +60,20 @@ class FoundNetwork:
         assert self.archive is not None and self.run_id is not None
         return recorded_shape(self.archive.client, self.run_id)
 
+    def tracking_of_job(
+        self, word: str, tracking: TrackingConfig, output_dir: str
+    ) -> tuple[TrackingConfig, str | None]:
+        """The tracking of a job about the run, in the run's store if none is configured, and the run's id there.
+
+        Args:
+            word: the value of `run`, as for `found_network`.
+            tracking: the configured tracking.
+            output_dir: output folder of the job.
+        """
+        if self.folder is not None:
+            return tracked_beside(self.folder, tracking, output_dir)
+        return beside(word, tracking), self.run_id
+
 
 def recorded_shape(client: MlflowClient, run_id: str) -> tuple[int, ...] | None:
     """Channels, height and width of the images that a run was trained on, as its models in MLflow have them.
@@ -67,8 +81,8 @@ def recorded_shape(client: MlflowClient, run_id: str) -> tuple[int, ...] | None:
     A registered network has them in its signature, and a kept checkpoint in a file; None if the run has neither.
 
     Args:
-        client: of the store.
-        run_id: of the run.
+        client: client of the store.
+        run_id: id of the run.
 
     Raises:
         StorageError: if the store cannot be used.

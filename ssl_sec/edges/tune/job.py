@@ -21,8 +21,7 @@ from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialSch
 from ray.tune.search import BasicVariantGenerator, SearchAlgorithm, Searcher
 
 from ssl_sec.edges.config.tune import TuneConfig
-from ssl_sec.edges.folder.descriptions import RunIdentity
-from ssl_sec.edges.folder.names import new_name, user_tags
+from ssl_sec.edges.folder.names import new_name
 from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.packaging import command
 from ssl_sec.edges.run.on_ray.runtime import connect
@@ -31,7 +30,7 @@ from ssl_sec.edges.run.signals import announce_stop, handled
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.edges.tables import in_markdown
-from ssl_sec.edges.tracking.store import tracking_uri
+from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.edges.tune.space import Choices, Interval, Search, chosen_overrides
 from ssl_sec.edges.tune.trial import Plan, PretrainingTrial, last_line, log_of, trial_name
@@ -80,16 +79,13 @@ def run_search(search: Search) -> tuple[list[Trial], int, Path]:
     folder = local_folder(config.output_dir) / config.recipe_name
     described = _described(search)
     is_new = _claimed(folder / f"{name}.tune.json", described)
-    identity = RunIdentity(
-        uri=tracking_uri(config.tracking, config.output_dir),
-        experiment=config.tracking.experiment or config.recipe_name,
+    identity = identity_of(
+        config.tracking,
+        config.output_dir,
+        recipe=config.recipe_name,
+        job="tune",
         name=name,
-        tags={
-            **user_tags(config.tracking),
-            "recipe": config.recipe_name,
-            "data": config.data.title,
-            "job": "tune",
-        },
+        tags={"data": config.data.title},
         parent_run_id=config.tracking.parent_run,
     )
     sweep = Sweep.continued(identity, described, config.output_dir, folder / f"{name}.tune.mlflow_run_id")

@@ -52,6 +52,8 @@ def folder_with(path: Path, config) -> RunFolder:
 def test_a_resume_needs_the_same_recipe_and_may_change_the_runtime():
     values = {"epochs": 3, "data": {"name": "digits"}, "runtime": {"name": "local"}}
     require_same_settings(values, {**values, "runtime": {"name": "ray"}})
+    elsewhere = {"name": "digits", "root": "there", "download": True, "cache_folder": "here"}
+    require_same_settings(values, {**values, "data": elsewhere})
     longer = {**values, "epochs": 4}
     with pytest.raises(ConfigError, match="epochs: found 4, but the run to resume has 3"):
         require_same_settings(values, longer)

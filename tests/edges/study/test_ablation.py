@@ -21,7 +21,8 @@ from tests.jobs import ablate
 
 
 def test_arms_and_seeds_make_one_table(quick, tmp_path: Path):
-    table = ablate([*quick, "runtime=local", "data.max_images=400", "arms=[random,sec]", "seeds=[0,1]"])
+    given = ["runtime=local", "data.max_images=400", "tracking.parent_run=above", "arms=[random,sec]", "seeds=[0,1]"]
+    table = ablate([*quick, *given])
     lines = table.strip().splitlines()
     assert re.split("  +", lines[0]) == [
         *("arm", "runs", "probe top-1 %", "probe top-5 %", "kNN top-1 %", "difference from random [95 %]", "p"),
@@ -42,7 +43,7 @@ def test_arms_and_seeds_make_one_table(quick, tmp_path: Path):
     client = MlflowClient(f"sqlite:///{tmp_path / 'runs'}/mlflow.db")
     experiment = client.get_experiment_by_name("digits")
     (parent,) = client.search_runs([experiment.experiment_id], "tags.job = 'ablate'")
-    assert parent.info.status == "FINISHED"
+    assert parent.info.status == "FINISHED" and parent.data.tags["mlflow.parentRunId"] == "above"
     means = [statistics.fmean(run["probe/top1"] for run in results[arm]) for arm in ("random", "sec")]
     found = [parent.data.metrics[f"sweep/probe_top1_mean {arm}"] for arm in ("random", "sec")]
     assert found == pytest.approx(means, rel=1e-5)

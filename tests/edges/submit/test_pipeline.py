@@ -83,7 +83,7 @@ def test_a_sweep_of_probes_shows_what_each_found(pipeline, tmp_path, capsys):
 
 
 def test_a_refused_point_leaves_a_table_of_the_others(pipeline, capsys):
-    chains, jobs = pipeline("experiment=digits", "seed=0,1,2", refused="seed1")
+    chains, jobs = pipeline("experiment=digits", "seed=0,1,2", "tracking.parent_run=above", refused="seed1")
     assert chains.run() == 1
     shown = capsys.readouterr().out
     assert "pretrain failed: the cluster refused the job" in shown
@@ -92,6 +92,7 @@ def test_a_refused_point_leaves_a_table_of_the_others(pipeline, capsys):
         [each.experiment_id for each in jobs.client.search_experiments()], "tags.job = 'sweep'"
     )
     assert sweep.info.status == "FAILED" and "refused" in sweep.data.tags["ended"]
+    assert sweep.data.tags["mlflow.parentRunId"] == "above"
 
 
 def test_an_unexpected_error_ends_the_sweep_with_its_table(pipeline, capsys, monkeypatch):

@@ -1,0 +1,42 @@
+"""Which run in MLflow a job makes."""
+
+from collections.abc import Mapping
+
+from ssl_sec.edges.folder.descriptions import RunIdentity
+from ssl_sec.edges.folder.names import user_tags
+from ssl_sec.edges.tracking.store import tracking_uri
+from ssl_sec.recipes.tracking import TrackingConfig
+
+
+def identity_of(
+    tracking: TrackingConfig,
+    output_dir: str,
+    *,
+    recipe: str,
+    job: str,
+    name: str,
+    tags: Mapping[str, str],
+    parent_run_id: str | None,
+) -> RunIdentity:
+    """The run of a job: in the configured store, in the experiment of the recipe unless another one is configured.
+
+    Args:
+        tracking: tracking of the job.
+        output_dir: output folder of the job.
+        recipe: the recipe's name.
+        job: the job's name.
+        name: name of the run.
+        tags: further tags; they take precedence over the user's.
+        parent_run_id: id of the parent run, if there is one.
+
+    Raises:
+        ConfigError: for a scheme of the store's address that MLflow does not support.
+        StorageError: for a sqlite file that is a folder, or no database.
+    """
+    return RunIdentity(
+        uri=tracking_uri(tracking, output_dir),
+        experiment=tracking.experiment or recipe,
+        name=name,
+        tags={**user_tags(tracking), **tags, "recipe": recipe, "job": job},
+        parent_run_id=parent_run_id,
+    )
