@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
@@ -211,11 +211,6 @@ def format_table(rows: list[dict[str, str]]) -> str:
         for line in lines
     )
     return "\n".join([header, "-" * len(header), *others])
-
-
-def format_mean(values: Sequence[float]) -> str:
-    """Formats the mean of the values and, of two or more, their sample standard deviation, for a cell of a table."""
-    return f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
 
 
 def describe_error(error: BaseException) -> str:

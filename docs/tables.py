@@ -58,14 +58,14 @@ def commands() -> str:
 
 def metrics() -> str:
     """The metrics that runs report."""
-    return _table([[f"`{name}`", row.meaning] for name, row in METRICS.items()], ["metric", "what it is"])
+    return in_markdown(["metric", "what it is"], *([f"`{name}`", row.meaning] for name, row in METRICS.items()))
 
 
 def groups() -> str:
     """The options of each group with their explanations."""
     tables = [
         f"### {group}\n\n"
-        + _table([[f"`{name}`", _text(explained)] for name, explained in sorted(names.items())], _TITLES)
+        + in_markdown(_TITLES, *([f"`{name}`", _text(explained)] for name, explained in sorted(names.items())))
         for group in sorted(options.groups().difference(_APART))
         if (names := options.options(group))
     ]
@@ -87,7 +87,7 @@ def _losses(listed: Mapping[str, type[losses.Loss]]) -> str:
         link = f"[`{loss.__name__}`](reference.md#{loss.__module__}.{loss.__name__})"
         return [f"`{name}`", link, _first(loss)]
 
-    return _table([row(name, loss) for name, loss in listed.items()], ["`loss=`", "class", "what it is"])
+    return in_markdown(["`loss=`", "class", "what it is"], *(row(name, loss) for name, loss in listed.items()))
 
 
 def all_experiments() -> str:
@@ -95,9 +95,9 @@ def all_experiments() -> str:
     found = [experiment for job in trainings() for name in experiments(job) if (experiment := load(name)) is not None]
     alone = [each for each in found if not each.is_row]
     parts = [
-        _table(
-            [[f"`{each.name}`", f"`{job_of(each.name)}`", _text(each.file.explanation)] for each in alone],
+        in_markdown(
             ["experiment", "command", "what it is"],
+            *([f"`{each.name}`", f"`{job_of(each.name)}`", _text(each.file.explanation)] for each in alone),
         )
     ]
     for path in dict.fromkeys(each.file.path for each in found if each.is_row):
@@ -110,7 +110,7 @@ def _of_table(rows: Sequence[Experiment]) -> str:
     shown = [[f"`{each.name}`", _reported(each.name)] for each in rows]
     return (
         f"### `{file.path.stem}`\n\n{file.explanation} Command: `{job_of(rows[0].name)}`. "
-        f"Settings: `configs/table/{file.path.name}`.\n\n" + _table(shown, ["experiment", "the paper reports, %"])
+        f"Settings: `configs/table/{file.path.name}`.\n\n" + in_markdown(["experiment", "the paper reports, %"], *shown)
     )
 
 
@@ -123,7 +123,7 @@ def exit_codes() -> str:
     """The exit codes with what they mean."""
     kinds = (ConfigError, DataError, StorageError, Stopped)
     rows = [[str(kind.exit_code), f"`{kind.__name__}`", _first(kind)] for kind in kinds]
-    return _table(rows, ["exit code", "error", "what is wrong"])
+    return in_markdown(["exit code", "error", "what is wrong"], *rows)
 
 
 def formats() -> str:
@@ -132,7 +132,7 @@ def formats() -> str:
         [f"`{name}`", _first(form), ", ".join(form.packages), f"{form.tolerance:.0e}".replace("e-0", "e-")]
         for name, form in FORMATS.items()
     ]
-    return _table(rows, ["`format=`", "what it is", "needs", "allowed difference"])
+    return in_markdown(["`format=`", "what it is", "needs", "allowed difference"], *rows)
 
 
 def paper_tables() -> str:
@@ -142,14 +142,14 @@ def paper_tables() -> str:
         [f"`{name}`", paper.title, paper.reference, ", ".join(str(table.number) for table in paper.tables)]
         for name, paper in found.items()
     ]
-    return _table(rows, ["`paper=`", "title", "authors and venue", "tables"])
+    return in_markdown(["`paper=`", "title", "authors and venue", "tables"], *rows)
 
 
 def paper_items() -> str:
     """Each paper's equations and figures, from `docs/papers/<paper>.yaml`, and its tables: where they are here."""
     header = ["in the paper", "what it is", "here", "command", "state"]
     return "\n\n".join(
-        f"## {papers.load(name).title}\n\n" + _table([*map(_item_row, items_of(name)), *_table_rows(name)], header)
+        f"## {papers.load(name).title}\n\n" + in_markdown(header, *map(_item_row, items_of(name)), *_table_rows(name))
         for name in papers.list_papers()
     )
 
@@ -190,7 +190,7 @@ def study_searches(name: str) -> str:
         best = max(of_arm, key=lambda one: one.metric)
         values = ", ".join(f"`{override}`" for override in best.overrides)
         rows.append([point, arm, f"{len(of_arm)} of {best.num_planned}", values, f"{best.metric:.2f}"])
-    return _table(rows, ["at", "arm", "trials that ended", "best values", "held-out kNN, %"])
+    return in_markdown(["at", "arm", "trials that ended", "best values", "held-out kNN, %"], *rows)
 
 
 def _item_row(item: Mapping[str, Any]) -> list[str]:
@@ -214,11 +214,6 @@ def _table_rows(name: str) -> list[list[str]]:
         here = ", ".join(f"`{recipe}`" for recipe in list(recipes)[:1]) + (", …" if len(recipes) > 1 else "")
         rows.append([f"Table {table.number}", _text(table.title), here, command, state])
     return rows
-
-
-def _table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def _first(documented: object) -> str:

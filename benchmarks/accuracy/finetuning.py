@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torchvision.transforms.functional import to_pil_image
 
-from benchmarks.measure import choose_device, describe_environment, format_mean, format_table, make_parser, save_results
+from benchmarks.measure import choose_device, describe_environment, format_table, make_parser, save_results
 from benchmarks.simclr import describe_data
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import training_config
 from ssl_sec.edges.run.worker import Worker, work
+from ssl_sec.edges.tables import mean_and_std
 from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.finetuning.recipe import labelled_images
 from ssl_sec.recipes.registry import PRETRAIN
@@ -196,8 +197,8 @@ def summarise(name: str, rows: list[dict[str, Any]]) -> dict[str, str]:
     return {
         "": name,
         "seeds": str(len(own)),
-        "top-1 %": format_mean([row["top1"] for row in own]),
-        "seconds": format_mean([row["seconds"] for row in own]),
+        "top-1 %": mean_and_std([row["top1"] for row in own]),
+        "seconds": mean_and_std([row["seconds"] for row in own]),
     }
 
 

@@ -24,7 +24,6 @@ from benchmarks.invariance import TemporaryStore
 from benchmarks.measure import (
     choose_device,
     describe_environment,
-    format_mean,
     format_table,
     make_parser,
     read_results,
@@ -34,6 +33,7 @@ from benchmarks.simclr import PilImages, QuietRuntime, describe_data
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.run.cpu import keep_freed_memory
+from ssl_sec.edges.tables import mean_and_std
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.pretraining.recipe import build_recipe, run
 from ssl_sec.recipes.probing.recipe import linear_evaluation, open_splits
@@ -130,7 +130,7 @@ def summarise(name: str, rows: list[dict[str, Any]]) -> dict[str, str]:
     """Makes the row of the table of ours or of lightly: mean and standard deviation over the seeds."""
     own = _of(name, rows)
     shown = [key for key in SHOWN if key in own[0]]  # top-5 needs more than five classes
-    return {"": name, "seeds": str(len(own)), **{key: format_mean([row[key] for row in own]) for key in shown}}
+    return {"": name, "seeds": str(len(own)), **{key: mean_and_std([row[key] for row in own]) for key in shown}}
 
 
 def _of(name: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

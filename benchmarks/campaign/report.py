@@ -16,10 +16,9 @@ from benchmarks.campaign.recipes import EXPERIMENTS, load_trials
 from benchmarks.campaign.scale import FULL
 from benchmarks.campaign.sheet import COMMITTED
 from benchmarks.campaign.study import LONG, LONG_EPOCHS, SEARCHED
-from benchmarks.measure import format_mean
 from ssl_sec.edges.study.cells import KeptCell
 from ssl_sec.edges.study.comparison import Comparison
-from ssl_sec.edges.tables import in_markdown
+from ssl_sec.edges.tables import in_markdown, mean_and_std
 from ssl_sec.errors import ConfigError
 from ssl_sec.papers import find_reported
 
@@ -89,11 +88,6 @@ def filled(text: str, results: Results) -> str:
     return re.sub(r"(<!-- campaign: (\w+) -->).*?<!-- end -->", made, text, flags=re.DOTALL)
 
 
-def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heading, ["---"] * len(heading), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def _hardware(results: Results, names: Sequence[str]) -> str:
     """Describes the hardware and versions of the parts that were run."""
     found = [results[name]["environment"] for name in names if "environment" in results.get(name, {})]
@@ -138,7 +132,7 @@ def speed(results: Results) -> str:
     heading = ["pretraining, bfloat16", "ours, images/s", "goal", "plain loop", "lightly's recipe"]
     names = [f"speed-{encoder}-{batch}" for encoder in NETWORKS for batch in BATCHES]
     return (
-        _table([*heading, "times lightly's (goal 10)", "waits a step (goal 0)"], rows)
+        in_markdown([*heading, "times lightly's (goal 10)", "waits a step (goal 0)"], *rows)
         + f"\n\nHardware: {_hardware(results, names)}."
     )
 
@@ -153,7 +147,7 @@ def _over_seeds(runs: Sequence[Mapping[str, Any]], figure: str) -> str:
     values = [run[figure] for run in runs]
     if not values:
         return NOT_YET
-    return format_mean(values)
+    return mean_and_std(values)
 
 
 def recipes(results: Results) -> str:
@@ -176,7 +170,7 @@ def recipes(results: Results) -> str:
         )
     heading = ["recipe", "ours, top-1 %", "the paper's", f"difference (goal: within {WITHIN})", "kNN, %", "seeds"]
     names = [name for name in results if name.startswith("train-resnet50-")]
-    return _table(heading, rows) + f"\n\nHardware: {_hardware(results, names)}."
+    return in_markdown(heading, *rows) + f"\n\nHardware: {_hardware(results, names)}."
 
 
 def resnet18(results: Results) -> str:
@@ -193,7 +187,7 @@ def resnet18(results: Results) -> str:
     names = [name for name in results if name.startswith("train-resnet18-")]
     held_out = ["online probe, held-out images, %", "kNN, held-out images, %"]
     heading = ["ResNet-18, 100 epochs", "linear probe, top-1 %", "top-5 %", "kNN, %", *held_out, "seeds"]
-    return _table(heading, rows) + f"\n\nHardware: {_hardware(results, names)}."
+    return in_markdown(heading, *rows) + f"\n\nHardware: {_hardware(results, names)}."
 
 
 def study(results: Results) -> str:
@@ -258,12 +252,10 @@ def _goals(results: Results) -> str:
     long = results.get(LONG, {})
     above = NOT_YET if best is None else f"{best}, {mean(of_arms[best]):.2f}, {mean(of_arms[best]) - paper:+.2f}"
     minutes = f"{long['probe/knn_top1']:.2f} in {long['train_s'] / 60:.0f} min" if "probe/knn_top1" in long else NOT_YET
-    return _table(
+    return in_markdown(
         ["goal", "found"],
-        [
-            [f"ResNet-50, 100 epochs: a point or more above the paper's SEC, {paper:.2f}", above],
-            [f"ResNet-18, {LONG_EPOCHS} epochs: 90 % by kNN in less than 99 minutes", minutes],
-        ],
+        [f"ResNet-50, 100 epochs: a point or more above the paper's SEC, {paper:.2f}", above],
+        [f"ResNet-18, {LONG_EPOCHS} epochs: 90 % by kNN in less than 99 minutes", minutes],
     )
 
 
@@ -304,7 +296,7 @@ def _contenders(results: Results) -> str:
                 ]
                 for row in found.values()
             ] or [[name, "", results.get(f"speed-{encoder}-{batch}", {}).get("error", NOT_YET), *[""] * 5]]
-    return _table([*heading, "where a step's time goes"], rows)
+    return in_markdown([*heading, "where a step's time goes"], *rows)
 
 
 # Part -> its lists of rows -> the keys shown.
@@ -322,7 +314,9 @@ _LISTED: Mapping[str, Mapping[str, Sequence[str]]] = {
 def _listed(results: Results, part: str) -> str:
     found = results.get(part, {})
     tables = [
-        _table([key.replace("_", " ") for key in keys], [[_cell(row.get(key)) for key in keys] for row in found[name]])
+        in_markdown(
+            [key.replace("_", " ") for key in keys], *([_cell(row.get(key)) for key in keys] for row in found[name])
+        )
         for name, keys in _LISTED[part].items()
         if found.get(name)
     ]

@@ -64,6 +64,11 @@ class DataSetConfig(Settings, key="data", is_base=True):
         """Channels of the images: 3 for colours, 1 for grey."""
         return 3
 
+    @property
+    def read_size_px(self) -> int | None:
+        """Side that all images are resized and cropped to as they are read; None if they keep their own."""
+        return None
+
     def read_as(self, image_size_px: int | None = None, num_channels: int | None = None) -> Self:
         """The set with its files read at this size, unless it has one, and with these channels; others as they are.
 
@@ -136,6 +141,11 @@ class FilesConfig(DataSetConfig, is_base=True):
     def channels(self) -> int:
         """Channels of the images: 3 for colours, 1 for grey."""
         return self.num_channels
+
+    @property
+    def read_size_px(self) -> int | None:
+        """Side that all images are resized and cropped to as they are read; None if they keep their own."""
+        return self.image_size_px
 
     def read_as(self, image_size_px: int | None = None, num_channels: int | None = None) -> Self:
         """The set with its files read at this size, unless it has one, and with these channels."""

@@ -1,6 +1,5 @@
 """Opens one split of a standard set: scikit-learn's digits, and CIFAR and MNIST by torchvision."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from ssl_sec.data.image_set import (
 )
 from ssl_sec.errors import DataError, MissingDataError, first_line
 from ssl_sec.files import locked
-
-logger = logging.getLogger("ssl_sec.data")
 
 DIGITS_SPLIT_SEED = 0
 
@@ -77,7 +74,7 @@ def open_mnist(split: Split, root: str | Path, download: bool) -> ResidentImages
     """
     from torchvision.datasets import MNIST
 
-    images = _open_torchvision(MNIST, "mnist", split, Path(root), download, Path("MNIST") / "raw")
+    images = _open_torchvision(MNIST, "mnist", split, Path(root), download)
     return ResidentImages(
         images=images.data.unsqueeze(1),
         labels=images.targets.long(),
@@ -88,7 +85,7 @@ def open_mnist(split: Split, root: str | Path, download: bool) -> ResidentImages
 
 
 def _open_cifar(dataset: Any, name: str, split: Split, root: Path, download: bool) -> ResidentImages:
-    images = _open_torchvision(dataset, name, split, root, download, Path(dataset.base_folder))
+    images = _open_torchvision(dataset, name, split, root, download)
     return ResidentImages(
         images=torch.from_numpy(images.data).permute(0, 3, 1, 2).contiguous(),
         labels=torch.tensor(images.targets),
@@ -98,8 +95,7 @@ def _open_cifar(dataset: Any, name: str, split: Split, root: Path, download: boo
     )
 
 
-def _open_torchvision(dataset: Any, name: str, split: Split, root: Path, download: bool, folder: Path) -> Any:
-    looked_for = root / folder
+def _open_torchvision(dataset: Any, name: str, split: Split, root: Path, download: bool) -> Any:
     try:
         if download:
             root.mkdir(parents=True, exist_ok=True)
@@ -112,7 +108,7 @@ def _open_torchvision(dataset: Any, name: str, split: Split, root: Path, downloa
     except (RuntimeError, OSError, ValueError, AssertionError, LookupError) as error:
         if download:
             raise DataError(f"{name}: cannot be downloaded to {root}: {first_line(error)}") from error
-        raise _missing(name, looked_for) from error
+        raise _missing(name, root) from error
 
 
 def require_downloaded(name: str, root: Path) -> None:
@@ -126,11 +122,11 @@ def require_downloaded(name: str, root: Path) -> None:
         MissingDataError: it does not exist.
     """
     if not (root / _FOLDERS[name]).is_dir():
-        raise _missing(name, root / _FOLDERS[name])
+        raise _missing(name, root)
 
 
-def _missing(name: str, looked_for: Path) -> MissingDataError:
+def _missing(name: str, root: Path) -> MissingDataError:
     return MissingDataError(
-        f"{name}: {looked_for} is missing or incomplete; set data.download=true to fetch it, "
+        f"{name}: {root / _FOLDERS[name]} is missing or incomplete; set data.download=true to fetch it, "
         "or data.root to the folder that holds it"
     )

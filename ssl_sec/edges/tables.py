@@ -1,5 +1,7 @@
-"""Tables in plain text, and the standard deviation in their cells."""
+"""Tables in plain text, Markdown and CSV, and means with standard deviations for their cells."""
 
+import csv
+import io
 import math
 import statistics
 from collections.abc import Sequence
@@ -21,11 +23,32 @@ def deviation(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
+def mean_and_std(values: Sequence[float]) -> str:
+    """For example 80.00 ± 1.50; empty without values."""
+    if not values:
+        return ""
+    spread = deviation(values)
+    return f"{statistics.fmean(values):.2f}{'' if spread is None else f' ± {spread:.2f}'}"
+
+
 def in_markdown(columns: Sequence[str], *rows: Sequence[str]) -> str:
-    """A table in Markdown.
+    """A table in GitHub's Markdown.
 
     Args:
         columns: names of the columns.
         rows: one row each, with a cell for each column.
     """
-    return "\n".join(f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows))
+    lines = ([cell.replace("|", "\\|") for cell in row] for row in (columns, ["---"] * len(columns), *rows))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def in_csv(columns: Sequence[str], *rows: Sequence[Any]) -> str:
+    """A table as CSV, its lines ended by a line feed.
+
+    Args:
+        columns: names of the columns.
+        rows: one row each, with a cell for each column.
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+    return text.getvalue()

@@ -4,9 +4,7 @@ The name of a set's run is made from its settings, so that the same command, giv
 finished as they are and measures only the other sets.
 """
 
-import csv
 import hashlib
-import io
 import json
 import logging
 import tempfile
@@ -23,7 +21,7 @@ from ssl_sec.edges.run.summary import Finished, ui_instructions
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.files import place_of_runs
 from ssl_sec.edges.storage.places import local_folder
-from ssl_sec.edges.tables import in_table
+from ssl_sec.edges.tables import in_csv, in_markdown, in_table
 from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
 from ssl_sec.edges.tracking.store import tracking_uri
@@ -121,7 +119,7 @@ def _image_shape(config: TransferConfig, found: FoundNetwork) -> tuple[int, int]
 
 def _sized(data: DataConfig, size: int, channels: int) -> DataConfig:
     """The data set with its files decoded at the size and channels of the encoder, unless it has its own size."""
-    return data.read_as(size, channels) if getattr(data, "image_size_px", None) is None else data
+    return data.read_as(size, channels) if data.read_size_px is None else data
 
 
 def _measured(probe: ProbeJobConfig, group: str, sweep: Sweep) -> Finished:
@@ -207,11 +205,8 @@ def _text(config: TransferConfig, results: Mapping[str, Mapping[str, float]]) ->
 def _files(config: TransferConfig, results: Mapping[str, Mapping[str, float]], folder: Path) -> list[Path]:
     """Writes the table as CSV and Markdown, and the figure."""
     header, rows = _rows(config, results)
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
-    (folder / "transfer.csv").write_text(text.getvalue(), encoding="utf-8")
-    lines = [header, ["---"] * len(header), *rows]
-    (folder / "transfer.md").write_text("".join(f"| {' | '.join(line)} |\n" for line in lines), encoding="utf-8")
+    (folder / "transfer.csv").write_text(in_csv(header, *rows), encoding="utf-8")
+    (folder / "transfer.md").write_text(in_markdown(header, *rows) + "\n", encoding="utf-8")
     points = {title: _points(config, title, metrics) for title, metrics in results.items()}
     transfer_figure(points).savefig(folder / "transfer.png", dpi=110)
     return [folder / f"transfer.{ending}" for ending in ("csv", "md", "png")]

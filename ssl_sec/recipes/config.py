@@ -188,7 +188,7 @@ class TrainingConfig(RunConfig, is_base=True):
         Args:
             image_shape: as for `crop_of`; if it is unknown and the run's data set has no size, so is the side.
         """
-        size_px = getattr(self.data, "image_size_px", None)
+        size_px = self.data.read_size_px
         if size_px is None and image_shape is not None and self.crop_of(image_shape) is None:
             return min(image_shape[1:])
         return size_px

@@ -156,7 +156,7 @@ def test_a_set_read_by_blocks_is_checked_within_a_window(tmp_path):
     found = check(one, image_set, FakeRuntime())
     assert found is not None and (found.num_images, found.num_checked) == (80, 12)
     assert str(found).startswith("checked 12 of 80 images: ")
-    assert image_set.reader.num_read == 0  # those that the training reads stay its own
+    assert not image_set.reader._kept  # those that the training reads stay its own
 
 
 @pytest.mark.parametrize(("most", "expected"), [(5, 5), (20, 20), (30, 20)])

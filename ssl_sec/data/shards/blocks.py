@@ -53,7 +53,6 @@ class BlockReader:
     def __init__(self, blocks: Blocks, capacity: int) -> None:
         self.blocks = blocks
         self.capacity = capacity
-        self.num_read = 0  # blocks
         self._kept: OrderedDict[int, Future[Sequence[bytes]]] = OrderedDict()
         self._num_kept = 0  # images
         self._lock = threading.Lock()
@@ -92,7 +91,6 @@ class BlockReader:
             return self._kept[number]
 
     def _read(self, number: int) -> Sequence[bytes]:
-        self.num_read += 1
         for wait_s in RETRY_AFTER_S:
             try:
                 return self.blocks.read(number)

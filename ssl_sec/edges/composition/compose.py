@@ -10,7 +10,6 @@ from typing import Any
 import hydra
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigNode, ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -21,8 +20,8 @@ from ssl_sec.edges.composition.hints import suggestion
 from ssl_sec.edges.composition.keys import keys_of, kind_of, misfit, unknown_keys
 from ssl_sec.edges.composition.mistakes import Choice, defaults_of_override, sweep_mistake, unknown_key
 from ssl_sec.edges.composition.options import EXPERIMENT, option, options, primary, usable, values_of
-from ssl_sec.edges.overrides import in_grammar, understood
-from ssl_sec.errors import ConfigError, nearest, printable
+from ssl_sec.edges.overrides import in_grammar, parsed, understood
+from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.recipes.registry import trainings
 from ssl_sec.settings import flattened
 
@@ -193,15 +192,10 @@ def _with_hydra(job: str, given: Sequence[Override], choice: Choice) -> DictConf
 
 
 def _parsed(overrides: Sequence[str]) -> list[Override]:
-    parser = OverridesParser.create()
-    parsed: list[Override] = []
-    for override in map(understood, overrides):
-        try:
-            parsed.append(parser.parse_override(override))
-        except (HydraException, ValueError, RecursionError) as error:  # too many digits, or brackets
-            raise ConfigError(f"{printable(repr(override))}: not understood; give key=value, or --help") from error
-        _require_value(parsed[-1])
-    return parsed
+    found = [parsed(understood(override)) for override in overrides]
+    for override in found:
+        _require_value(override)
+    return found
 
 
 def _require_value(override: Override) -> None:

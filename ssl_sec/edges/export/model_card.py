@@ -15,6 +15,7 @@ from ssl_sec.edges.export.public import (
     newest_of_each_protocol,
     public_settings,
 )
+from ssl_sec.edges.tables import in_markdown
 from ssl_sec.edges.tracking.provenance import DIRTY_TAG
 from ssl_sec.errors import printable
 from ssl_sec.exporting import Exportable, Format, versions
@@ -97,7 +98,7 @@ def model_card(
         f"{check.largest_difference:.3g}. Values are up to {check.largest_value:.3g}; {check.allowed:.3g} "
         f"({form.tolerance:g} of that) is allowed.",
         "## Data",
-        "\n".join(f"- {_cell(described_data(data))}" for data in inputs) or "MLflow has no record.",
+        "\n".join(f"- {printable(described_data(data))}" for data in inputs) or "MLflow has no record.",
         "## Recipe",
         _table(("key", "value"), public_settings(parameters, _RECIPE_KEYS).items()),
         "## Origin",
@@ -158,9 +159,4 @@ def _metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str, str]]:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
-
-
-def _cell(value: object) -> str:
-    return printable(str(value)).replace("|", "\\|")
+    return in_markdown(header, *([printable(str(cell)) for cell in row] for row in rows))

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ssl_sec.edges.report.files import Report, format_markdown
-from ssl_sec.edges.tables import in_table
+from ssl_sec.edges.report.files import Report
+from ssl_sec.edges.tables import in_markdown, in_table
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive
 from ssl_sec.figures.training import Curve, compared_curves_figure
 
@@ -44,7 +44,7 @@ def compare_runs(archive: RunArchive, first: str, second: str, *, shows_all: boo
     markdown = [f"## {title}"]
     for heading, (header, lines) in blocks.items():
         text += ["", *([f"{heading}:"] if heading else []), in_table(lines, header)]
-        markdown += ["", *([f"### {heading.capitalize()}", ""] if heading else []), format_markdown(lines, header)]
+        markdown += ["", *([f"### {heading.capitalize()}", ""] if heading else []), in_markdown(header, *lines)]
     return Report(
         name=f"compare-{runs[0].run_id[:8]}-{runs[1].run_id[:8]}",
         text="\n".join(text),

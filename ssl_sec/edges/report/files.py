@@ -1,13 +1,13 @@
 """A report in all its formats: text, Markdown, CSV and PNG."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+
+from ssl_sec.edges.tables import in_csv
 
 Cells = Sequence[Sequence[str]]
 
@@ -42,21 +42,10 @@ class Report:
             paths.append(folder / f"{self.name}.md")
             paths[-1].write_text(self.markdown + "\n", encoding="utf-8")
         paths.append(folder / f"{self.name}.csv")
-        paths[-1].write_text(_format_csv(self.rows), encoding="utf-8")
+        columns = list(self.rows[0]) if self.rows else []
+        paths[-1].write_text(
+            in_csv(columns, *([row.get(name, "") for name in columns] for row in self.rows)), encoding="utf-8"
+        )
         paths.append(folder / f"{self.name}.png")
         self.figure.savefig(paths[-1], dpi=130, bbox_inches="tight")
         return paths
-
-
-def format_markdown(rows: Cells, header: Sequence[str]) -> str:
-    """Formats rows of cells as a table in GitHub's Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def _format_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()

@@ -13,9 +13,9 @@ from functools import cache
 from typing import Any
 
 from ssl_sec.edges.composition.compose import compose, composed, job_of
-from ssl_sec.edges.report.files import Report, format_markdown
+from ssl_sec.edges.report.files import Report
 from ssl_sec.edges.report.pictures import NOT_RUN, draw_table
-from ssl_sec.edges.tables import deviation, in_table
+from ssl_sec.edges.tables import deviation, in_markdown, in_table
 from ssl_sec.edges.tracking.comparing import deciding, is_expected
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, in_order
 from ssl_sec.errors import ConfigError
@@ -149,7 +149,7 @@ def make_table_report(paper: str, table: Table, archive: RunArchive | None) -> R
     markdown = [f"## {title}", "", f"{load(paper).title} ({load(paper).reference})"]
     for header, lines in blocks:
         text += ["", in_table(lines, header)]
-        markdown += ["", format_markdown(lines, header)]
+        markdown += ["", in_markdown(header, *lines)]
     return Report(
         name=f"{paper}-table-{table.number}",
         text="\n".join([*text, "", *notes] if notes else text),

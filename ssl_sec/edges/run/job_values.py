@@ -221,7 +221,7 @@ class _StoredRun:
     @property
     def side_px(self) -> int | None:
         """The shorter side of these images; None if that is not known."""
-        size_px = getattr(self.config.data, "image_size_px", None)
+        size_px = self.config.data.read_size_px
         return min(self.image_shape[1:]) if size_px is None and self.image_shape is not None else size_px
 
 
@@ -253,7 +253,7 @@ def _probed_data(
         _require_channels(data, run, f"; probe.num_channels={run.channels} converts the images")
     else:
         check(channels == run.channels, "probe.num_channels", channels, f"{run.channels}, as the encoder was trained")
-    found = getattr(data, "image_size_px", None)
+    found = data.read_size_px
     if size_px is None and run.side_px is not None and found is not None:
         needed = f"{run.side_px}, as the encoder was trained; probe.image_size_px={found} takes it at another size"
         check(found == run.side_px, "data.image_size_px", found, needed)

@@ -1,8 +1,6 @@
 """Runs in MLflow without a folder: of a job, or of a sweep, the parent of its runs with their table and plot."""
 
 import contextlib
-import csv
-import io
 import logging
 import re
 import statistics
@@ -20,7 +18,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.run.running import RunLock, lock_sweep
 from ssl_sec.edges.storage.places import local_folder
-from ssl_sec.edges.tables import deviation, in_markdown
+from ssl_sec.edges.tables import deviation, in_csv, in_markdown, mean_and_std
 from ssl_sec.edges.tracking.provenance import code_files, keep_code
 from ssl_sec.edges.tracking.store import is_unknown
 from ssl_sec.edges.tracking.tracker import TrackedRun
@@ -138,10 +136,10 @@ class JobRun:
         """The id of its experiment."""
         return None if self._run is None else self._run.experiment_id
 
-    def log_files(self, paths: Sequence[Path], folder: str | None = None) -> None:
+    def log_files(self, paths: Sequence[Path]) -> None:
         """Uploads files of the job; errors of MLflow are logged."""
         for path in paths:
-            self.record(lambda run, path=path: run.log_file(path, folder))
+            self.record(lambda run, path=path: run.log_file(path))
 
     def record(self, upload: Callable[[TrackedRun], object]) -> None:
         """Uploads intermediate results; errors of MLflow are logged."""
@@ -245,11 +243,8 @@ def _upload(run: TrackedRun, results: Results, table: str) -> None:
 def as_csv(results: Results) -> str:
     """The results as CSV, with a line for each run."""
     names = _known_metrics(results)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["arm", *names])
-    writer.writerows([arm, *(run.get(name, "") for name in names)] for arm, runs in results.items() for run in runs)
-    return text.getvalue()
+    rows = [[arm, *(run.get(name, "") for name in names)] for arm, runs in results.items() for run in runs]
+    return in_csv(["arm", *names], *rows)
 
 
 def as_markdown(results: Results) -> str:
@@ -307,11 +302,3 @@ def _sweep_metrics(results: Results) -> Iterator[tuple[str, float]]:
 
 def _known_metrics(results: Results) -> list[str]:
     return [name for name in COMPARED if any(name in run for runs in results.values() for run in runs)]
-
-
-def mean_and_std(values: Sequence[float]) -> str:
-    """For example 80.00 ± 1.50; empty without values."""
-    if not values:
-        return ""
-    spread = deviation(values)
-    return f"{statistics.fmean(values):.2f}{'' if spread is None else f' ± {spread:.2f}'}"

@@ -12,6 +12,7 @@ from typing import Any
 from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.run.sweeps import COMPARED
 from ssl_sec.edges.study.plan import Cell
+from ssl_sec.edges.tables import in_csv
 from ssl_sec.errors import ConfigError, StorageError, nearest
 from ssl_sec.files import locked, replace_text
 
@@ -149,15 +150,11 @@ def as_csv(cells: Iterable[KeptCell]) -> str:
     """The text of the file."""
     cells = sorted(cells, key=lambda cell: (cell.point, cell.arm, cell.seed))
     names = sorted({name for cell in cells for name in cell.metrics})
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*_FIRST_COLUMNS, *names])
+    rows: list[list[Any]] = []
     for cell in cells:
         values = [f"{cell.metrics[name]:.{_DIGITS}g}" if name in cell.metrics else "" for name in names]
-        writer.writerow(
-            [cell.arm, cell.point, cell.seed, cell.digest, f"{cell.minutes:.2f}", cell.run_id, *values],
-        )
-    return text.getvalue()
+        rows.append([cell.arm, cell.point, cell.seed, cell.digest, f"{cell.minutes:.2f}", cell.run_id, *values])
+    return in_csv([*_FIRST_COLUMNS, *names], *rows)
 
 
 def _read(path: Path) -> list[KeptCell]:

@@ -11,6 +11,7 @@ from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.study.cells import lock_of
 from ssl_sec.edges.study.digest import digest_of
 from ssl_sec.edges.study.plan import ArmAt
+from ssl_sec.edges.tables import in_csv
 from ssl_sec.edges.tune.trials import Trial
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.files import locked, replace_text
@@ -117,13 +118,11 @@ class KeptSearches:
             raise StorageError(f"cells: {self.path} cannot be written: {error.strerror}") from error
 
     def _as_csv(self) -> str:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(_COLUMNS)
+        rows: list[list[Any]] = []
         for one in sorted(self._trials, key=lambda one: (one.point, one.arm)):
             values = [one.arm, one.point, one.trial, f"{one.metric:.6g}", one.epochs, one.space, one.digest]
-            writer.writerow([*values, shlex.join(one.overrides)])
-        return text.getvalue()
+            rows.append([*values, shlex.join(one.overrides)])
+        return in_csv(_COLUMNS, *rows)
 
 
 def _space(arm: ArmAt) -> str:

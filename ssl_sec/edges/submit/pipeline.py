@@ -23,7 +23,7 @@ from ssl_sec.edges.submit.cluster import Cluster, entrypoint, exit_code
 from ssl_sec.edges.submit.orders import Stage
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.identity import identity_of
-from ssl_sec.edges.tracking.store import connect_to_store, tracking_uri
+from ssl_sec.edges.tracking.store import all_pages, connect_to_store, tracking_uri
 from ssl_sec.edges.tracking.tracker import JOB_ID_TAG
 from ssl_sec.errors import Stopped, UserError, first_line
 from ssl_sec.metrics import metric_label
@@ -221,7 +221,10 @@ class _Pipeline:
         try:
             client = connect_to_store(self._uri)
             name = self._plan.tracking.experiment or recipe
-            experiments = client.search_experiments() if name is None else [client.get_experiment_by_name(name)]
+            if name is None:
+                experiments = all_pages(lambda token: client.search_experiments(page_token=token))
+            else:
+                experiments = [client.get_experiment_by_name(name)]
             searched = [each.experiment_id for each in experiments if each is not None]
             found = client.search_runs(searched, f"tags.`{JOB_ID_TAG}` = {json.dumps(job_id)}") if searched else []
         except MlflowException as error:

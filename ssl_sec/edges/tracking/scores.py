@@ -61,7 +61,8 @@ def child_probes(client: MlflowClient, recipe: str, checkpoint: Checkpoint = "la
         recipe: name of the recipe.
         checkpoint: the checkpoint that was probed, as the user gave it.
     """
-    experiments = [str(experiment.experiment_id) for experiment in client.search_experiments()]
+    listed = all_pages(lambda token: client.search_experiments(page_token=token))
+    experiments = [str(experiment.experiment_id) for experiment in listed]
     finished = f"tags.job = 'probe' AND tags.recipe = {quoted(recipe)} AND attributes.status = 'FINISHED'"
     probes: dict[str, list[Run]] = {}
     for run in all_pages(lambda token: client.search_runs(experiments, finished, page_token=token)):
@@ -186,8 +187,7 @@ def mark_best(client: MlflowClient, recipe: str) -> None:
 def describe_versions(client: MlflowClient, recipe: str, run_id: str) -> None:
     """Describes the registered versions of a run: data, score (of the newest probe, or their own) and run."""
     name = model_name(recipe)
-    mine = [version for version in _versions(client, recipe) if version.run.info.run_id == run_id]
-    for version in mine:
+    for version in _versions(client, recipe, run_id):
         run = version.run
         tags = {
             key: run.data.tags[key] for key in ("data", "encoder", "loss", "constraint", "seed") if key in run.data.tags
@@ -227,16 +227,26 @@ def _best(versions: Sequence[_Version]) -> str | None:
     return max(scores[chosen], key=lambda number: (scores[chosen][number], -int(number)))
 
 
-def _versions(client: MlflowClient, recipe: str) -> list[_Version]:
-    """The registered versions whose runs still exist, each with its scores: those of the newest probe first."""
-    found = client.search_model_versions(f"name = {quoted(model_name(recipe))}")
+def _versions(client: MlflowClient, recipe: str, run_id: str | None = None) -> list[_Version]:
+    """The registered versions whose runs still exist, each with its scores: those of the newest probe first.
+
+    Args:
+        client: client of the store.
+        recipe: name of the recipe.
+        run_id: the run whose versions are returned; None for all runs.
+    """
+    condition = f"name = {quoted(model_name(recipe))}"
+    found = all_pages(lambda token: client.search_model_versions(condition, page_token=token))
     if not found:
         return []
     probes = child_probes(client, recipe)
     versions: list[_Version] = []
     for version in found:
         with contextlib.suppress(MlflowException):  # versions of deleted runs are ignored
-            run = client.get_run(source_run_id(client, version))
+            made_by = source_run_id(client, version)
+            if run_id not in (None, made_by):
+                continue
+            run = client.get_run(made_by)
             scores = _scores(run, probes.get(run.info.run_id, []))
             versions.append(_Version(number=str(version.version), run=run, scores=scores))
     return versions

@@ -1,14 +1,12 @@
 """The trials of a search: as a table, as metrics of its run in MLflow, and as a picture."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from ssl_sec.edges.tables import in_table
+from ssl_sec.edges.tables import in_csv, in_table
 from ssl_sec.edges.tune.space import Interval, Search
 from ssl_sec.figures.tuning import Axis, tuning_figure
 from ssl_sec.files import replace_text
@@ -66,12 +64,8 @@ def files_of(search: Search, trials: Sequence[Trial], folder: Path) -> list[Path
     """The table as CSV, and the picture."""
     folder.mkdir(parents=True, exist_ok=True)
     table, picture = folder / "trials.csv", folder / "parallel.png"
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["trial", *search.space, search.metric, "epochs"])
-    for trial in trials:
-        writer.writerow([trial.name, *trial.values.values(), trial.metric, trial.epoch])
-    replace_text(table, text.getvalue())
+    rows = [[trial.name, *trial.values.values(), trial.metric, trial.epoch] for trial in trials]
+    replace_text(table, in_csv(["trial", *search.space, search.metric, "epochs"], *rows))
     axes = [
         Axis(name=key, values=[trial.values[key] for trial in trials], is_log=isinstance(one, Interval) and one.is_log)
         for key, one in search.space.items()

@@ -12,7 +12,8 @@ from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.run.running import close
-from ssl_sec.edges.run.sweeps import Sweep, arms_figure, as_csv, as_markdown, mean_and_std
+from ssl_sec.edges.run.sweeps import Sweep, arms_figure, as_csv, as_markdown
+from ssl_sec.edges.tables import mean_and_std
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import DataError, Stopped
 

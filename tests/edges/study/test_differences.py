@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 
-from ssl_sec.edges.run.sweeps import mean_and_std
 from ssl_sec.edges.study.differences import Difference, adjusted, difference
+from ssl_sec.edges.tables import mean_and_std
 
 FIGURES = st.dictionaries(st.integers(0, 20), st.floats(0, 100), min_size=3, max_size=12)
 

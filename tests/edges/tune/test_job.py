@@ -87,7 +87,8 @@ def test_a_search_is_one_run_with_its_trials_and_continues(tmp_path: Path):
     assert rows
     assert [float(row[3]) for row in rows] == sorted((float(row[3]) for row in rows), reverse=True)
     assert f"optimiser.learning_rate=0.3 constraint={rows[0][2]}" in done.stdout.splitlines()[-1]
-    assert (tmp_path / "r/s-logs/trials.csv").read_text().count("\n") == 1 + len(rows)
+    table = (tmp_path / "r/s-logs/trials.csv").read_bytes()
+    assert table.count(b"\n") == 1 + len(rows) and b"\r" not in table
 
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     (experiment,) = (each for each in client.search_experiments() if each.name == "r")
