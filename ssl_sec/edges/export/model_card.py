@@ -80,7 +80,7 @@ def model_card(
     }
     parts = [
         f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---",
-        f"# {_cell(group)}: {_cell(exportable.architecture.title)}",
+        f"# {printable(group)}: {printable(exportable.architecture.title)}",
         recipe.network.format(exportable.dim),
         "## Input",
         f"float32 [batch, {channels}, {height}, {width}], pixels in [0, 1], any batch size; the training images had "

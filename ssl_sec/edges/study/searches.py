@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.study.cells import lock_of
