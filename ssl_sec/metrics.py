@@ -130,6 +130,7 @@ METRICS: Mapping[str, Metric] = {
     "finetune/mean_per_class": _result("mean of the classes' accuracies on the test set (%)", "mean per class %"),
     "finetune/ece": _result("expected calibration error on the test set (%)", "ECE %"),
     "finetune/epoch": _result("epoch whose network was measured"),
+    "finetune/val_top1": _result("top-1 of that network on the held-out training images (%)"),
     "probe/learning_rate": _result("learning rate of the probe, chosen on held-out training images"),
     "probe/held_out_top1_lr_{rate}": _reported("linear probe top-1 on these images with a learning rate of {rate} (%)"),
     "probe/loss": _reported("least loss of the probes at all learning rates", "loss of the probe"),

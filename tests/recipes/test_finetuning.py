@@ -153,7 +153,9 @@ def test_reports_come_at_their_intervals(whole):
     assert [step for step, _ in runtime.saves] == [3, 6, 9]
     step, at_the_end, _ = runtime.reports[-1]
     assert step == steps
-    assert set(at_the_end) == {f"finetune/{name}" for name in ("top1", "top5", "mean_per_class", "ece", "epoch")}
+    names = ("top1", "top5", "mean_per_class", "ece", "epoch", "val_top1")
+    assert set(at_the_end) == {f"finetune/{name}" for name in names}
+    assert at_the_end["finetune/val_top1"] == max(runtime.series("val/top1").values())
     assert at_the_end["finetune/top1"] <= at_the_end["finetune/top5"] <= 100
     record = json.loads(store.confusion_path.read_text())
     confusion = torch.tensor(record["confusion"])

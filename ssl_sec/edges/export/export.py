@@ -115,7 +115,7 @@ def run_export(config: ExportConfig) -> Exported:
             form,
             exportable,
             check,
-            checkpoint=config.checkpoint,
+            checkpoint=source.version or config.checkpoint,
             license=config.license,
             hub_name=destination.hub_name,
         )
@@ -167,7 +167,8 @@ def _record(source: FoundNetwork, config: ExportConfig) -> tuple[Run, list[Run] 
     run_id, folder = source.run_id, source.folder
     if folder is None:
         assert source.archive is not None and run_id is not None
-        return _with_probes(source.archive.client, run_id, config.checkpoint)
+        run, probes = _with_probes(source.archive.client, run_id, config.checkpoint)
+        return run, probes if source.version is None else []
     if run_id is not None:
         try:
             tracking = replace(beside(folder.location, config.tracking), experiment=None)

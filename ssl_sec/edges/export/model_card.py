@@ -17,6 +17,7 @@ from ssl_sec.edges.export.public import (
 )
 from ssl_sec.edges.tables import in_markdown
 from ssl_sec.edges.tracking.provenance import DIRTY_TAG
+from ssl_sec.edges.tracking.tracker import current_parameters
 from ssl_sec.errors import printable
 from ssl_sec.exporting import Exportable, Format, versions
 from ssl_sec.exporting.checking import Check
@@ -49,7 +50,7 @@ def model_card(
     exportable: Exportable,
     check: Check,
     *,
-    checkpoint: Checkpoint = "last",
+    checkpoint: Checkpoint | str = "last",
     license: str | None = None,
     hub_name: str | None = None,
 ) -> str:
@@ -61,11 +62,11 @@ def model_card(
         form: format of the files.
         exportable: the encoder.
         check: check of the files.
-        checkpoint: the checkpoint whose weights the files have.
+        checkpoint: the checkpoint, or the registered version, whose weights the files have.
         license: license of the weights, by the Hub's name for it; None if it is not known.
         hub_name: owner and name of the repository that the files are pushed to; None for a folder.
     """
-    tags, parameters = run.data.tags, run.data.params
+    tags, parameters = run.data.tags, current_parameters(run)
     group = parameters.get("recipe", tags.get("recipe", "custom"))
     recipe = RECIPES[tags["job"]]
     inputs = [item.dataset for item in run.inputs.dataset_inputs] if run.inputs else []
@@ -131,7 +132,7 @@ def _reading(form: Format, exportable: Exportable) -> list[str]:
     return [] if code is None else ["The lines that make `images` of a file:", f"```python\n{code}\n```"]
 
 
-def _results(run: Run, probes: Sequence[Run] | None, checkpoint: Checkpoint) -> str:
+def _results(run: Run, probes: Sequence[Run] | None, checkpoint: Checkpoint | str) -> str:
     # Metrics of probes are copied from its probes.
     own = {key: value for key, value in _own_metrics(run, checkpoint).items() if not key.startswith("probe")}
     rows = [(described_measurement(run, name), *row) for name, *row in _metric_rows(own)]
@@ -146,9 +147,13 @@ def _results(run: Run, probes: Sequence[Run] | None, checkpoint: Checkpoint) -> 
     return f"{remark}The last value of each metric:\n\n{_table(('measured by', 'metric', 'value'), rows)}"
 
 
-def _own_metrics(run: Run, checkpoint: Checkpoint) -> Mapping[str, float]:
+def _own_metrics(run: Run, checkpoint: Checkpoint | str) -> Mapping[str, float]:
     """The last metrics of a training, which are those of its last weights."""
-    return run.data.metrics if checkpoint == "last" else {}
+    if checkpoint != "last":
+        return {}
+    # Of a fine-tuning whose best epoch was saved, this is of the last epoch.
+    left_out = {"val/top1"} if "finetune/val_top1" in run.data.metrics else set[str]()
+    return {name: value for name, value in run.data.metrics.items() if name not in left_out}
 
 
 def _metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str, str]]:

@@ -10,6 +10,7 @@ from ssl_sec.data.folders import title_of_place
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.edges.tracking.scores import PROTOCOL_TAG
+from ssl_sec.edges.tracking.tracker import current_parameters
 
 _UNKNOWN_DATA = "data that MLflow does not name"
 # What a description says after the place of its set.
@@ -33,7 +34,7 @@ def described_measurement(run: Run, name: str) -> str:
         run: the training run.
         name: name of the metric.
     """
-    parameters = run.data.params
+    parameters = current_parameters(run)
     trained_on = f"training on {_data_of(run)}"
     if name not in _OF_THE_MONITOR or "monitor.data.name" not in parameters:
         return trained_on

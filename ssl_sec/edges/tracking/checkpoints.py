@@ -88,6 +88,11 @@ def download_checkpoint(
         download_artifacts(artifact_uri=place, dst_path=str(folder), tracking_uri=client.tracking_uri)
 
 
+def is_checkpoint(model: LoggedModel) -> bool:
+    """Whether a model is a kept checkpoint of a run."""
+    return model.model_type == _MODEL_TYPE
+
+
 def _models(client: MlflowClient, experiment_id: str, run_id: str) -> dict[int, LoggedModel]:
     """Steps taken -> model of each kept checkpoint of a run, oldest first."""
     condition = f"source_run_id = {quoted(run_id)}"

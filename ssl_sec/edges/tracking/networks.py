@@ -35,6 +35,7 @@ class FoundNetwork:
         run_id: id of the run in MLflow; None if the run is in no store.
         folder: the run's folder, if the network was found there.
         archive: the store, if the network was found there instead.
+        version: the registered version that was given, if its weights are not the run's last ones.
     """
 
     recipe: RecipeRow
@@ -43,6 +44,7 @@ class FoundNetwork:
     run_id: str | None
     folder: RunFolder | None = None
     archive: RunArchive | None = None
+    version: str | None = None
 
     @property
     def short_name(self) -> str:
@@ -170,12 +172,14 @@ def found_network(
             return
         archive, found = located
         config = archive.download_network(found, jobs, Path(made), checkpoint, word)
-        if found.version is not None:
-            take_weights(archive.client, found.version, RECIPES[found.job], Path(made))
+        differs = found.version is not None and take_weights(
+            archive.client, found.version, RECIPES[found.job], Path(made)
+        )
         yield FoundNetwork(
             config=config,
             recipe=RECIPES[found.job],
             files=Path(made),
             run_id=found.run_id,
             archive=archive,
+            version=word if differs else None,
         )

@@ -34,6 +34,7 @@ from ssl_sec.edges.tracking.store import (
     store_errors,
     tracking_uri,
 )
+from ssl_sec.edges.tracking.tracker import current_parameters
 from ssl_sec.errors import ConfigError, StorageError, nearest, out_of_space
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import PROBE, RECIPES, trainings
@@ -385,7 +386,7 @@ def _archived(run: Run) -> ArchivedRun:
         experiment_id=str(run.info.experiment_id),
         # A pretraining of a sweep has a parent too.
         pretraining_run_id=run.data.tags.get(MLFLOW_PARENT_RUN_ID) if run.data.tags.get("job") == PROBE.name else None,
-        params=run.data.params,
+        params=current_parameters(run),
         metrics=run.data.metrics,
         folder=run.data.tags.get("folder", ""),
         weights={key: digest for key in WEIGHTS if (digest := run.data.tags.get(key + DIGEST_SUFFIX)) is not None},

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mlflow.entities import Dataset, Metric, Run, RunTag
+from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
@@ -18,8 +19,10 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from ssl_sec.data.config import DataConfig
 from ssl_sec.edges.folder.descriptions import DataDescription
 from ssl_sec.edges.folder.names import CHECKPOINT_TAG
+from ssl_sec.edges.tracking.checkpoints import is_checkpoint
 from ssl_sec.edges.tracking.registry import source_run_id
 from ssl_sec.edges.tracking.store import all_pages, quoted
+from ssl_sec.edges.tracking.tracker import current_parameters
 from ssl_sec.recipes.probing.config import ProbeConfig, ProbedRun, ProbeJobConfig
 from ssl_sec.recipes.registry import LABEL_FREE_SCORES, SCORES
 from ssl_sec.recipes.tracking import Checkpoint
@@ -37,6 +40,8 @@ _PLACES = ("root", "download", "cache_folder", "resident_limit_mib")
 _NOT_OF_THE_PROBE = ("enabled", "corruptions", "logistic", "few_shot", "few_shot_draws", "mean_per_class")
 # Settings that change a set's images unless they are null.
 _WITH_OTHER_IMAGES = ("test_share", "image_size_px", "num_channels")
+# Score at the end of a training -> that of the weights that were saved, where these may be of an earlier epoch.
+_OF_CHOSEN_WEIGHTS = {"val/top1": "finetune/val_top1"}
 # Key of the labelled set that rates encoders of other images.
 _OTHER_DATA = "monitor.data"
 # Keys of the monitor that do not change what the scores are measured on.
@@ -154,6 +159,7 @@ class _Version:
     number: str
     run: Run
     scores: Sequence[Score]
+    is_newest: bool  # of its run
 
     @property
     def digest(self) -> str | None:
@@ -165,10 +171,10 @@ def mark_best(client: MlflowClient, recipe: str) -> None:
     """Points the alias `best` of the recipe's registered model to its best version, if versions can be compared.
 
     Only versions trained on the data of the newest one (by its digest) are compared, by one score of one protocol: the
-    probes' top-1 of the protocol that most versions have, if two or more versions share one; else the last held-out
-    score of the training (kNN top-1, or Recall@1 or verification of held-out classes; of images without labels their
-    RankMe). Scores on fewer than two classes and scores that are not finite are ignored. Of equal versions the oldest
-    is the best.
+    probes' top-1 of the protocol that most versions have, if two or more versions share one; else the held-out score
+    of their weights in the training (kNN top-1, or Recall@1 or verification of held-out classes; of images without
+    labels their RankMe). Scores on fewer than two classes and scores that are not finite are ignored. Of equal versions
+    the oldest is the best.
 
     Two runs may do this at the same time. Each checks again after setting the alias, until it finds the version that it
     has set; so the last one has seen the versions of all others.
@@ -185,9 +191,14 @@ def mark_best(client: MlflowClient, recipe: str) -> None:
 
 
 def describe_versions(client: MlflowClient, recipe: str, run_id: str) -> None:
-    """Describes the registered versions of a run: data, score (of the newest probe, or their own) and run."""
+    """Describes the newest registered version of a run: data, score (of the newest probe, or its own) and run.
+
+    Earlier versions, of a run that was trained further, keep their descriptions.
+    """
     name = model_name(recipe)
     for version in _versions(client, recipe, run_id):
+        if not version.is_newest:
+            continue
         run = version.run
         tags = {
             key: run.data.tags[key] for key in ("data", "encoder", "loss", "constraint", "seed") if key in run.data.tags
@@ -230,6 +241,8 @@ def _best(versions: Sequence[_Version]) -> str | None:
 def _versions(client: MlflowClient, recipe: str, run_id: str | None = None) -> list[_Version]:
     """The registered versions whose runs still exist, each with its scores: those of the newest probe first.
 
+    Of several versions of a run, the newest has the run's last weights. The others have the score of their description.
+
     Args:
         client: client of the store.
         recipe: name of the recipe.
@@ -240,16 +253,44 @@ def _versions(client: MlflowClient, recipe: str, run_id: str | None = None) -> l
     if not found:
         return []
     probes = child_probes(client, recipe)
-    versions: list[_Version] = []
+    by_run: dict[str, list[ModelVersion]] = {}
     for version in found:
+        with contextlib.suppress(MlflowException):
+            by_run.setdefault(source_run_id(client, version), []).append(version)
+    versions: list[_Version] = []
+    for made_by, of_run in by_run.items():
         with contextlib.suppress(MlflowException):  # versions of deleted runs are ignored
-            made_by = source_run_id(client, version)
             if run_id not in (None, made_by):
                 continue
             run = client.get_run(made_by)
-            scores = _scores(run, probes.get(run.info.run_id, []))
-            versions.append(_Version(number=str(version.version), run=run, scores=scores))
+            newest = _newest(client, of_run)
+            for version in of_run:
+                if version is newest:
+                    # An earlier probe is of earlier weights.
+                    since = version.creation_timestamp if len(of_run) > 1 else 0
+                    of_version = [each for each in probes.get(made_by, []) if each.info.start_time >= since]
+                    scores = _scores(run, of_version)
+                else:
+                    scores = _described_score(version)
+                versions.append(
+                    _Version(number=str(version.version), run=run, scores=scores, is_newest=version is newest)
+                )
     return versions
+
+
+def _newest(client: MlflowClient, versions: Sequence[ModelVersion]) -> ModelVersion | None:
+    """The newest of a run's versions that is not one of its kept checkpoints."""
+    for version in sorted(versions, key=lambda version: int(version.version), reverse=True):
+        if len(versions) == 1 or not (version.model_id and is_checkpoint(client.get_logged_model(version.model_id))):
+            return version
+    return None
+
+
+def _described_score(version: ModelVersion) -> list[Score]:
+    tags = version.tags
+    if not {"score", "score.name", "score.protocol"} <= tags.keys():
+        return []
+    return [Score(name=tags["score.name"], protocol=tags["score.protocol"], value=float(tags["score"]))]
 
 
 def _scores(run: Run, probes: Sequence[Run]) -> list[Score]:
@@ -258,15 +299,20 @@ def _scores(run: Run, probes: Sequence[Run]) -> list[Score]:
         for probe in probes
         if "probe/top1" in probe.data.metrics and PROTOCOL_TAG in probe.data.tags and _can_rank(probe)
     ]
+    parameters = current_parameters(run)
     monitor = ", ".join(
         f"{key} {value}"
-        for key, value in sorted(run.data.params.items())
+        for key, value in sorted(parameters.items())
         if key.startswith("monitor.") and key not in _OF_NO_EFFECT
     )
-    has_other_labels = f"{_OTHER_DATA}.name" in run.data.params
+    has_other_labels = f"{_OTHER_DATA}.name" in parameters
     is_labelled = has_other_labels or _num_classes(run) != 0
     found += [
-        Score(name=name, protocol=f"{name}, {monitor}", value=run.data.metrics[name])
+        Score(
+            name=name,
+            protocol=f"{name}, {monitor}",
+            value=run.data.metrics.get(_OF_CHOSEN_WEIGHTS.get(name, name), run.data.metrics[name]),
+        )
         for name in (SCORES if is_labelled else LABEL_FREE_SCORES)
         if name in run.data.metrics
         and (not is_labelled or (name not in LABEL_FREE_SCORES and (has_other_labels or _can_rank(run))))

@@ -14,7 +14,7 @@ from typing import Any
 import mlflow
 import numpy as np
 import torch
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunStatus, SourceType
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunStatus, SourceType
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.tracking import MlflowClient
@@ -27,6 +27,7 @@ from mlflow.utils.mlflow_tags import (
     MLFLOW_SOURCE_TYPE,
     MLFLOW_USER,
 )
+from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
 from torch import nn
 
 from ssl_sec import __version__
@@ -48,8 +49,16 @@ ENDED_TAG = "ended"
 _POINTS_A_CALL = 1000
 _PARAMS_A_CALL = 100
 _TAG_LIMIT = 5_000
+# Prefix of the tags with the settings that a resume has changed.
+_CHANGED = "resumed."
 # Prefix of MLflow's metrics of machines, which have their own steps.
 _MACHINES = "system/"
+
+
+def current_parameters(run: Run) -> Mapping[str, str]:
+    """The parameters of a run with the values that resumes have changed, which MLflow has as tags."""
+    changed = {key.removeprefix(_CHANGED): tag for key, tag in run.data.tags.items() if key.startswith(_CHANGED)}
+    return {**run.data.params, **changed}
 
 
 class TrackedRun:
@@ -132,11 +141,12 @@ class TrackedRun:
 
     def log_changes(self, values: Mapping[str, Any]) -> None:
         """Logs the settings that a resume has changed as tags, as parameters cannot change; new ones as parameters."""
-        parameters, settings = self.client.get_run(self.run_id).data.params, flattened(masked_values(values))
+        parameters = current_parameters(self.client.get_run(self.run_id))
+        settings = {key: str(value)[:MAX_PARAM_VAL_LENGTH] for key, value in flattened(masked_values(values)).items()}
         self._log_parameters({key: value for key, value in settings.items() if key not in parameters})
         for key, value in settings.items():
-            if key != "resume" and parameters.get(key, str(value)) != str(value):
-                self.client.set_tag(self.run_id, f"resumed.{key}", str(value))
+            if key not in ("resume", "run_name") and parameters.get(key, value) != value:
+                self.client.set_tag(self.run_id, f"{_CHANGED}{key}", value)
 
     def _log_parameters(self, settings: Mapping[str, Any]) -> None:
         parameters = [Param(key, str(value)) for key, value in settings.items()]

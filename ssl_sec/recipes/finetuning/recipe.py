@@ -120,22 +120,23 @@ class BestNetwork:
         head: the head, likewise.
 
     Attributes:
-        epoch: epoch after which the highest score was measured; None before the first score.
+        score: the highest score so far; None before the first one.
+        epoch: epoch after which it was measured; None before the first score.
     """
 
     def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
         self._network = nn.ModuleDict({"encoder": encoder, "head": head})
         self._weights: Mapping[str, Tensor] = {}
-        self._score: float | None = None
+        self.score: float | None = None
         self.epoch: float | None = None
 
     def offer(self, score: float, epoch: float) -> None:
         """Keeps the network's weights if the score is the highest so far."""
-        if self._score is None or score > self._score:
+        if self.score is None or score > self.score:
             self._weights = {
                 name: value.detach().to("cpu", copy=True) for name, value in self._network.state_dict().items()
             }
-            self._score, self.epoch = score, epoch
+            self.score, self.epoch = score, epoch
 
     def restore(self) -> None:
         """Puts the best weights into the network, if there are some."""
@@ -144,12 +145,12 @@ class BestNetwork:
 
     def state_dict(self) -> dict[str, Any]:
         """The best weights, their score and their epoch."""
-        return {"weights": self._weights, "score": self._score, "epoch": self.epoch}
+        return {"weights": self._weights, "score": self.score, "epoch": self.epoch}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes over a state."""
         self._weights = {name: value.cpu() for name, value in state_dict["weights"].items()}
-        self._score, self.epoch = state_dict["score"], state_dict["epoch"]
+        self.score, self.epoch = state_dict["score"], state_dict["epoch"]
 
 
 def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
@@ -199,7 +200,10 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
     found = Classified.of(*classify(test))
     if runtime.rank == 0:
         epoch = config.epochs if best is None or best.epoch is None else best.epoch
-        runtime.report(recipe.total_steps, {**found.metrics(), "finetune/epoch": float(epoch)})
+        metrics = {**found.metrics(), "finetune/epoch": float(epoch)}
+        if best is not None and best.score is not None:
+            metrics["finetune/val_top1"] = best.score
+        runtime.report(recipe.total_steps, metrics)
         save_network(recipe, store, with_head=True)
         record = {
             "confusion": found.confusion.tolist(),

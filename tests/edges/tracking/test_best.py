@@ -88,6 +88,36 @@ def test_the_probe_chooses_once_two_versions_have_one(client):
     assert best(client, "probed") == "1"
 
 
+def test_versions_of_a_run_that_was_trained_further_keep_the_scores_of_their_weights(client):
+    name, other = "longer-encoder", add_version(client, "longer", 75.0)
+    run_id = add_version(client, "longer", 70.0)
+    describe_versions(client, "longer", other)
+    describe_versions(client, "longer", run_id)
+    assert best(client, "longer") == "1"
+    for step, knn, expected in ((3, 90.0, "3"), (4, 60.0, "3")):
+        client.log_metric(run_id, "val/knn_top1", knn, step=step)
+        client.create_model_version(name, f"runs:/{run_id}/encoder", run_id)
+        describe_versions(client, "longer", run_id)
+        assert best(client, "longer") == expected
+    shown = [client.get_model_version(name, str(number)).description for number in (1, 2, 3, 4)]
+    assert [text.splitlines()[0].split(" (")[0] for text in shown] == [
+        f"Score: val/knn_top1 {value}" for value in (75, 70, 90, 60)
+    ]
+    add_probe(client, "longer", run_id, 90.0)
+    describe_versions(client, "longer", run_id)
+    assert client.get_model_version(name, "4").tags["score"] == "90"
+    assert client.get_model_version(name, "3").tags["score.name"] == "val/knn_top1"
+
+
+def test_a_fine_tuning_counts_by_the_network_that_it_saved(client):
+    for last, chosen, expected in ((70.0, 90.0, "1"), (80.0, 80.0, "1"), (95.0, None, "3")):
+        run_id = add_version(client, "tuned", None)
+        client.log_metric(run_id, "val/top1", last, step=5)
+        if chosen is not None:
+            client.log_metric(run_id, "finetune/val_top1", chosen, step=6)
+        assert best(client, "tuned") == expected
+
+
 def test_other_recipes_do_not_count(client):
     first = add_version(client, "one", 60.0)
     add_version(client, "other", 99.0)

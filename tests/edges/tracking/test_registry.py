@@ -8,6 +8,8 @@ from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file
 
 from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.config.export import ExportConfig
+from ssl_sec.edges.export.export import run_export
 from ssl_sec.edges.folder.encoder import load_network
 from ssl_sec.edges.run.driver import run_probe, run_training
 from ssl_sec.edges.run.summary import Finished
@@ -98,6 +100,19 @@ def test_a_version_names_its_weights_and_no_checkpoint_chooses_others(finished):
         ConfigError, match="checkpoint: found 'best', must be 'last' with run=models:/digits-encoder@be"
     ):
         weights(finished, "models:/digits-encoder@best", checkpoint="best")
+
+
+@pytest.mark.parametrize(("number", "is_evaluated"), [(1, True), (2, False)])
+def test_the_card_of_a_version_has_the_runs_metrics_if_the_weights_are_its_last(
+    finished, tmp_path: Path, number, is_evaluated
+):
+    address, output_dir = f"models:/digits-encoder/{number}", finished.folder.path.parents[1]
+    export = run_export(
+        ExportConfig(run=address, output_dir=str(output_dir), output=str(tmp_path / "made"), format="safetensors")
+    )
+    card = (export.folder / "README.md").read_text()
+    assert ("(`val/knn_top1`)" in card) == is_evaluated
+    assert ("Not evaluated." in card) == (f"| checkpoint | {address} |" in card) == (not is_evaluated)
 
 
 def test_a_probe_of_a_version_is_one_of_its_run_if_the_weights_are(finished):

@@ -8,8 +8,11 @@ from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.tracking.deferred import DeferredRun
+from ssl_sec.edges.tracking.runs import RunArchive
 from ssl_sec.edges.tracking.store import require_store
+from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.recipes.tracking import TrackingConfig
 from tests.jobs import pretrain
 
 
@@ -74,3 +77,19 @@ def test_a_store_that_fails_while_parameters_are_logged_has_one_run(tmp_path: Pa
     (run,) = MlflowClient(identity.uri).search_runs(["1"])
     assert run.data.params == {"seed": "3", "epochs": "9"}
     assert not [tag for tag in run.data.tags if tag.startswith("resumed")]
+
+
+def test_settings_that_a_resume_has_changed_count_for_reports(tmp_path: Path):
+    uri, values = f"sqlite:///{tmp_path}/mlflow.db", {"steps": 200, "data": {"train": ["x" * 7000]}, "run_name": None}
+    tags = {"job": "metric_learning", "recipe": "r"}
+    identity = RunIdentity(uri=uri, experiment="e", name="n", tags=tags)
+    run_id = TrackedRun.start(identity, values, lambda _: None).run_id
+    for steps in (400, 400, 200, 300):
+        tracked = TrackedRun.reopen(uri, run_id)
+        assert tracked is not None
+        tracked.log_changes({**values, "steps": steps, "run_name": "made"})
+        tracked.end("FINISHED")
+        (run,) = RunArchive.open(TrackingConfig(uri=uri), tmp_path).finished("r")
+        assert run.params["steps"] == run.settings["steps"] == str(steps)
+    changed = {tag for tag in MlflowClient(uri).get_run(run_id).data.tags if tag.startswith("resumed.")}
+    assert changed == {"resumed.steps"}
