@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ssl_sec.data.config import DataConfig
-from ssl_sec.edges.folder.names import new_name
+from ssl_sec.edges.folder.names import new_name, weights_digest
 from ssl_sec.edges.folder.stored import open_folder
 from ssl_sec.edges.run.driver import run_probe
 from ssl_sec.edges.run.resuming import is_probed
@@ -75,6 +75,7 @@ def run_transfer(config: TransferConfig) -> str:
 def _probes(config: TransferConfig, found: FoundNetwork) -> dict[str, ProbeJobConfig]:
     """The run of each set, by its title."""
     channels, size = _image_shape(config, found)
+    weights = weights_digest(found.files / "encoder.safetensors")
     probes: dict[str, ProbeJobConfig] = {}
     for data in config.sets:
         probe = replace(
@@ -93,7 +94,7 @@ def _probes(config: TransferConfig, found: FoundNetwork) -> dict[str, ProbeJobCo
             output_dir=config.output_dir,
             tracking=config.tracking,
         )
-        number = _digest([found.short_name, config.checkpoint, to_values(made.data), to_values(probe)])
+        number = _digest([found.short_name, config.checkpoint, weights, to_values(made.data), to_values(probe)])
         name = f"{found.config.run_name or found.short_name}-on-{data.title}-{number}"
         probes[data.title] = replace(made, run_name=name)
     return probes

@@ -18,7 +18,8 @@ class TuneConfig(Settings):
             Massively Parallel Hyperparameter Tuning"); none runs all to their end.
         metric: the metric to compare, one of the monitor's metrics; null takes the accuracy of kNN on held-out training
             images, val/knn_top1.
-        mode: whether the largest or the smallest metric is best.
+        mode: whether the largest or the smallest metric is best; null for the usual one, min for alignment and
+            uniformity.
         measurements: number of measurements of a trial, evenly over its epochs, unless monitor.every_epochs is given.
         grace_epochs: epochs in which no trial is stopped; null for an eighth of all.
         reduction_factor: one of this many trials continues after each rung of asha.
@@ -31,7 +32,7 @@ class TuneConfig(Settings):
     searcher: Literal["optuna", "random"] = "optuna"
     scheduler: Literal["asha", "none"] = "asha"
     metric: str | None = None
-    mode: Literal["max", "min"] = "max"
+    mode: Literal["max", "min"] | None = None
     measurements: Count = 8
     grace_epochs: Count | None = None
     reduction_factor: Annotated[int, Range(ge=2)] = 3

@@ -10,6 +10,7 @@ from torch import nn
 
 from ssl_sec.edges.folder.finding import opened_folder
 from ssl_sec.edges.folder.stored_config import stored_values
+from ssl_sec.edges.folder.unfinished import require_finished
 from ssl_sec.errors import ConfigError
 from ssl_sec.exporting.record import Record, read_record
 from ssl_sec.networks import Encoder
@@ -66,6 +67,7 @@ def load_encoder(run: str | os.PathLike[str]) -> Encoder:
     values = stored_values(folder.config_path) if folder.holds_run and folder.encoder_path.is_file() else {}
     if "encoder" not in values:  # a probe has none of its own
         raise ConfigError(f"run: found {run}, which holds no trained encoder; allowed: the folder of a run or export")
+    require_finished(os.fspath(run), folder)
     trained = from_values(_Trained, {"encoder": values["encoder"]})
     return _encoder(trained.encoder, folder.data().image_shape, folder.encoder_path)
 

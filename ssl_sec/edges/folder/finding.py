@@ -134,12 +134,10 @@ def usable_folder(
         return None
     if job not in jobs:
         raise ConfigError(f"run: found {word!r}, a run of jobs.{job}; allowed: a run of {joined_jobs(jobs)}")
-    needed = [folder.path / name for name in RECIPES[job].network_files] if checkpoint == "last" else []
-    if folder.holds_data and all(path.is_file() for path in needed):
-        return folder
     if checkpoint == "last":
-        require_finished(word, folder)
-    return None
+        require_finished(word, folder)  # one that is trained further has the weights of its earlier end
+    needed = [folder.path / name for name in RECIPES[job].network_files] if checkpoint == "last" else []
+    return folder if folder.holds_data and all(path.is_file() for path in needed) else None
 
 
 def joined_jobs(jobs: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
@@ -11,7 +11,7 @@ from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config.tune import TuneConfig
 from ssl_sec.edges.overrides import parsed, understood
 from ssl_sec.errors import ConfigError, nearest
-from ssl_sec.recipes.pretraining.config import MONITORED, PretrainConfig
+from ssl_sec.recipes.pretraining.config import LOWER_IS_BETTER, MONITORED, PretrainConfig
 from ssl_sec.settings import from_values
 
 _SWEEPS = "choice(a,b), interval(0.1,1), tag(log,interval(0.001,1)), int(interval(1,8)) or range(1,8)"
@@ -67,7 +67,7 @@ class Search:
     """A search.
 
     Attributes:
-        tune: settings of the search.
+        tune: settings of the search; its mode is not None.
         shared: the overrides of every trial.
         space: key -> its values.
         config: configuration of the first trial, with the first value of each key.
@@ -133,6 +133,8 @@ def read_search(overrides: Sequence[str]) -> Search:
         raise ConfigError(
             f"metric: found {tune.metric!r}, not measured by the monitor; {nearest(tune.metric, MONITORED)}"
         )
+    if tune.mode is None:
+        tune = replace(tune, mode="min" if tune.metric in LOWER_IS_BETTER else "max")
     for one in each.values() if not swept else ():
         if isinstance(value := one.value(), str) and value.startswith(_SWEEP_NAMES):
             raise ConfigError(f"{one.key_or_group}: found {value!r}; allowed: {_SWEEPS}")

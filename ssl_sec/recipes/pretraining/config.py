@@ -21,6 +21,7 @@ from ssl_sec.training.config import OptimiserConfig
 
 # The metrics of the monitor; the first two need labelled images.
 MONITORED = ("val/knn_top1", "val/probe_top1", "val/rankme", "val/alpha_req", "val/alignment", "val/uniformity")
+LOWER_IS_BETTER = ("val/alignment", "val/uniformity")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,6 +94,11 @@ class TransferConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        share, measure = self.probe.test_share, self.probe.mean_per_class
+        check(share is None, "probe.test_share", share, "null; test_share=<share> holds out test images")
+        check(
+            not measure, "probe.mean_per_class", measure, "false; mean_per_class=[<titles of sets>] chooses the measure"
+        )
         titles = [data.title for data in self.sets]
         check(len(set(titles)) == len(titles), "sets", titles, "sets with different titles, the names of their files")
         for title in self.mean_per_class:

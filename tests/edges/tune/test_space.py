@@ -55,6 +55,13 @@ def test_explicit_overrides_are_kept():
 
 
 @pytest.mark.parametrize(
+    ("metric", "mode"), [("val/alignment", "min"), ("val/uniformity", "min"), ("val/rankme", "max"), ("null", "max")]
+)
+def test_the_better_direction_of_a_metric_is_searched(metric, mode):
+    assert read_search([*DIGITS, f"metric={metric}", "seed=choice(1,2)"]).tune.mode == mode
+
+
+@pytest.mark.parametrize(
     ("overrides", "message"),
     [
         ([], "found no key to search, must be one or more"),
