@@ -197,16 +197,18 @@ def _draw_curves(
     """Draws curves; if a metric is given, it is that of all panels."""
     drawn: dict[str, dict[str, Curve]] = {}
     rows: list[dict[str, Any]] = []
-    shown: dict[str, Sequence[ArchivedRun]] = {}
+    shown: dict[str, Sequence[Points]] = {}
     for key, panel in panels.items():
         drawn[key] = {}
         for arm, runs in panel.arms.items():
             histories = [points for run in runs if (points := panel.load(archive, run, panel.metric))]
-            if not histories or max(map(len, histories)) < 2:  # an encoder that was not trained has no curve
+            if not histories:
                 continue
-            shown[arm] = runs
             curve = _average_curves(histories)
-            drawn[key][_label_with_seeds(arm, len(runs))] = curve
+            if len(curve.steps) < 2:  # an encoder that was not trained, or runs without common steps
+                continue
+            shown[arm] = histories
+            drawn[key][_label_with_seeds(arm, len(histories))] = curve
             about = {"metric": panel.metric, "arm": arm, "num_seeds": len(histories)}
             deviations = curve.deviations or [None] * len(curve.steps)
             rows += [
@@ -217,7 +219,8 @@ def _draw_curves(
         arms = {arm: runs for panel in panels.values() for arm, runs in panel.arms.items()}
         metrics = dict.fromkeys(panel.metric for panel in panels.values())
         raise ConfigError(
-            f"figure: none of the {_count_runs(arms)} has two points of {' or '.join(metrics)}; allowed: longer runs"
+            f"figure: none of the {_count_runs(arms)} has two points of {' or '.join(metrics)} at steps that all runs "
+            "of its arm have; allowed: longer runs"
         )
     text = f"{title}; {_list_arms(shown)}"
     figure = compared_curves_figure(drawn, title, metric)

@@ -60,6 +60,12 @@ class _Candidate:
     pretraining: ArchivedRun
     changes: tuple[Change, ...]
 
+    @property
+    def is_on_own_data(self) -> bool:
+        """Whether the data set of the result is that of the pretraining."""
+        trained_on = self.pretraining.params.get("data.name")
+        return self.run.params.get("data.name", trained_on) == trained_on
+
 
 class Measurements:
     """The results of the runs in an archive.
@@ -78,7 +84,8 @@ class Measurements:
         exact = [candidate for candidate in candidates if not candidate.changes]
         if not candidates:
             return None
-        chosen = exact or candidates
+        # Before those of a transfer to another data set.
+        chosen = exact or [candidate for candidate in candidates if candidate.is_on_own_data] or candidates
         newest = max(chosen, key=_start_time)
         alike = newest.changes, newest.pretraining.weights
         return _average([other for other in chosen if (other.changes, other.pretraining.weights) == alike], metric)

@@ -228,7 +228,8 @@ class Sweep(JobRun):
 def _upload(run: TrackedRun, results: Results, table: str) -> None:
     metrics = dict(_sweep_metrics(results))
     if metrics:
-        run([{"step": 0, "metrics": metrics}])
+        # A sweep that is continued has more runs.
+        run([{"step": sum(map(len, results.values())), "metrics": metrics}])
     if table:
         run.client.log_text(run.run_id, table + "\n", "sweep.txt")
         run.client.log_text(run.run_id, as_csv(results), "sweep.csv")

@@ -1,6 +1,7 @@
 """Searches MLflow for runs."""
 
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -376,6 +377,12 @@ def in_order(seeds: Iterable[str]) -> list[str]:
 
 
 def _archived(run: Run) -> ArchivedRun:
+    params, pretraining_run_id = current_parameters(run), None
+    if run.data.tags.get("job") == PROBE.name:
+        # The parent of a probe may also be a sweep or a transfer.
+        probed = params.get("run", "")
+        is_id = re.fullmatch(r"[0-9a-f]{32}", probed) is not None
+        pretraining_run_id = probed if is_id else run.data.tags.get(MLFLOW_PARENT_RUN_ID)
     return ArchivedRun(
         run_id=run.info.run_id,
         name=run.info.run_name or "",
@@ -384,9 +391,8 @@ def _archived(run: Run) -> ArchivedRun:
         status=run.info.status,
         started_ms=run.info.start_time or 0,
         experiment_id=str(run.info.experiment_id),
-        # A pretraining of a sweep has a parent too.
-        pretraining_run_id=run.data.tags.get(MLFLOW_PARENT_RUN_ID) if run.data.tags.get("job") == PROBE.name else None,
-        params=current_parameters(run),
+        pretraining_run_id=pretraining_run_id,
+        params=params,
         metrics=run.data.metrics,
         folder=run.data.tags.get("folder", ""),
         weights={key: digest for key in WEIGHTS if (digest := run.data.tags.get(key + DIGEST_SUFFIX)) is not None},

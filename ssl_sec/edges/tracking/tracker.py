@@ -170,6 +170,20 @@ class TrackedRun:
         self._is_in_sync = True
         self._newest_step = newest
 
+    def log_latest(self, records: Sequence[Record]) -> None:
+        """Logs the metrics of steps that may be there with other values: the newest point of a step counts."""
+        now = int(time.time() * 1000)
+        points = [
+            Metric(key, float(value), now, record["step"])
+            for record in records
+            for key, value in record["metrics"].items()
+        ]
+        known: dict[tuple[str, int], float] = {}
+        for key in {point.key for point in points}:
+            history = self.client.get_metric_history(self.run_id, key)
+            known |= {(key, point.step): point.value for point in sorted(history, key=lambda point: point.timestamp)}
+        self._log([point for point in points if known.get((point.key, point.step)) != point.value])
+
     def log_machines(self, metrics: Mapping[str, float], interval_s: float) -> None:
         """Logs the utilisation of machines; the step is the number of samples since the run was created, as in MLflow.
 

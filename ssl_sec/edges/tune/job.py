@@ -107,7 +107,7 @@ def run_search(search: Search) -> tuple[list[Trial], int, Path]:
 
     def upload(run: TrackedRun) -> None:
         if trials:
-            run(records_of(search, trials))
+            run.log_latest(records_of(search, trials))
             run.describe_results(in_markdown(*rows_of(best_first(search, trials)[:_SHOWN], search)))
             run.client.log_text(run.run_id, table_of(trials, search) + "\n", "sweep.txt")
             for path in files_of(search, trials, made):

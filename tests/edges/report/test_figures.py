@@ -59,6 +59,15 @@ def test_curves_over_steps_with_their_deviation(store):
     assert {row["arm"] for row in rows} == {"sec", "no constraint"}
 
 
+def test_a_curve_counts_the_seeds_that_have_it_and_needs_common_steps(store):
+    recall = {"val/recall_at_1": [1.0, 2.0, 3.0]}
+    for seed, test in ((0, {"test/recall_at_1": [5.0, 6.0]}), (1, {}), (2, {})):
+        store.trained("metric_learning", "digits_retrieval", seed, {**recall, **test})
+    report = store.report(figure=4)
+    assert {row["metric"] for row in report.rows} == {"test/recall_at_1"}
+    assert "none (1 seed)" in report.text or "no constraint (1 seed)" in report.text
+
+
 def test_a_figure_shows_the_newest_experiment_or_the_given_recipes(store):
     store.pretrained("cifar10_ntxent_100", 0, curves(50.0))
     store.pretrained("cifar10_sec_100", 0, curves(50.0))

@@ -50,6 +50,25 @@ def test_the_points_of_a_sweep_count_as_runs(store):
     assert "changed" not in text
 
 
+def test_a_transfer_to_other_data_is_no_result_of_the_recipe(store):
+    trained = store.pretrained("cifar10_sec_100", 0, epochs=10)
+    store.probed(trained, 70.0)
+    transfer = store._run("cifar10_sec_100", "transfer", {"sets": "[digits]"}, {}, "FINISHED", "transfer", {})
+    for name, top1 in (("digits", 98.0), ("cifar10", 71.0)):
+        probed = store.probed(trained, top1, data__name=name)
+        store.client.set_tag(probed, "mlflow.parentRunId", transfer)
+    cell = store.cells()["cifar10_sec_100", "probe/top1"]
+    assert (cell["ours"], cell["seeds"]) == (71.0, "0")
+
+
+def test_a_run_that_was_trained_further_is_not_one_of_its_recipe(store):
+    store.result("cifar10_sec_100", 0, 80.0)
+    longer = store.pretrained("cifar10_sec_100", 1)
+    store.client.set_tag(longer, "resumed.epochs", "200")
+    store.probed(longer, 90.0)
+    assert store.cells()["cifar10_sec_100", "probe/top1"]["ours"] == 80.0
+
+
 def test_a_single_seed_has_no_deviation(store):
     store.result("cifar100_l2reg_200", 4, 66.0)
     assert "66.00 (1)" in store.text(table=5)

@@ -97,6 +97,27 @@ def test_a_sweep_that_ends_early_has_the_status_of_its_error(store: Path, error,
     assert arms_figure({"none": []}) is None and run.data.metrics == {}
 
 
+def test_a_continued_sweep_has_the_means_of_all_its_runs(store: Path, tmp_path: Path):
+    for runs in ([50.0], [50.0, 70.0, 60.0]):
+        sweep = Sweep.continued(identity(store), {}, str(store), tmp_path / "known")
+        with sweep.ended_after({"none": [{"probe/top1": top1} for top1 in runs]}, lambda: ""):
+            pass
+    _, client = start(store)
+    metrics = client.get_run(str(sweep.run_id)).data.metrics
+    assert metrics == {"sweep/probe_top1_mean none": 60.0, "sweep/probe_top1_std none": 10.0}
+
+
+def test_points_that_were_logged_with_other_values_are_replaced_by_the_newest(store: Path):
+    _, client = start(store)
+    run_id = client.create_run("0").info.run_id
+    tracked = TrackedRun(client, run_id, "0")
+    for values in ({1: 80.0, 3: 55.0, 4: 70.0}, {1: 80.0, 2: 95.0, 3: 90.0, 4: 70.0}):
+        tracked.log_latest([{"step": step, "metrics": {"tune/trial": value}} for step, value in values.items()])
+    history = sorted(client.get_metric_history(run_id, "tune/trial"), key=lambda point: point.timestamp)
+    assert {point.step: point.value for point in history} == {1: 80.0, 2: 95.0, 3: 90.0, 4: 70.0}
+    assert len(history) == 5
+
+
 def test_a_sweep_runs_without_a_store(tmp_path: Path, caplog):
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
