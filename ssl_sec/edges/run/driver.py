@@ -22,7 +22,7 @@ from ssl_sec.edges.folder.text import writing
 from ssl_sec.edges.folder.unfinished import named_run_checkpoint
 from ssl_sec.edges.masking import masked_values
 from ssl_sec.edges.run.execution import Execution
-from ssl_sec.edges.run.resuming import is_probed, resume_run
+from ssl_sec.edges.run.resuming import is_probed, probe_folder, resume_run
 from ssl_sec.edges.run.running import running
 from ssl_sec.edges.run.signals import stopped_by_signals
 from ssl_sec.edges.run.spec import RunSpec
@@ -111,8 +111,8 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
     probe_it = f"{config.run_name} is finished; probe it with: {resume_command(recipe.name, finished.folder)}"
     if finished.folder.stop_path.exists():  # requested after the last step
         raise Stopped(f"stopped; {probe_it}")
-    folder = open_folder(finished.folder.path.with_name(f"{config.run_name}-probe"))
-    if config.resume and is_probed(folder):
+    folder = probe_folder(finished.folder, config) if config.resume else None
+    if folder is not None and is_probed(folder):
         return replace(finished, metrics={**finished.metrics, **folder.last_metrics()})
     data = to_values(config.data)
     probe = ProbeJobConfig(
@@ -122,7 +122,7 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
         runtime=config.runtime,
         output_dir=config.output_dir,
         tracking=config.tracking,
-        run_name=folder.name if config.resume else None,
+        run_name=None if folder is None else folder.name,
     )
     with _started_again(probe_it):
         probed = _probe(recipe, probe, finished.run_id, finished.folder.path)

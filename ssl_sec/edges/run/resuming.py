@@ -1,14 +1,18 @@
 """Checks whether a run can be resumed with a configuration, and whether a probe has to start again."""
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.folder.names import weights_digest
+from ssl_sec.edges.folder.stored import open_folder
 from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.masking import masked_values
 from ssl_sec.edges.run.running import running
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.config import TrainingConfig
+from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import RecipeRow
 from ssl_sec.settings import flattened, from_values, to_values
 
@@ -51,6 +55,34 @@ def resume_run(recipe: RecipeRow, folder: RunFolder, config: TrainingConfig) -> 
         return False
     folder.resume(now)
     return True
+
+
+def probe_folder(trained: RunFolder, config: TrainingConfig) -> RunFolder:
+    """The folder of the probe that follows a training: that of a finished one with these settings and weights, if any.
+
+    Else the first folder that is free, or in which a probe was interrupted.
+
+    Args:
+        trained: folder of the training.
+        config: configuration of the training.
+    """
+    for number in itertools.count(1):
+        name = f"{trained.path.name}-probe{'' if number == 1 else f'-{number}'}"
+        folder = open_folder(trained.path.with_name(name))
+        folder.refresh()
+        if not folder.is_complete or _is_probe_of(folder, trained, config):
+            return folder
+    raise AssertionError("the numbers have no end")
+
+
+def _is_probe_of(folder: RunFolder, trained: RunFolder, config: TrainingConfig) -> bool:
+    """Whether the probe in a folder is of these weights, with these settings, on the images of the training."""
+    if weights_digest(folder.encoder_path) != weights_digest(trained.encoder_path):
+        return False
+    probed = from_values(ProbeJobConfig, stored_values(folder.config_path))
+    one, other = to_values(probed.probe), to_values(config.linear_probe)
+    is_own = probed.data is None or to_values(probed.data) == masked_values(to_values(config.data))
+    return is_own and all(one[key] == other[key] for key in one if key != "enabled")
 
 
 def is_probed(folder: RunFolder) -> bool:

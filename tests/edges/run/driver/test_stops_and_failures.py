@@ -170,6 +170,19 @@ def test_a_probe_of_another_process_is_left_alone_and_an_interrupted_one_restart
     assert sorted(path.name for path in probe.path.parent.iterdir()) == ["mine", "mine-probe"]
 
 
+def test_a_resume_with_other_settings_of_the_probe_measures_again(quick, tmp_path: Path):
+    given = [*quick, "run_name=whole", "probe.enabled=true", "resume=auto"]
+    first = run_training(PRETRAIN, pretrain_config(given)).metrics["probe/top1"]
+    few = pretrain_config([*given, "probe.labels_per_class=1"])
+    found = run_training(PRETRAIN, few).metrics["probe/top1"]
+    assert found < first
+    names = ["whole", "whole-probe", "whole-probe-2"]
+    assert sorted(path.name for path in (tmp_path / "runs" / "digits").iterdir()) == names
+    for config, expected in ((few, found), (pretrain_config(given), first)):
+        assert run_training(PRETRAIN, config).metrics["probe/top1"] == expected  # found, and not measured again
+    assert sorted(path.name for path in (tmp_path / "runs" / "digits").iterdir()) == names
+
+
 @pytest.mark.parametrize("moment", ["while it trains", "while its artifacts are sent"])
 def test_a_removed_folder_fails_the_run_with_one_line(moment, quick, tmp_path: Path, monkeypatch):
     folder = RunFolder(tmp_path / "runs" / "digits" / "gone")
