@@ -1,5 +1,6 @@
 """Embeddings and labels, the inputs of the measures: tensors on any device, or NumPy arrays."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -77,8 +78,15 @@ def require_same_dim(what: str, one: Tensor, other: Tensor) -> None:
 
 
 def unit_rows(embeddings: Float[Tensor, "images dim"]) -> Float[Tensor, "images dim"]:
-    """The rows' directions, of length 1, or 0 where a row is 0; NaN where it is not finite."""
-    return functional.normalize(embeddings, dim=1, eps=torch.finfo(embeddings.dtype).tiny)
+    """The rows' directions, of length 1, or 0 where a row is 0; NaN where it is not finite.
+
+    Rows are first divided by a power of two, which is exact, so that their squares neither overflow nor vanish.
+    """
+    limits = torch.finfo(embeddings.dtype)
+    exponents = torch.frexp(embeddings.abs().amax(1, keepdim=True)).exponent
+    largest = math.frexp(limits.max)[1] - 2
+    scaled = torch.ldexp(embeddings, -exponents.clamp(-largest, largest))
+    return functional.normalize(scaled, dim=1, eps=limits.tiny)
 
 
 def rounded(cosines: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

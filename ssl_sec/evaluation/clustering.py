@@ -3,10 +3,9 @@
 import torch
 from jaxtyping import Int64
 from torch import Tensor
-from torch.nn import functional
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.arrays import Embeddings, Labels, as_tensor
+from ssl_sec.evaluation.arrays import Embeddings, Labels, as_tensor, unit_rows
 
 
 def nmi_f1(assignments: Labels, labels: Labels) -> tuple[float, float]:
@@ -71,7 +70,7 @@ def kmeans_assignments(
         raise ConfigError(f"k-means with {num_clusters} clusters; allowed: 1 to the number of images, {len(rows)}")
     if num_not_finite := int((~rows.isfinite().all(1)).sum()):
         raise DataError(f"k-means: {num_not_finite} of {len(rows)} embeddings are not finite")
-    rows = functional.normalize(rows, dim=1).numpy()
+    rows = unit_rows(rows).numpy()
     kmeans = faiss.Kmeans(
         rows.shape[1],
         num_clusters,

@@ -6,9 +6,8 @@ Wu et al. 2018, "Unsupervised Feature Learning via Non-Parametric Instance Discr
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
-from torch.nn import functional
 
-from ssl_sec.evaluation.arrays import Labels, Rows, as_labelled, require_same_dim
+from ssl_sec.evaluation.arrays import Labels, Rows, as_labelled, require_same_dim, unit_rows
 from ssl_sec.evaluation.linear_probe import top_k_accuracy
 from ssl_sec.settings import Range
 
@@ -63,11 +62,11 @@ def knn_votes(
     chunk_size: int = 256,
 ) -> Float[Tensor, "queries classes"]:
     """The votes of each query's nearest neighbours for each class; arguments as for `knn_top1`."""
-    bank = functional.normalize(bank.float(), dim=1)
+    bank = unit_rows(bank.float())
     bank_labels = bank_labels.to(bank.device)
     scores: list[Tensor] = []
     for chunk in queries.split(chunk_size):
-        similarities = functional.normalize(chunk.to(bank), dim=1) @ bank.T
+        similarities = unit_rows(chunk.to(bank)) @ bank.T
         nearest, indices = similarities.topk(min(k, len(bank)), dim=1)
         # Relative to the nearest neighbour: the classes' order is the same, and a low temperature cannot overflow.
         votes = ((nearest - nearest[:, :1]) / temperature).exp()

@@ -5,10 +5,9 @@ Hypersphere". Both measure directions, and lower values are better for both.
 """
 
 import torch
-from torch.nn import functional
 
 from ssl_sec.errors import DataError
-from ssl_sec.evaluation.arrays import Embeddings, Rows, as_tensor
+from ssl_sec.evaluation.arrays import Embeddings, Rows, as_tensor, unit_rows
 
 
 @torch.no_grad()
@@ -25,7 +24,7 @@ def alignment(first: Rows, second: Rows) -> float:
     first, second = as_tensor(first), as_tensor(second)
     if first.shape != second.shape:
         raise DataError(f"alignment: found {list(first.shape)} and {list(second.shape)}, must be views of one shape")
-    difference = functional.normalize(first.double(), dim=1) - functional.normalize(second.double(), dim=1)
+    difference = unit_rows(first.double()) - unit_rows(second.double())
     return difference.square().sum(dim=1).mean().item()
 
 
@@ -41,7 +40,7 @@ def uniformity(embeddings: Embeddings, t: float = 2.0, chunk_size: int = 1024) -
     Returns:
         A value in [-4 t, 0]; 0 if all directions are equal.
     """
-    directions = functional.normalize(as_tensor(embeddings).double(), dim=1)
+    directions = unit_rows(as_tensor(embeddings).double())
     num_images = len(directions)
     assert num_images >= 2, "a pair needs two images"
     total = directions.new_zeros(())

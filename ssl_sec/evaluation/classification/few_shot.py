@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
-from torch.nn import functional
 
 from ssl_sec.errors import DataError
-from ssl_sec.evaluation.arrays import tiles
+from ssl_sec.evaluation.arrays import tiles, unit_rows
 from ssl_sec.seeding import derived_seed
 
 # Similarities, and values of labelled features, held at once: 64 MiB in float32.
@@ -72,8 +71,8 @@ def few_shot(
             f"few-shot: class {scarce} has {least} training images; {labels_per_class} labels are asked for"
         )
     chosen = torch.stack([_drawn(numbers, counts, labels_per_class, seed, draw) for draw in range(num_draws)])
-    features = functional.normalize(train[0], dim=1)
-    queries = functional.normalize(test[0].to(features), dim=1)
+    features = unit_rows(train[0])
+    queries = unit_rows(test[0].to(features))
     # Test images of classes without training images are wrong in every draw.
     places = torch.searchsorted(classes, test[1].cpu()).clamp(max=len(classes) - 1)
     targets = places.masked_fill(classes[places] != test[1].cpu(), -1).to(features.device)

@@ -1,0 +1,43 @@
+"""Directions of rows of any norm, and the measures of directions."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from ssl_sec.evaluation.arrays import unit_rows
+from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
+from ssl_sec.evaluation.knn import knn_top1
+from ssl_sec.evaluation.uniformity import alignment, uniformity
+
+
+@pytest.fixture(scope="module")
+def rows():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(60) % 5
+    return torch.randn(5, 8, generator=generator)[labels] + torch.randn(60, 8, generator=generator), labels
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_usual_rows_have_exactly_the_directions_of_torch(rows, dtype):
+    embeddings = (rows[0].double() * torch.logspace(-6, 6, 60, dtype=torch.float64).unsqueeze(1)).to(dtype)
+    torch.testing.assert_close(unit_rows(embeddings), functional.normalize(embeddings, dim=1), rtol=0, atol=0)
+
+
+def test_rows_without_a_direction():
+    found = unit_rows(torch.tensor([[0.0, 0.0], [torch.inf, 1.0], [torch.nan, 1.0]]))
+    assert found[0].tolist() == [0, 0] and found[1:].isnan().any(1).all()
+    assert unit_rows(torch.zeros(0, 3)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("scale", [1e-36, 1e-14, 1e20, 1e36])
+def test_measures_of_directions_do_not_depend_on_norms(rows, scale):
+    embeddings, labels = rows
+    scaled = scale * embeddings
+    torch.testing.assert_close(unit_rows(scaled), unit_rows(embeddings), rtol=0, atol=1e-6)
+    assert knn_top1(scaled, labels, embeddings, labels, num_classes=5, k=5) == knn_top1(
+        embeddings, labels, embeddings, labels, num_classes=5, k=5
+    )
+    found, expected = (nmi_f1(kmeans_assignments(each, 5, seed=0), labels) for each in (scaled, embeddings))
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert uniformity(scaled) == pytest.approx(uniformity(embeddings), abs=1e-5)
+    assert alignment(scaled, embeddings) == pytest.approx(0, abs=1e-10)
