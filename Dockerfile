@@ -1,7 +1,7 @@
 # One image for a Ray head, Ray workers and the driver of a job.
 #
-#   docker build -t ssl-sec:0.1.0 .                              # PyTorch's default CUDA build; it runs on CPUs too
-#   docker build -t ssl-sec:0.1.0-cpu --build-arg VARIANT=cpu .  # about 5 GB smaller, without CUDA
+#   docker build -t ssl-sec:0.2.0.dev0 .                              # PyTorch's default CUDA build; it runs on CPUs too
+#   docker build -t ssl-sec:0.2.0.dev0-cpu --build-arg VARIANT=cpu .  # about 5 GB smaller, without CUDA
 #
 # Not yet built: no Docker engine was available. hadolint and tests/cluster check this file.
 #

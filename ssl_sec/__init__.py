@@ -6,7 +6,7 @@ The names below are imported when they are first used, so that `import ssl_sec` 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
     from ssl_sec.data.folders import open_folder

@@ -30,7 +30,7 @@ def embed(
     Args:
         network: images in [0, 1] -> embeddings, in evaluation mode, on the device.
         image_set: the set.
-        rows: of the images; at least one.
+        rows: rows of the images; at least one.
         device: where it is computed.
         computation: how.
         batch_size: images of a forward pass.

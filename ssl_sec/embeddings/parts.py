@@ -31,9 +31,9 @@ class Plan:
     """How the images of a set are divided into parts.
 
     Attributes:
-        split: of the set, the beginning of the file names.
-        num_images: in all.
-        rows_per_part: of every part but the last.
+        split: split of the set, with which the file names begin.
+        num_images: number of images of the set.
+        rows_per_part: number of rows of every part but the last.
     """
 
     split: str
@@ -65,8 +65,8 @@ def stem_of(name: str) -> str | None:
     return None if match is None else match["split"]
 
 
-def numbered(name: str) -> int | None:
-    """How many files belong to that of a part, by its name; None if it is no such name."""
+def num_parts_of(name: str) -> int | None:
+    """The number of parts that the name of a part's file states; None if it is no such name."""
     match = _NAME.fullmatch(name.rpartition("/")[2])
     return None if match is None else int(match["parts"])
 
@@ -76,9 +76,9 @@ class Rows:
     """The embeddings of some images.
 
     Attributes:
-        rows: of the images in their set, ascending.
-        paths: of each; None where there are none.
-        labels: of each; UNLABELLED without one.
+        rows: rows of the images in their set, ascending.
+        paths: path of each image; None where there is none.
+        labels: label of each image; UNLABELLED without one.
         embeddings: as the network returned them.
     """
 
@@ -93,7 +93,7 @@ def encoded(found: Rows, class_names: Sequence[str], origin: Mapping[str, Any]) 
 
     Args:
         found: the rows.
-        class_names: of the set; none without labels.
+        class_names: names of the classes of the set; none without labels.
         origin: plain values: what the embeddings were computed from.
     """
     embeddings = np.ascontiguousarray(found.embeddings, np.float32)

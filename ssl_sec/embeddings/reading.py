@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from ssl_sec.embeddings.parts import numbered, origin_of, stem_of
+from ssl_sec.embeddings.parts import num_parts_of, origin_of, stem_of
 from ssl_sec.errors import DataError, first_line
 
 # Rows that are read and compared at once: 8 MiB of 512 dimensions.
@@ -32,7 +32,7 @@ class EmbeddingFile:
         open: opens it for reading at any place.
         split: the beginning of its name.
         row_groups: rows of each group.
-        dim: of the embeddings.
+        dim: dimension of the embeddings.
         columns: the columns that it has.
         origin: what its embeddings were computed from; None if another program wrote it.
         digest: sixteen hexadecimal digits of its metadata, with the least and greatest values of its columns.
@@ -174,8 +174,8 @@ def read_set(files: Iterable[tuple[str, Callable[[], BinaryIO]]]) -> EmbeddingSe
     found = [_read(name, opener) for name, opener in files]
     if not any(map(len, found)):
         raise DataError("embeddings: found no rows; allowed: Parquet files with a column 'embedding'")
-    for split, num_parts in {(file.split, parts) for file in found if (parts := numbered(file.name)) is not None}:
-        num_found = sum(file.split == split and numbered(file.name) == num_parts for file in found)
+    for split, num_parts in {(file.split, parts) for file in found if (parts := num_parts_of(file.name)) is not None}:
+        num_found = sum(file.split == split and num_parts_of(file.name) == num_parts for file in found)
         if num_found != num_parts:
             raise DataError(
                 f"embeddings: found {num_found} of the {num_parts} files of the {split} split; "

@@ -41,7 +41,7 @@ class Pairs:
     Attributes:
         first: position of the query.
         second: position among the many; if the queries are some of them, after that of the query.
-        cosines: of each pair.
+        cosines: cosine of each pair.
         num_found: pairs in all; there are more than listed if only the most similar are kept.
     """
 
@@ -69,7 +69,7 @@ def search(
     2 · max_pairs pairs.
 
     Args:
-        queries: of any norm, finite; the cosine with a row of zeros is 0.
+        queries: embeddings of any norm, finite; the cosine with a row of zeros is 0.
         blocks: rows to compare with, each time with the position of the first; `k` or more in all, without the query.
         k: neighbours of each query, ≥ 1.
         start: the position of the first query.

@@ -22,7 +22,7 @@ def neighbour_table(queries: pa.Table, base: EmbeddingSet, found: Neighbours) ->
     Args:
         queries: the columns that name each query.
         base: where the neighbours are.
-        found: of the queries.
+        found: neighbours of the queries.
     """
     count, k = found.positions.shape
     table = _beside(queries.take(np.repeat(np.arange(count), k)), base, found.positions.numpy().ravel())
@@ -37,7 +37,7 @@ def image_table(norms: Float[np.ndarray, " queries"], queries: pa.Table, neighbo
     `mean_cosine`.
 
     Args:
-        norms: of each query.
+        norms: norm of each query.
         queries: the columns that name each query.
         neighbours: their rows of `neighbour_table`.
     """
@@ -64,7 +64,7 @@ def most_similar(tables: Iterable[pa.Table], limit: int) -> pa.Table:
     """The most similar of many pairs, those first.
 
     Args:
-        tables: of `pair_table`; at least one.
+        tables: tables as `pair_table` makes them; at least one.
         limit: how many are kept.
     """
     order = [("cosine", "descending"), ("first", "ascending"), ("second", "ascending")]
@@ -81,7 +81,7 @@ def grouped(pairs: pa.Table, is_one_set: bool) -> pa.Table:
     Two images are of one group if pairs lead from one to the other. Groups are numbered by their first pair, from 0.
 
     Args:
-        pairs: of `pair_table`.
+        pairs: a table as `pair_table` makes it.
         is_one_set: whether the first and second images of the pairs are of one set.
     """
     first, second = pairs["first"].to_numpy(), pairs["second"].to_numpy()
@@ -100,8 +100,8 @@ class Outliers:
 
     Args:
         limit: how many of each are kept.
-        mean: of all norms.
-        std: of all norms.
+        mean: mean of all norms.
+        std: standard deviation of all norms.
     """
 
     def __init__(self, limit: int, mean: float, std: float) -> None:

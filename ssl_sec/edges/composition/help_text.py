@@ -121,15 +121,17 @@ def _choices(job: str) -> str:
         # Not for the other jobs to import.
         from ssl_sec.exporting import FORMATS
 
-        told = {name: f"{_first(form.__doc__)} Needs {', '.join(form.packages)}." for name, form in FORMATS.items()}
-        return "\n".join(["format=", *_listed(told)])
+        explained = {
+            name: f"{_first(form.__doc__)} Needs {', '.join(form.packages)}." for name, form in FORMATS.items()
+        }
+        return "\n".join(["format=", *_listed(explained)])
     if job == "report":
         found = {name: papers.load(name) for name in papers.list_papers()}
-        told = {
+        explained = {
             name: f"{paper.title} ({paper.reference}); tables {', '.join(str(table.number) for table in paper.tables)}"
             for name, paper in found.items()
         }
-        return "\n".join(["paper=", *_listed(told)])
+        return "\n".join(["paper=", *_listed(explained)])
     return ""
 
 
@@ -207,18 +209,18 @@ def _entries(job: str, values: Mapping[str, Any]) -> str:
 def _key(key: Key, between: str = "=") -> list[str]:
     is_needed = key.value == "???"
     shown = f"  {key.name}{between}{'<needed>' if is_needed else as_typed(key.value)}"
-    told = f"{key.explanation.rstrip('.')} [{key.allowed}]"
+    text = f"{key.explanation.rstrip('.')} [{key.allowed}]"
     if len(shown) > _COLUMN - 2:
-        return [shown, *_wrapped(told, " " * _COLUMN)]
-    first, *rest = _wrapped(told, " " * _COLUMN)
+        return [shown, *_wrapped(text, " " * _COLUMN)]
+    first, *rest = _wrapped(text, " " * _COLUMN)
     return [f"{shown:<{_COLUMN}}{first.strip()}", *rest]
 
 
-def _listed(told: Mapping[str, str], chosen: str | None = None) -> list[str]:
+def _listed(explained: Mapping[str, str], chosen: str | None = None) -> list[str]:
     """Names with their explanations."""
-    width = max(map(len, told), default=0)
+    width = max(map(len, explained), default=0)
     lines: list[str] = []
-    for name, explanation in told.items():
+    for name, explanation in explained.items():
         indent = " " * (width + 6)
         first, *rest = _wrapped(explanation, indent) or [""]
         lines += [f"  {'*' if name == chosen else ' '} {name:<{width}}  {first.strip()}".rstrip(), *rest]

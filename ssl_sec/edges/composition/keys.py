@@ -222,8 +222,8 @@ def _literal(option: object) -> str:
 
 
 def _bounds(rule: Any) -> str:
-    told = [f"{sign} {bound:g}" for name, sign in _BOUNDS.items() if (bound := getattr(rule, name, None)) is not None]
-    return " and ".join(told)
+    bounds = [f"{sign} {bound:g}" for name, sign in _BOUNDS.items() if (bound := getattr(rule, name, None)) is not None]
+    return " and ".join(bounds)
 
 
 @cache

@@ -64,7 +64,7 @@ def upload_results(
 
     Args:
         run: the job's run.
-        metrics: by their names after `embed/`.
+        metrics: the metrics by their names after `embed/`.
         origin: origin of the embeddings.
         image_set: the embedded data set.
         data: configuration of the data set.

@@ -96,5 +96,5 @@ class HubRepository:
         except UserError:
             raise
         except (HfHubHTTPError, RepositoryNotFoundError, OSError, ValueError) as error:
-            told = getattr(error, "server_message", None) or first_line(error)
-            raise StorageError(f"output: {self._output} cannot be written: {told}") from error
+            reason = getattr(error, "server_message", None) or first_line(error)
+            raise StorageError(f"output: {self._output} cannot be written: {reason}") from error

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ssl_sec.edges.report.files import Report
 from ssl_sec.edges.report.table import remove_probe
 from ssl_sec.edges.tables import deviation
+from ssl_sec.edges.tracking.comparing import differing
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, newest_of_each_seed
 from ssl_sec.errors import ConfigError
 from ssl_sec.figures.comparing import Comparison
@@ -102,18 +103,13 @@ def _make_labels(settings: Sequence[Mapping[str, str]]) -> list[str]:
         one.get("recipe", "?") if several else one.get("constraint.name", "?").replace("none", "no constraint")
         for one in settings
     ]
-    of_recipe = [] if several else [key for key in _differing(settings) if not key.startswith("constraint.")]
+    of_recipe = [] if several else [key for key in differing(settings) if not key.startswith("constraint.")]
     labels: list[str] = []
     for name, one in zip(names, settings, strict=True):
         alike = [each for each, other in zip(settings, names, strict=True) if other == name]
-        keys = sorted({*_differing(alike), *of_recipe})
+        keys = sorted({*differing(alike), *of_recipe})
         labels.append(", ".join([name, *(f"{key} {one.get(key, 'not given')}" for key in keys)]))
     return labels
-
-
-def _differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    keys = {key for one in settings for key in one}
-    return [key for key in keys if len({one.get(key) for one in settings}) > 1]
 
 
 def _draw_comparison(name: str, title: str, archive: RunArchive, arms: Arms, comparison: Comparison) -> Report:

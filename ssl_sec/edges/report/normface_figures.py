@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from ssl_sec.edges.report.files import Report
+from ssl_sec.edges.tracking.comparing import differing
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, newest_of_each_seed
 from ssl_sec.errors import ConfigError
 from ssl_sec.figures.normface import AtWeight, bounds_figure, weights_figure
@@ -126,15 +127,10 @@ def _make_labels(settings: Sequence[dict[str, str]]) -> list[str]:
     for loss, one in zip(losses, settings, strict=True):
         same_recipe = [other for other in settings if other.get("recipe") == one.get("recipe")]
         same_losses = [other for name, other in zip(losses, settings, strict=True) if name == loss]
-        differing = {key for key in _differing(same_recipe) if not key.startswith("loss.")}
-        differing |= set(_differing(same_losses)) - {"recipe"}
+        differing = {key for key in differing(same_recipe) if not key.startswith("loss.")}
+        differing |= set(differing(same_losses)) - {"recipe"}
         labels.append(", ".join([loss, *(f"{key} {one.get(key, 'not given')}" for key in sorted(differing))]))
     return labels
-
-
-def _differing(settings: Sequence[dict[str, str]]) -> list[str]:
-    keys = {key for one in settings for key in one}
-    return [key for key in keys if len({one.get(key) for one in settings}) > 1]
 
 
 def _count_weights(points: Sequence[AtWeight]) -> str:

@@ -198,8 +198,9 @@ class _StoredRun:
 
     Attributes:
         word: its folder or its id.
-        job: that made it.
-        values: of its configuration; none for a run of other jobs than the job takes, which the job reports later.
+        job: job that made it.
+        values: values of its configuration; none for a run of a job that the new job does not take, which it reports
+            later.
         image_shape: channels, height and width of the images that it was trained on; None if that is not known.
     """
 

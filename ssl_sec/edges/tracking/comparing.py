@@ -3,7 +3,7 @@
 import ast
 import dataclasses
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
@@ -40,6 +40,12 @@ def deciding(params: Mapping[str, str], job: str) -> dict[str, str]:
         for key, value in found.items()
         if key not in _FREE_KEYS | paths and not key.startswith(_FREE_GROUPS)
     }
+
+
+def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """The keys whose values are not the same in all settings."""
+    keys = {key for one in settings for key in one}
+    return [key for key in keys if len({one.get(key) for one in settings}) > 1]
 
 
 def is_expected(key: str, expected: str | None, found: str | None) -> bool:

@@ -63,7 +63,7 @@ def require_store(uri: str, key: str) -> None:
         key: key for which the address was given, for messages.
 
     Raises:
-        ConfigError: for a scheme that MLflow does not support; plain folders are no longer supported.
+        ConfigError: for a scheme that MLflow does not support; plain folders are not supported.
         StorageError: for a sqlite file that is a folder, or no database.
     """
     scheme, sign, _ = uri.partition("://")
