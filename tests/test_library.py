@@ -124,6 +124,7 @@ def run_folder(tmp_path) -> Path:
     folder.describe_data(open_digits("train"))
     torch.manual_seed(0)
     save_weights(config.encoder.build(1, 8).backbone, folder.encoder_path)
+    folder.write_outcome("finished")
     return folder.path
 
 

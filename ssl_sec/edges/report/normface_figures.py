@@ -127,9 +127,9 @@ def _make_labels(settings: Sequence[dict[str, str]]) -> list[str]:
     for loss, one in zip(losses, settings, strict=True):
         same_recipe = [other for other in settings if other.get("recipe") == one.get("recipe")]
         same_losses = [other for name, other in zip(losses, settings, strict=True) if name == loss]
-        differing = {key for key in differing(same_recipe) if not key.startswith("loss.")}
-        differing |= set(differing(same_losses)) - {"recipe"}
-        labels.append(", ".join([loss, *(f"{key} {one.get(key, 'not given')}" for key in sorted(differing))]))
+        keys = {key for key in differing(same_recipe) if not key.startswith("loss.")}
+        keys |= set(differing(same_losses)) - {"recipe"}
+        labels.append(", ".join([loss, *(f"{key} {one.get(key, 'not given')}" for key in sorted(keys))]))
     return labels
 
 
