@@ -284,7 +284,8 @@ def flattened(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 def check(condition: bool, key: str, found: object, allowed: str) -> None:
     """Raises a ConfigError that names the key, what was found and what is allowed, unless the condition holds."""
     if not condition:
-        raise ConfigError(f"{key}: found {printable(repr(found))}, must be {allowed}")
+        shown = list(found) if isinstance(found, tuple) else found  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        raise ConfigError(f"{key}: found {printable(repr(shown))}, must be {allowed}")
 
 
 def _join(path: str, key: str) -> str:

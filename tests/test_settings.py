@@ -300,8 +300,8 @@ BEYOND = [
 
 @pytest.mark.parametrize(("key", "value", "allowed"), BEYOND)
 def test_rules_hold_however_a_config_is_made(key, value, allowed):
-    expected = f"{key}: found {value!r}, must be {allowed}"
     plain = list(value) if isinstance(value, tuple) else value
+    expected = f"{key}: found {plain!r}, must be {allowed}"
     for make, path in (
         (lambda: Ranged(**{key: value}), "ranged"),
         (lambda: replace(Ranged(), **{key: value}), "ranged"),

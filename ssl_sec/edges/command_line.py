@@ -32,7 +32,7 @@ def run_job(
         supervise: whether it runs in a child process, whose death by a signal is reported; for jobs that train.
 
     Returns:
-        The exit code: 0, 2 (configuration), 3 (data), 4 (storage), 130 (stopped), 1 (a bug).
+        The exit code: 0, 2 (configuration), 3 (data), 4 (storage), 130 (stopped), 1 (a failed run, or a bug).
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
 

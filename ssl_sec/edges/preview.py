@@ -30,7 +30,7 @@ def run_preview(picture: PreviewConfig, config: RunConfig) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         views_figure(images, views).savefig(path, dpi=110)
     except OSError as error:
-        raise StorageError(f"output: {path} cannot be written: {first_line(error)}") from error
+        raise StorageError(f"output: {path} cannot be written: {error.strerror or first_line(error)}") from error
     sizes = sorted({f"{width} x {height}" for height, width in (each.shape[2:] for each in views)})
     return "\n".join(
         [

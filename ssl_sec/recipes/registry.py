@@ -167,7 +167,7 @@ PROBE = RecipeRow(
         ("run=<id>", "the run's own data set"),
         ("run=<id> data=cifar100 data.root=<folder>", "another one"),
     ),
-    usage="run=<MLflow run id> [group=option ...] [key=value ...]",
+    usage="run=<id, name or folder> [group=option ...] [key=value ...]",
     is_training=False,
     last_artifact="confusion.json",
 )
@@ -230,7 +230,7 @@ FINETUNE = RecipeRow(
         ("experiment=digits_finetune run=<id> runtime=local", "in seconds on a CPU"),
         ("experiment=digits_finetune runtime=local", "the same network from random weights"),
     ),
-    usage="[run=<MLflow run id>] [group=option ...] [key=value ...]",
+    usage="[run=<id, name or folder>] [group=option ...] [key=value ...]",
     score="val/top1",
     view_metrics=("finetune/top1", "val/top1"),
     tags=("labels", "start"),

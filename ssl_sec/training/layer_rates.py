@@ -42,7 +42,7 @@ class _LayeredOptimiserConfig(Settings, key="optimiser"):
     """An optimiser with a rate for each stage, all cosines over the run.
 
     Attributes:
-        learning_rate: the largest learning rate of the head, ≥ 0.
+        learning_rate: the largest learning rate of the head, > 0.
         layer_decay: learning rate of a stage of the encoder divided by that of the next stage, in (0, 1]; the head
             comes after the last stage.
         weight_decay: weight decay, ≥ 0; biases and norms do not decay.

@@ -61,7 +61,7 @@ LIGHT = [
     (["report", "table=99"], "table: found 99"),
     (["report", "figure=99"], "figure: found 99; of 'Deep Metric Learning"),
     (["report", "table=5", "paper=nosuch"], "paper: found 'nosuch'"),
-    (["submit", "nosuch"], "found 'nosuch'"),
+    (["submit", "nosuch"], "job: found 'nosuch'"),
     (["submit", "status"], "status: found 0 job ids"),
 ]
 WEIGHTY = [

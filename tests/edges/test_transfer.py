@@ -140,7 +140,7 @@ def test_in_object_storage_a_set_is_measured_once_and_its_table_kept(finished, s
     ("given", "message"),
     [
         (["sets=[digit]"], "sets[0]: found 'digit'; did you mean 'digits'"),
-        (["sets=[]"], "sets: found (), must be one value or more"),
+        (["sets=[]"], "sets: found [], must be one value or more"),
         (["sets=digits"], "sets: found 'digits', must be a list"),
         (["sets=[{name: folder}]"], "sets[0].root: missing"),
         (["sets=[digits,{name: digits, rot: x}]"], "sets[1].rot: unknown key for 'digits'"),

@@ -123,6 +123,9 @@ def read_landmarks(path: Path) -> Landmarks:
         )
     except FileNotFoundError:
         raise MissingDataError(f"{printed}: not there") from None
+    except pa.ArrowKeyError as error:
+        needed = "path, x1, y1, x2, y2, …, x5, y5"
+        raise DataError(f"{printed}: {first_line(error).partition(' in ')[0]} is missing; needed: {needed}") from error
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{printed}: cannot be read: {first_line(error)}") from error
     points = np.stack([table[name].to_numpy() for name in COORDINATES], axis=1).reshape(-1, 5, 2)

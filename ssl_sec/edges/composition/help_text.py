@@ -24,13 +24,13 @@ _FIXED = "\N{NO-BREAK SPACE}"
 _USAGES: Mapping[str, str] = {
     "ablate": "[group=option ...] [key=value ...]",
     "align": "images=<folder> landmarks=<csv> output=<folder>",
-    "embed": "run=<MLflow run id> output=<folder or URL> [group=option ...] [key=value ...]",
-    "export": "run=<MLflow run id> format=<format> [key=value ...]",
+    "embed": "run=<id, name or folder> output=<folder or URL> [group=option ...] [key=value ...]",
+    "export": "run=<id, name or folder> format=<format> [key=value ...]",
     "preview": "[group=option ...] [key=value ...]",
     "neighbours": "embeddings=<folder or URL> output=<folder or URL> [key=value ...]",
     "replay": "folder=<the run's folder>",
     "study": "study=<name or file> [group=option ...] [key=value ...]",
-    "transfer": "run=<MLflow run id> 'sets=[...]' [key=value ...]",
+    "transfer": "run=<id, name or folder> 'sets=[...]' [key=value ...]",
     "tune": "experiment=<name> '<key>=interval(<low>,<high>)' '<key>=choice(<a>,<b>)' [key=value ...]",
     "report": "table=<n> | figure=<n> | compare <run> <run> [...]",
 }
@@ -78,7 +78,7 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("compare <run> <run>", "two runs side by side, by id, name or the beginning of one"),
     ),
 }
-_EXIT_CODES = "Exit codes: 0, 2 configuration, 3 data, 4 storage, 130 stopped, 1 a bug."
+_EXIT_CODES = "Exit codes: 0, 2 configuration, 3 data, 4 storage, 130 stopped, 1 failed."
 
 
 def help_text(job: str, overrides: Sequence[str]) -> str:
@@ -198,7 +198,8 @@ def _entries(job: str, values: Mapping[str, Any]) -> str:
     for name in values:
         for place, kind in enumerate(listed_kinds(kind_of(job), name)):
             keys = keys_of_entry(kind)
-            (chosen,) = [as_typed(key.value) for key in keys if key.name == "name"]
+            (named,) = [key for key in keys if key.name == "name"]
+            chosen = named.allowed if named.value == "???" else as_typed(named.value)
             if place == 0:
                 lines += [f"{name}=[{{name: {chosen}, ...}}, ...] is a list of:"]
             lines += ["", *_wrapped(f"{{name: {chosen}}}  {summary_of(kind)}", "  ")]

@@ -21,7 +21,8 @@ class AblateConfig(Settings):
     """The variations of an ablation.
 
     Attributes:
-        arms: the arms to compare: options of the group constraint, and random, which keeps the initial encoder.
+        arms: the arms to compare: options of the group constraint; random, which keeps the initial encoder; or
+            overrides of any group or key, several joined by +, such as loss=triplet+constraint=sec.
         seeds: each arm runs once with each of these.
     """
 

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,12 @@ from ssl_sec.edges.embeddings.workers import done_on
 from ssl_sec.edges.embeddings.written import whole_files
 from ssl_sec.edges.run.signals import interruptible
 from ssl_sec.edges.storage.files import Place, place_at
+from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.embeddings.parts import Plan, parquet_of
 from ssl_sec.embeddings.reading import EmbeddingSet, read_set, require_alike
 from ssl_sec.embeddings.search import search
 from ssl_sec.embeddings.tables import Outliers, grouped, image_table, most_similar, neighbour_table, pair_table
-from ssl_sec.errors import ConfigError, DataError, StorageError, first_line
+from ssl_sec.errors import ConfigError, DataError, MissingDataError, StorageError, first_line
 from ssl_sec.settings import check
 
 logger = logging.getLogger("ssl_sec")
@@ -330,6 +332,12 @@ def _embeddings_at(location: str, key: str) -> EmbeddingSet:
     Raises:
         DataError: if there are none, or they cannot be read.
     """
+    if not is_remote(location):
+        path = Path(location).expanduser()
+        if not path.exists():
+            raise MissingDataError(f"{key}: found {location}: no such file or folder")
+        if path.is_file() and path.suffix != ".parquet":
+            raise DataError(f"{key}: found {location}, must be a folder of Parquet files, or one such file, *.parquet")
     place, last = _place_of(location, key)
     names = sorted(
         name for name in place.files() if name.endswith(".parquet") and "/" not in name and last in ("", name)

@@ -41,12 +41,14 @@ def unfinished(
         word: the value of the key `run`.
         status: status of the run in MLflow.
         job: job that made the run.
-        resumed: what `resume` takes for the run.
+        resumed: what `resume` takes for the run; empty if it ended before its first checkpoint and has no folder.
         steps: steps of the checkpoints whose weights can be had instead.
         elsewhere: the run's folder, if its checkpoints are there and it cannot be read here.
     """
-    resume = command_line(job, "resume", resumed)
     said = _SAID.get(status, _SAID["RUNNING"])
+    if not resumed:
+        return ConfigError(f"run: found {word!r}, which {said} before its first checkpoint; allowed: a finished run")
+    resume = command_line(job, "resume", resumed)
     instead = f", or checkpoint=<steps> with one that it has kept: {', '.join(map(str, steps))}" if steps else ""
     if elsewhere:
         said += f" and keeps its checkpoints only in its folder, {elsewhere}"

@@ -85,6 +85,8 @@ class Execution:
                 folder.discard_unstarted()
             if folder.holds_run:
                 self._upload.warn()
+            elif tracking.run is not None:
+                self._upload.forget_folder(tracking.run)
             for thread in closing:
                 thread.join(_CLOSE_WITHIN_S)
         folder.close()

@@ -281,9 +281,12 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
 
     with named_run_checkpoint():
         run = _stored(values, tracking, values["run_checkpoint"], trainings())
-    values["run"], stored = run.word, run.values
+    typed_run, values["run"], stored = values["run"], run.word, run.values
     if not {"encoder", "data"} <= stored.keys():
-        raise ConfigError(f"run: found {values['run']!r}, which has no encoder; allowed: a run that trains one")
+        raise ConfigError(
+            f"run: found {typed_run!r}, which has no encoder; allowed: a finished run of "
+            f"{' or '.join(f'jobs.{job}' for job in trainings())}"
+        )
     # The weights are those that the run has trained, not those that it started from.
     encoder = {**stored["encoder"], "weights": None}
     values["encoder"] = _with_typed(FINETUNE.name, {"encoder": encoder}, typed)["encoder"]

@@ -100,6 +100,10 @@ class Upload:
         if status == "FINISHED":
             self._try(lambda: self._compare(tracked))
 
+    def forget_folder(self, tracked: TrackedRun) -> None:
+        """Removes the tag with the run's folder, which is removed."""
+        self._try(lambda: tracked.client.delete_tag(tracked.run_id, "folder"))
+
     def _log_data(self, tracked: TrackedRun) -> None:
         """Logs the training set as an input of the run; for a probe the test set, and the protocol."""
         config, folder = self._spec.config, self._spec.folder

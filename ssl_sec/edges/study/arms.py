@@ -14,6 +14,13 @@ from ssl_sec.settings import from_values
 _RANDOM = "random"
 # Keys that differ in each run of the sweep.
 _RESERVED = {"seed": "seeds=[...]", "run_name": "recipe=<name>", "arms": "one list", "seeds": "one list"}
+# Keys that the sweep sets -> what is given instead.
+_OF_THE_SWEEP = {
+    "seed": "seeds=[<seed>,...]",
+    "run_name": "recipe=<name>: runs are named after recipe, arm and seed",
+    "resume": "the same command, which continues the ablation",
+    "probe.enabled": "true: the arms are compared by their probes",
+}
 
 
 def read_arms(overrides: Sequence[str]) -> list[Cell]:
@@ -27,6 +34,10 @@ def read_arms(overrides: Sequence[str]) -> list[Cell]:
     """
     values = compose("ablate", overrides)
     config = from_values(AblateConfig, {key: values[key] for key in ("arms", "seeds")})
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key in _OF_THE_SWEEP and (key, value.lower()) not in (("probe.enabled", "true"), ("resume", "false")):
+            raise ConfigError(f"{key}: an ablation sets it; allowed: {_OF_THE_SWEEP[key]}")
     shared = [override for override in overrides if override.partition("=")[0] not in ("arms", "seeds")]
     from_values(PretrainConfig, compose("pretrain", shared))  # mistakes outside the arms are reported first
     return [_cell(shared, arm, seed) for seed in config.seeds for arm in config.arms]

@@ -21,7 +21,11 @@ from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.settings import from_values
 
 # Keys that differ in each run of a study, or that the study itself sets.
-_RESERVED = {"seed": "seeds", "run_name": "the name of an arm", "resume": "nothing: a study resumes its runs"}
+_RESERVED = {
+    "seed": "seeds",
+    "run_name": "nothing: runs are named after arm and seed",
+    "resume": "nothing: a study resumes its runs",
+}
 
 # The tags in MLflow that distinguish the runs of a study: the last is the digest of a run's configuration.
 CELL_TAGS = ("arm", "point", "cell")

@@ -25,7 +25,7 @@ examples:
 
 Paths are absolute and those of the nodes: output_dir=/shared/runs (or s3://bucket/runs) data.root=/shared/data.
 A key with several values, separated by commas, makes a sweep: one MLflow run with a child for each point.
-Exit codes: those of the job (0, 2 configuration, 3 data, 4 storage, 1 a bug), 130 if it was stopped."""
+Exit codes: those of the job (0, 2 configuration, 3 data, 4 storage, 1 failed), 130 if it was stopped."""
 
 
 def submit(arguments: Sequence[str]) -> int:
@@ -39,7 +39,7 @@ def submit(arguments: Sequence[str]) -> int:
         with own_configs(options.config_dir):
             return _submit(options)
     if options.what not in _VERBS:
-        raise ConfigError(f"found {options.what!r}; {nearest(options.what, (*RECIPES, *_VERBS))}")
+        raise ConfigError(f"job: found {options.what!r}; {nearest(options.what, (*RECIPES, *_VERBS))}")
     if options.what != "list" and len(options.overrides) != 1:
         raise ConfigError(f"{options.what}: found {len(options.overrides)} job ids, must be one; `list` shows them")
     from ssl_sec.edges.submit.cluster import Cluster, as_table

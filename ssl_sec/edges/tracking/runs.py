@@ -277,7 +277,7 @@ class RunArchive:
             if (full := out_of_space(error)) is not None:
                 raise full from error
             if run.status != "FINISHED":
-                raise unfinished(word, run.status, run.job, run.folder or run.name, (), run.folder) from error
+                raise unfinished(word, run.status, run.job, run.folder, (), run.folder) from error
             raise ConfigError(
                 f"run: found {word!r}, but it has no encoder in MLflow at {self.client.tracking_uri}; allowed: a "
                 f"finished run of {joined_jobs(jobs)}"

@@ -139,7 +139,10 @@ def read_search(overrides: Sequence[str]) -> Search:
         if isinstance(value := one.value(), str) and value.startswith(_SWEEP_NAMES):
             raise ConfigError(f"{one.key_or_group}: found {value!r}; allowed: {_SWEEPS}")
     if not swept:
-        raise ConfigError(f"found no key to search, must be one or more, for example '<key>=<{_SWEEPS}>'")
+        raise ConfigError(
+            "found no key to search, must be one or more, as 'optimiser.learning_rate=tag(log,interval(0.03,3))'; "
+            f"searched values are {_SWEEPS}"
+        )
     shared = [text for text in fixed if text.partition("=")[0] not in own]
     every = max(1, values["epochs"] // tune.measurements)
     shared += [] if "monitor.every_epochs" in typed else [f"monitor.every_epochs={every}"]

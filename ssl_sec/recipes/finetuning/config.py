@@ -32,6 +32,10 @@ class FinetuneConfig(TrainingConfig):
     """A fine-tuning.
 
     Attributes:
+        recipe: names the experiment in MLflow, the folder of its runs and the registered model; None takes the name of
+            the data set with _finetuned.
+        run_name: name of the run and its folder; None for one made of data set, encoder, finetuned or scratch, labels
+            and seed.
         run: the run whose encoder is trained further: its MLflow run id, its name, the beginning of either, or its
             folder. None trains the same network from random weights, or from `encoder.weights`.
         run_checkpoint: the encoder of that run: `last`, `best` (by its held-out score), or the steps of one that was

@@ -137,7 +137,7 @@ def test_landmarks(tmp_path):
     ("content", "message"),
     [
         ("", "cannot be read: Empty CSV file"),
-        ("path,x1\na,1\n", "cannot be read: Column 'y1' in include_columns does not exist"),
+        ("path,x1\na,1\n", "Column 'y1' is missing; needed: path, x1, y1, x2, y2, …, x5, y5"),
         (csv(f"a,{POINTS}", "b,1,2"), "cannot be read: CSV parse error: Row #3: Expected 11 columns, got 3"),
         (csv(f"a,{POINTS}", f"b,x{POINTS}"), "Row #3: CSV conversion error to double: invalid value 'x38.2946'"),
         (csv(f"a,{POINTS}", f"b,{POINTS}", f"a,{POINTS}"), "a is listed twice"),

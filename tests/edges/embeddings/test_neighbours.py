@@ -271,7 +271,13 @@ def test_bad_input_is_refused_before_anything_is_written(embedded: Path, tmp_pat
     with pytest.raises(ConfigError, match=r"k: found 360, must be 1 to 359, the number of other images"):
         find(embedded, output, "k=360")
     with pytest.raises(DataError, match=r"embeddings: found no Parquet files in .*empty; python -m jobs.embed writes"):
+        (tmp_path / "empty").mkdir()
         find(tmp_path / "empty", output)
+    with pytest.raises(DataError, match=r"embeddings: found .*nothing: no such file or folder"):
+        find(tmp_path / "nothing", output)
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(DataError, match=r"embeddings: found .*a\.txt, must be a folder of Parquet files, or one such"):
+        find(tmp_path / "a.txt", output)
     with pytest.raises(ConfigError, match=r"duplicates_above: found 1.5"):
         find(embedded, output, "duplicates_above=1.5")
     assert not output.exists()

@@ -53,7 +53,7 @@ def test_kinds_are_distinguished_by_name():
         ("blufr", {"num_gallery": 0}, "test_sets.num_gallery: found 0, must be ≥ 1"),
         ("blufr", {"num_trials": 0}, "test_sets.num_trials: found 0, must be in [1, 1000]"),
         ("drawn", {"num_training_people": -1}, "test_sets.num_training_people: found -1, must be ≥ 0"),
-        ("megaface", {"sizes": ()}, "test_sets.sizes: found (), must be one value or more"),
+        ("megaface", {"sizes": ()}, "test_sets.sizes: found [], must be one value or more"),
         ("megaface", {"sizes": (0, 5)}, "test_sets.sizes[0]: found 0, must be ≥ 1"),
         ("templates", {"fars": (1.0,)}, "test_sets.fars[0]: found 1.0, must be in (0, 1)"),
         ("videos", {"resident_limit_mib": -1}, "test_sets.resident_limit_mib: found -1"),

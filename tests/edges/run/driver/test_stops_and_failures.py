@@ -29,6 +29,7 @@ from ssl_sec.settings import from_values
 from ssl_sec.training.step import Request
 from tests.data.test_fingerprint import write_image
 from tests.edges.run.driver.conftest import pretrain_config
+from tests.jobs import embed, export
 
 
 def test_a_stopped_run_saves_shows_killed_and_resumes_bit_equal(quick, tmp_path: Path, monkeypatch):
@@ -283,3 +284,14 @@ def test_a_data_error_leaves_no_folder_and_a_failed_run(tmp_path: Path):
     assert run.info.status == "FAILED"
     assert run.data.tags["ended"].startswith(f"failed: {tmp_path}: no images in it or below it; allowed: .bmp")
     assert run.data.tags["ended"] in run.data.tags["mlflow.note.content"]
+
+
+def test_a_run_that_failed_at_its_start_is_no_run_to_resume(quick, tmp_path: Path):
+    with pytest.raises(ConfigError, match="^global_batch_size: "):
+        run_training(PRETRAIN, pretrain_config([*quick, "run_name=small", "global_batch_size=100000"]))
+    said = "run: found 'small', which has failed or was killed before its first checkpoint; allowed: a finished run"
+    for job, given in ((export, ["format=safetensors"]), (embed, ["output=x", "runtime=local"])):
+        with pytest.raises(ConfigError, match=f"^{said}$"):
+            job(["run=small", f"output_dir={tmp_path / 'runs'}", *given])
+    with pytest.raises(ConfigError, match="^run: found 'small', which has no encoder; allowed: a finished run of jobs"):
+        values_of("finetune", ["run=small", f"output_dir={tmp_path / 'runs'}", "runtime=local"])
