@@ -109,7 +109,7 @@ def highest_of_workers(value: int, device: torch.device) -> int:
 
 def average_gradients(model: nn.Module, device: torch.device) -> nn.Module:
     """The model, with its gradients averaged over workers during the backward pass (DDP)."""
-    if world_size() == 1:
+    if world_size() == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
         return model
     # Buffers are updated from global statistics, so they are equal already. torch renamed the argument.
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters

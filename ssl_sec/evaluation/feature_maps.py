@@ -36,7 +36,7 @@ def strongest_feature_maps(
         count: number of channels for each image; fewer if the encoder has fewer.
 
     Returns:
-        The maps in float32 on the CPU; None if the encoder has none, like a transformer of patches.
+        The maps in float32 on the CPU; None if the encoder has none, like a transformer of patches or the pixels.
     """
     last: list[Tensor] = []
 
@@ -44,7 +44,9 @@ def strongest_feature_maps(
         if isinstance(output, Tensor) and output.ndim == 4 and output.shape[2] * output.shape[3] > 1:
             last[:] = [output]
 
-    parameter = next(encoder.parameters())
+    parameter = next(encoder.parameters(), None)
+    if parameter is None:
+        return None
     was_training = encoder.training
     hooks = [module.register_forward_hook(keep) for module in encoder.modules()]
     try:

@@ -1,5 +1,7 @@
 """The encoders and heads as values of a run; each builds its module."""
 
+import contextlib
+import logging
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -9,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
+from ssl_sec.collectives import rank
+from ssl_sec.errors import ConfigError
 from ssl_sec.networks import (
     Encoder,
     bn_inception,
@@ -33,6 +38,11 @@ from ssl_sec.networks.backbones.ir import IRName
 from ssl_sec.networks.backbones.timm import timm_arguments, timm_scaling
 from ssl_sec.networks.heads import Dim
 from ssl_sec.settings import Declared, Local, NotEmpty, Range, Settings, check, declare_settings
+
+logger = logging.getLogger("ssl_sec")
+
+# Of the weights of torchvision's ResNets.
+IMAGENET_SCALING = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 Width = Annotated[float, Range(gt=0, le=64)]
 Mean = Annotated[tuple[Annotated[float, Range(ge=-1000, le=1000)], ...], NotEmpty()]
@@ -75,9 +85,17 @@ class _EncoderConfig(Settings, key="encoder"):
             )
         backbone, num_features = self._backbone(num_channels, image_size_px)
         if self.weights is not None:
-            load_weights(backbone, Path(self.weights).expanduser())
+            is_published = load_weights(backbone, Path(self.weights).expanduser())
+            if is_published and (mean, std) == ((0.0,), (1.0,)) and (usual := self._usual_scaling()) and rank() == 0:
+                logger.warning(
+                    "encoder.weights: the pixels stay in [0, 1]; published weights of this network usually expect "
+                    "encoder.mean=[%s] encoder.std=[%s]",
+                    *(",".join(f"{value:g}" for value in values) for values in usual),
+                )
         if self.freeze_batch_norm:
             check(self._has_weights, "encoder.freeze_batch_norm", True, "together with encoder.weights=<file>")
+            has_some = any(isinstance(module, _BatchNorm) for module in backbone.modules())
+            check(has_some, "encoder.freeze_batch_norm", True, "false: the encoder has no batch norm")
             backbone = freeze_batch_norm(backbone)
         return Encoder(backbone, num_features, mean, std)
 
@@ -95,6 +113,10 @@ class _EncoderConfig(Settings, key="encoder"):
         mean, std = type(self).mean, type(self).std
         assert mean is not None and std is not None
         return mean, std
+
+    def _usual_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Mean and standard deviation that weights published elsewhere usually expect; None if nothing is known."""
+        return None
 
     @abstractmethod
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]: ...
@@ -132,6 +154,9 @@ class ResNetConfig(_WidthConfig):
     @property
     def _depth(self) -> int:
         return int(self.name.removeprefix("resnet"))
+
+    def _usual_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        return IMAGENET_SCALING if self.stem == "imagenet" else None
 
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
         """The ResNet, as torchvision builds it."""
@@ -296,6 +321,11 @@ class TimmConfig(_EncoderConfig):
 
     def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return timm_scaling(self.model) if self.pretrained else ((0.0,), (1.0,))
+
+    def _usual_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        with contextlib.suppress(ConfigError):  # a model without published weights
+            return timm_scaling(self.model)
+        return None
 
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
         return timm_backbone(self.model, self.pretrained and self.weights is None, num_channels, image_size_px)

@@ -48,10 +48,13 @@ def save_weights(backbone: nn.Module, path: Path, metadata: dict[str, str] | Non
         raise StorageError(f"{path} cannot be written: {first_line(error)}") from error
 
 
-def load_weights(backbone: nn.Module, path: Path) -> None:
+def load_weights(backbone: nn.Module, path: Path) -> bool:
     """Loads a backbone's weights from a .safetensors file or a state dict saved by torch; never unpickles code.
 
     Position embeddings of a timm model for images of another size are interpolated.
+
+    Returns:
+        Whether the file also has a classifier, as published weights do; it is left out.
 
     Raises:
         MissingDataError: if there is no such file.
@@ -62,6 +65,7 @@ def load_weights(backbone: nn.Module, path: Path) -> None:
     wanted = backbone.state_dict()
     kept = {name: value for name, value in tensors.items() if name in wanted or not name.startswith(_CLASSIFIER_KEYS)}
     _load(backbone, resampled_weights(backbone, kept), "encoder.weights", path)
+    return len(kept) < len(tensors)
 
 
 def load_head_weights(head: nn.Module, path: Path) -> None:

@@ -1,7 +1,7 @@
 """Common steps of the recipes from a config to a trained network, on this worker of any runtime."""
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from ssl_sec.data.class_splits import hold_out_classes
 from ssl_sec.data.fingerprint import listing
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import Sampler, worker_rows
-from ssl_sec.errors import DataError
+from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.losses import Loss, TeacherLoss
 from ssl_sec.losses.config import TeacherLossConfig, Transformed
@@ -37,7 +37,7 @@ from ssl_sec.training.class_sharding import template_losses
 from ssl_sec.training.config import RuntimeConfig, SphericalConfig
 from ssl_sec.training.objective import Objective, Transform
 from ssl_sec.training.recipe import Computation, Recipe
-from ssl_sec.training.schedules import TeacherMomentum
+from ssl_sec.training.schedules import Cosine, TeacherMomentum
 from ssl_sec.training.step import Cadence, Runtime, log_once, train
 from ssl_sec.training.teacher import Teacher
 
@@ -133,6 +133,11 @@ def assemble(
             )
         )
     objective = objective_of(loss, config.constraint.build(), eta, made)
+    _require_parameters(config, (encoder, head, objective), total_steps)
+    rate = config.optimiser.schedule(sampler.steps_per_epoch, total_steps)
+    if isinstance(rate, Cosine) and 0 < total_steps < rate.warmup_steps:
+        without = "optimiser.warmup_epochs: the rate rises in all %s steps, to %.3g, and never reaches %g"
+        log_once(runtime, without, f"{total_steps:,}", rate(total_steps - 1), rate.value)
     computation = agreed_computation(config.runtime, runtime.device)
     if (reason := config.runtime.why_not_compiled(runtime.device)) is not None:
         log_once(runtime, "the network is not compiled: %s", reason)
@@ -143,7 +148,7 @@ def assemble(
         model=model,
         objective=objective,
         optimiser=config.optimiser.build(encoder, head, objective),
-        learning_rate=config.optimiser.schedule(sampler.steps_per_epoch, total_steps),
+        learning_rate=rate,
         image_set=image_set,
         sampler=sampler,
         views=views,
@@ -258,6 +263,15 @@ def _initialise(config: TrainingConfig, image_set: ImageSet, runtime: Runtime) -
     if isinstance(config.loss, TeacherLossConfig):
         head = PredictionHead(head, ProjectionHead(config.head.dim, config.loss.predictor_dim, config.head.dim))
     return encoder, head
+
+
+def _require_parameters(config: TrainingConfig, modules: Iterable[nn.Module], total_steps: int) -> None:
+    """Refuses to train a network without parameters, such as the pixels themselves, for one step or more."""
+    if total_steps and not any(parameter.requires_grad for module in modules for parameter in module.parameters()):
+        raise ConfigError(
+            f"encoder: found {config.encoder.name!r} with head={config.head.name}, which have nothing to train; "
+            "allowed: a run of no epochs or steps, which measures it"
+        )
 
 
 def _teacher(config: TrainingConfig, encoder: Encoder, head: nn.Module, total_steps: int) -> Teacher | None:

@@ -58,22 +58,24 @@ def _rated_layers(modules: Iterable[nn.Module]) -> list[RatedLayers]:
 
 def sgd(groups: list[ParameterGroup], momentum: float) -> Optimizer:
     """SGD with momentum, the optimiser of SEC's contrastive and face runs; on a GPU in one launch."""
-    return SGD(groups, lr=0.0, momentum=momentum, fused=_are_on_gpu(groups) or None)
+    return SGD(_at_least_one(groups), lr=0.0, momentum=momentum, fused=_are_on_gpu(groups) or None)
 
 
 def nesterov(groups: list[ParameterGroup], momentum: float) -> Optimizer:
     """SGD with Nesterov's momentum, the optimiser of SimCLR's fine-tuning; on a GPU in one launch."""
-    return SGD(groups, lr=0.0, momentum=momentum, nesterov=momentum > 0, fused=_are_on_gpu(groups) or None)
+    return SGD(
+        _at_least_one(groups), lr=0.0, momentum=momentum, nesterov=momentum > 0, fused=_are_on_gpu(groups) or None
+    )
 
 
 def adamw(groups: list[ParameterGroup]) -> Optimizer:
     """Adam with a weight decay separate from the gradient (Loshchilov and Hutter 2019); on a GPU in one launch."""
-    return AdamW(groups, lr=0.0, fused=_are_on_gpu(groups) or None)
+    return AdamW(_at_least_one(groups), lr=0.0, fused=_are_on_gpu(groups) or None)
 
 
 def adam(groups: list[ParameterGroup]) -> Optimizer:
     """Adam, the optimiser of SEC's metric-learning runs; the decay is part of the gradient. On a GPU in one launch."""
-    return Adam(groups, lr=0.0, fused=_are_on_gpu(groups) or None)
+    return Adam(_at_least_one(groups), lr=0.0, fused=_are_on_gpu(groups) or None)
 
 
 def lars(groups: list[ParameterGroup], momentum: float) -> Optimizer:
@@ -83,7 +85,9 @@ def lars(groups: list[ParameterGroup], momentum: float) -> Optimizer:
     # If the rate is a tensor, timm would otherwise loop over the parameters and wait for the rate.
     foreach = _are_on_gpu(groups) or None
     # By default, timm adapts the rates of those groups alone that decay; biases and batch norm are never adapted.
-    adapted = [{**group, "always_adapt": any(p.ndim > 1 for p in _parameters(group))} for group in groups]
+    adapted = [
+        {**group, "always_adapt": any(p.ndim > 1 for p in _parameters(group))} for group in _at_least_one(groups)
+    ]
     return Lars(adapted, lr=0.0, momentum=momentum, foreach=foreach)  # pyright: ignore[reportArgumentType]  # an int
 
 
@@ -98,8 +102,14 @@ def set_learning_rate(optimiser: Optimizer, learning_rate: float) -> None:
             group["lr"] = rate
 
 
+def _at_least_one(groups: list[ParameterGroup]) -> list[ParameterGroup]:
+    """The groups, or an empty one: optimisers refuse an empty list, as for a network without parameters."""
+    return groups or [{"params": []}]
+
+
 def _are_on_gpu(groups: list[ParameterGroup]) -> bool:
-    return all(parameter.is_cuda for group in groups for parameter in _parameters(group))
+    parameters = [parameter for group in groups for parameter in _parameters(group)]
+    return bool(parameters) and all(parameter.is_cuda for parameter in parameters)
 
 
 def _parameters(group: ParameterGroup) -> list[nn.Parameter]:

@@ -121,6 +121,36 @@ def test_pretrained_timm_models_get_pixels_scaled_as_in_their_training(without_d
     assert torch.equal(again.mean, first.mean) and torch.equal(again.std, first.std)
 
 
+@pytest.mark.parametrize(
+    ("config", "warns"),
+    [
+        (ResNetConfig(name="resnet18", width=0.125, stem="imagenet"), True),
+        (ResNetConfig(name="resnet18", width=0.125, stem="imagenet", mean=(0.5,), std=(0.5,)), False),
+        (ResNetConfig(name="resnet18", width=0.125, stem="cifar"), False),
+        (TimmConfig(model="test_vit"), True),
+    ],
+)
+@pytest.mark.parametrize("has_classifier", [True, False])
+def test_published_weights_without_their_scaling_are_a_warning(tmp_path, caplog, config, warns, has_classifier):
+    encoder = config.build(3, 32)
+    state = encoder.backbone.state_dict()
+    classifier = {"head.weight" if isinstance(config, TimmConfig) else "fc.weight": torch.zeros(10, 4)}
+    torch.save({**state, **(classifier if has_classifier else {})}, tmp_path / "published.pth")
+    dataclasses.replace(config, weights=str(tmp_path / "published.pth")).build(3, 32)
+    said = [
+        text for text in caplog.messages if text.startswith("encoder.weights: the pixels stay in [0, 1]; published")
+    ]
+    assert len(said) == int(warns and has_classifier)
+    assert all("encoder.mean=[0." in text and "encoder.std=[0." in text for text in said)
+
+
+def test_a_model_without_batch_norm_has_none_to_freeze(tmp_path):
+    config = TimmConfig(model="test_vit")
+    save_weights(config.build(3, 32).backbone, tmp_path / "w.safetensors")
+    with pytest.raises(ConfigError, match="^encoder.freeze_batch_norm: found True, must be false: the encoder has no"):
+        dataclasses.replace(config, weights=str(tmp_path / "w.safetensors"), freeze_batch_norm=True).build(3, 32)
+
+
 def test_a_frozen_backbone_has_its_loaded_statistics_in_training_too(tmp_path):
     torch.manual_seed(0)
     config = ResNetConfig(name="resnet18", width=0.1)

@@ -27,6 +27,8 @@ ENCODERS = [
     (TimmConfig(model="resnet18"), 32, 5, "layer4"),
     (TimmConfig(model="vit_tiny_patch16_224"), 32, 13, "blocks"),
     (TimmConfig(model="eva02_tiny_patch14_224"), 28, 13, "blocks"),
+    (TimmConfig(model="poolformer_s12"), 64, 5, "stages"),
+    (TimmConfig(model="pit_ti_224"), 64, 4, "transformers"),
     (PixelsConfig(), 32, 0, None),
 ]
 
@@ -48,6 +50,7 @@ def test_norms_belong_to_the_stage_before_them():
     stages = stages_of(TimmConfig(model="vit_tiny_patch16_224").build(3, 32).backbone)
     assert {"cls_token", "pos_embed", "patch_embed.proj.weight"} <= set(stages[0])
     assert {"norm.weight", "norm.bias"} < set(stages[-1])
+    assert {"cls_token", "pos_embed"} < set(stages_of(TimmConfig(model="pit_ti_224").build(3, 64).backbone)[0])
     stages = stages_of(TimmConfig(model="eva02_tiny_patch14_224").build(3, 28).backbone)
     assert {"fc_norm.weight", "blocks.11.norm1.weight"} < set(stages[-1])
 

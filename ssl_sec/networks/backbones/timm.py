@@ -85,7 +85,12 @@ def resampled_weights(backbone: nn.Module, tensors: Mapping[str, Tensor]) -> dic
         filtered = module.checkpoint_filter_fn(dict(tensors), backbone)
     except (AssertionError, IndexError, RuntimeError, ValueError):  # weights of another model; the caller says which
         return dict(tensors)
-    fitting = {name: filtered[name] for name in others & filtered.keys() if filtered[name].shape == wanted[name].shape}
+    # A filter of another patch size is interpolated, too, but makes another model.
+    fitting = {
+        name: filtered[name]
+        for name in others & filtered.keys()
+        if filtered[name].shape == wanted[name].shape and not name.startswith("patch_embed.")
+    }
     return {**tensors, **fitting}
 
 

@@ -132,6 +132,14 @@ def test_a_table_of_relative_positions_is_interpolated(tmp_path):
     torch.testing.assert_close(found, torch.full_like(found, 3.0))
 
 
+def test_weights_of_another_patch_size_are_refused(tmp_path):
+    trained, _ = timm_backbone("vit_small_patch16_224", pretrained=False, num_channels=3, image_size_px=64)
+    save_weights(trained, tmp_path / "encoder.safetensors")
+    other, _ = timm_backbone("vit_small_patch32_224", pretrained=False, num_channels=3, image_size_px=64)
+    with pytest.raises(StorageError, match=r"does not fit the encoder: .*patch_embed.proj.weight"):
+        load_weights(other, tmp_path / "encoder.safetensors")
+
+
 def test_weights_of_another_model_are_refused(tmp_path):
     small, _ = timm_backbone("test_vit", pretrained=False, num_channels=3, image_size_px=32)
     save_weights(small, tmp_path / "encoder.safetensors")

@@ -1,0 +1,58 @@
+"""What a run says or refuses before it trains: a network without parameters, a rate that only rises."""
+
+import pytest
+
+from ssl_sec.collectives import rank, world_size
+from ssl_sec.errors import ConfigError
+from tests.fakes import FakeRuntime
+from tests.recipes import test_metric_learning as metric_learning
+from tests.recipes import test_pretraining as pretraining
+from tests.workers import on_workers
+
+PIXELS = {"encoder": {"name": "pixels"}, "head": {"name": "identity", "dim": 64}, "constraint": {"name": "none"}}
+ADAM = {"name": "adam", "learning_rate": 0.001, "backbone_learning_rate": 0.001, "decay_at_steps": []}
+OPTIMISERS = {
+    metric_learning: (ADAM, {**ADAM, "name": "sgd"}),
+    pretraining: ({"name": "sgd"}, {"name": "lars"}),
+}
+CASES = [(recipe, optimiser) for recipe, optimisers in OPTIMISERS.items() for optimiser in optimisers]
+
+
+def without_steps(recipe, optimiser):
+    of_recipe = {"steps": 0, "transform": {"name": "none"}} if recipe is metric_learning else {"epochs": 0}
+    return {**PIXELS, "optimiser": optimiser, **of_recipe}
+
+
+def measured(folder, changes):
+    """What this worker reported at the end."""
+    runtime, _ = metric_learning.run(folder, FakeRuntime(rank(), world_size()), **changes)
+    return runtime.reports[-1][1]
+
+
+@pytest.mark.parametrize(("recipe", "optimiser"), CASES, ids=str)
+def test_the_pixels_are_measured_without_training(tmp_path, recipe, optimiser):
+    runtime, _ = recipe.run(tmp_path, **without_steps(recipe, optimiser))
+    found = runtime.reports[-1][1]
+    assert 0 < found["retrieval/recall_at_1" if recipe is metric_learning else "val/knn_top1"] < 100
+
+
+@pytest.mark.distributed
+def test_two_workers_measure_the_pixels_as_one(tmp_path):
+    changes = without_steps(metric_learning, ADAM)
+    first, _ = on_workers(2, tmp_path, measured, tmp_path, changes)
+    assert first == pytest.approx(measured(tmp_path, changes))
+
+
+@pytest.mark.parametrize("recipe", [metric_learning, pretraining], ids=["metric_learning", "pretraining"])
+def test_a_network_without_parameters_is_not_trained(tmp_path, recipe):
+    changes = {**PIXELS, **({"transform": {"name": "none"}} if recipe is metric_learning else {})}
+    with pytest.raises(ConfigError, match="^encoder: found 'pixels' with head=identity, which have nothing to train; "):
+        recipe.run(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(("warmup_epochs", "is_said"), [(3, True), (2, False), (1, False)])
+def test_a_warm_up_longer_than_the_run_is_said(tmp_path, caplog, warmup_epochs, is_said):
+    with caplog.at_level("INFO"):
+        pretraining.run(tmp_path, optimiser={"learning_rate": 0.3, "warmup_epochs": warmup_epochs})
+    said = "optimiser.warmup_epochs: the rate rises in all 10 steps, to 0.2, and never reaches 0.3"
+    assert (said in caplog.messages) == is_said
