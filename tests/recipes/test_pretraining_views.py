@@ -252,3 +252,11 @@ def test_a_teacher_follows_the_network_without_its_predictor():
         torch.testing.assert_close(weight, momentum * before[name] + (1 - momentum) * weights[name])
         assert weight.grad is None and not weight.requires_grad
     assert all(weight.grad is not None for weight in recipe.head.predictor.parameters())
+
+
+@pytest.mark.parametrize(("warmup_epochs", "is_said"), [(3, True), (2, False), (1, False)])
+def test_a_warm_up_longer_than_the_run_is_said(tmp_path, caplog, warmup_epochs, is_said):
+    with caplog.at_level("INFO"):
+        run(tmp_path, optimiser={"learning_rate": 0.3, "warmup_epochs": warmup_epochs})
+    said = "optimiser.warmup_epochs: the rate rises in all 10 steps, to 0.2, and never reaches 0.3"
+    assert (said in caplog.messages) == is_said

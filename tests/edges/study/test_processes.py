@@ -57,11 +57,16 @@ def test_processes_side_by_side_have_gpus_of_their_own(monkeypatch, concurrent, 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if listed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
-    seen = []
+    seen, waiting = [], []
 
     def started(task, num_threads, gpu):
+        """A process that ends once as many as have a GPU of their own have started."""
         seen.append(gpu)
-        return subprocess.Popen([sys.executable, "-S", "-c", ""])
+        waiting.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE))
+        if len(seen) >= len(expected):
+            for process in waiting:
+                process.stdin.close()
+        return waiting[-1]
 
     monkeypatch.setattr(processes, "_started", started)
     run(concurrent, [task(str(number)) for number in range(6)])

@@ -1,4 +1,4 @@
-"""What a run says or refuses before it trains: a network without parameters, a rate that only rises."""
+"""The pixels themselves as an encoder, without parameters: they are measured, and not trained."""
 
 import pytest
 
@@ -48,11 +48,3 @@ def test_a_network_without_parameters_is_not_trained(tmp_path, recipe):
     changes = {**PIXELS, **({"transform": {"name": "none"}} if recipe is metric_learning else {})}
     with pytest.raises(ConfigError, match="^encoder: found 'pixels' with head=identity, which have nothing to train; "):
         recipe.run(tmp_path, **changes)
-
-
-@pytest.mark.parametrize(("warmup_epochs", "is_said"), [(3, True), (2, False), (1, False)])
-def test_a_warm_up_longer_than_the_run_is_said(tmp_path, caplog, warmup_epochs, is_said):
-    with caplog.at_level("INFO"):
-        pretraining.run(tmp_path, optimiser={"learning_rate": 0.3, "warmup_epochs": warmup_epochs})
-    said = "optimiser.warmup_epochs: the rate rises in all 10 steps, to 0.2, and never reaches 0.3"
-    assert (said in caplog.messages) == is_said
