@@ -77,6 +77,8 @@ def probe_folder(trained: RunFolder, config: TrainingConfig) -> RunFolder:
 
 def _is_probe_of(folder: RunFolder, trained: RunFolder, config: TrainingConfig) -> bool:
     """Whether the probe in a folder is of these weights, with these settings, on the images of the training."""
+    if not folder.is_probe or not folder.encoder_path.is_file():
+        return False
     if weights_digest(folder.encoder_path) != weights_digest(trained.encoder_path):
         return False
     probed = from_values(ProbeJobConfig, stored_values(folder.config_path))
