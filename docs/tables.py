@@ -33,7 +33,7 @@ from ssl_sec.recipes.registry import trainings
 PAGES = Path(__file__).parent
 # The figures of each study's runs and searches, as jobs.study keeps them.
 STUDIES = PAGES / "studies"
-CPU_STUDIES = ("sec_cpu", "why_cpu", "when_cpu", "long_cpu")
+CPU_STUDIES = ("sec_cpu", "why_cpu", "when_cpu", "long_cpu", "temperature_cpu")
 # Groups that have a table of their own.
 _APART = ("experiment", "loss")
 _TITLES = ["option", "what it is"]
@@ -238,6 +238,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "paper-items": paper_items,
     **{f"study-{name}": partial(study_runs, name) for name in CPU_STUDIES},
     "searches-sec_cpu": partial(study_searches, "sec_cpu"),
+    "searches-temperature_cpu": partial(study_searches, "temperature_cpu"),
 }
 
 
