@@ -134,10 +134,11 @@ def usable_folder(
         return None
     if job not in jobs:
         raise ConfigError(f"run: found {word!r}, a run of jobs.{job}; allowed: a run of {joined_jobs(jobs)}")
+    needed: tuple[str, ...] = ()
     if checkpoint == "last":
         require_finished(word, folder)  # one that is trained further has the weights of its earlier end
-    needed = [folder.path / name for name in RECIPES[job].network_files] if checkpoint == "last" else []
-    return folder if folder.holds_data and all(path.is_file() for path in needed) else None
+        needed = RECIPES[job].network_files
+    return folder if folder.holds_data and all((folder.path / name).is_file() for name in needed) else None
 
 
 def joined_jobs(jobs: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import json
 import re
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,12 @@ def _encoder(config: TrainingConfig) -> str:
     return config.encoder.model if isinstance(config.encoder, TimmConfig) else config.encoder.name
 
 
+def with_numbers(name: str) -> Iterator[str]:
+    """The name, then the name with -2, -3 and so on, without end."""
+    yield name
+    yield from (f"{name}-{count}" for count in itertools.count(2))
+
+
 def claim_name(folder: Path, name: str) -> str:
     """Makes a new folder for a run, and returns its name; a number is added if the name is taken.
 
@@ -105,8 +112,7 @@ def claim_name(folder: Path, name: str) -> str:
     """
     url = url_of(folder / name)
     bucket = None if url is None else Bucket(url.rpartition("/")[0])
-    for count in itertools.count(1):
-        candidate = name if count == 1 else f"{name}-{count}"
+    for candidate in with_numbers(name):
         if bucket is not None:
             if not bucket.files(candidate) and bucket.create(f"{candidate}/.claim", uuid.uuid4().bytes):
                 return candidate

@@ -277,6 +277,7 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
         if (found := _value_of(key, overrides)) is not None:
             raise ConfigError(f"{key}: found {found!r}, must be left out with run=<id>: the encoder is that of the run")
     tracking = from_values(TrackingConfig, values["tracking"], "tracking")
+    from ssl_sec.edges.folder.finding import joined_jobs
     from ssl_sec.edges.folder.unfinished import named_run_checkpoint
 
     with named_run_checkpoint():
@@ -284,8 +285,7 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
     typed_run, values["run"], stored = values["run"], run.word, run.values
     if not {"encoder", "data"} <= stored.keys():
         raise ConfigError(
-            f"run: found {typed_run!r}, which has no encoder; allowed: a finished run of "
-            f"{' or '.join(f'jobs.{job}' for job in trainings())}"
+            f"run: found {typed_run!r}, which has no encoder; allowed: a finished run of {joined_jobs(trainings())}"
         )
     # The weights are those that the run has trained, not those that it started from.
     encoder = {**stored["encoder"], "weights": None}

@@ -1,11 +1,10 @@
 """Checks whether a run can be resumed with a configuration, and whether a probe has to start again."""
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.folder.names import weights_digest
+from ssl_sec.edges.folder.names import weights_digest, with_numbers
 from ssl_sec.edges.folder.stored import open_folder
 from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.masking import masked_values
@@ -66,13 +65,12 @@ def probe_folder(trained: RunFolder, config: TrainingConfig) -> RunFolder:
         trained: folder of the training.
         config: configuration of the training.
     """
-    for number in itertools.count(1):
-        name = f"{trained.path.name}-probe{'' if number == 1 else f'-{number}'}"
+    for name in with_numbers(f"{trained.path.name}-probe"):
         folder = open_folder(trained.path.with_name(name))
         folder.refresh()
         if not folder.is_complete or _is_probe_of(folder, trained, config):
             return folder
-    raise AssertionError("the numbers have no end")
+    raise AssertionError("counting does not end")
 
 
 def _is_probe_of(folder: RunFolder, trained: RunFolder, config: TrainingConfig) -> bool:

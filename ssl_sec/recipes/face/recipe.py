@@ -1,5 +1,6 @@
 """Face recognition from a config, on one worker of any runtime, measured on test sets of other people."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -77,12 +78,12 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     unnamed = [title for title, each in test_sets.items() if not each.people]
     if config.leave_out_tested and unnamed:
         log_once(runtime, "test sets without names of people, none of whom can be left out: %s", ", ".join(unnamed))
-    numbers = tuple(map(str, range(len(image_set.class_names))))
-    if config.leave_out_tested and tested and image_set.class_names == numbers and config.data.name != "folder":
-        # These numbers may also be names of a test set's folders, which show others.
-        log_once(runtime, "%s: its people have numbers, not names: nobody is left out", image_set.name)
-    elif config.leave_out_tested and tested:
-        image_set = without_people(image_set, tested)
+    if config.leave_out_tested and tested:
+        if config.data.name != "folder" and _are_numbers(image_set.class_names):
+            # They may also be names of a test set's folders, which show others.
+            log_once(runtime, "%s: its people have numbers, not names: nobody is left out", image_set.name)
+        else:
+            image_set = without_people(image_set, tested)
     divided = config.split.divide(image_set) if isinstance(config.split, HeadAndTailConfig) else None
     if divided is not None:
         image_set = divided.train
@@ -112,6 +113,11 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
         runtime.report(recipe.total_steps, metrics)
     if runtime.rank == 0:
         save_network(recipe, store, with_head=True)
+
+
+def _are_numbers(class_names: Sequence[str]) -> bool:
+    """Whether the names of the classes are the numbers of the labels, as of files without names."""
+    return all(name == str(label) for label, name in enumerate(class_names))
 
 
 def build_recipe(config: FaceConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:

@@ -132,17 +132,16 @@ def test_a_table_of_relative_positions_is_interpolated(tmp_path):
     torch.testing.assert_close(found, torch.full_like(found, 3.0))
 
 
-def test_weights_of_another_patch_size_are_refused(tmp_path):
-    trained, _ = timm_backbone("vit_small_patch16_224", pretrained=False, num_channels=3, image_size_px=64)
-    save_weights(trained, tmp_path / "encoder.safetensors")
-    other, _ = timm_backbone("vit_small_patch32_224", pretrained=False, num_channels=3, image_size_px=64)
-    with pytest.raises(StorageError, match=r"does not fit the encoder: .*patch_embed.proj.weight"):
-        load_weights(other, tmp_path / "encoder.safetensors")
-
-
-def test_weights_of_another_model_are_refused(tmp_path):
-    small, _ = timm_backbone("test_vit", pretrained=False, num_channels=3, image_size_px=32)
-    save_weights(small, tmp_path / "encoder.safetensors")
-    large, _ = timm_backbone("test_vit3", pretrained=False, num_channels=3, image_size_px=64)
-    with pytest.raises(StorageError, match=r"^encoder.weights: .* does not fit the encoder: "):
-        load_weights(large, tmp_path / "encoder.safetensors")
+@pytest.mark.parametrize(
+    ("trained", "size_px", "other", "refused"),
+    [
+        ("test_vit", 32, "test_vit3", r"^encoder.weights: .* does not fit the encoder: "),
+        ("vit_small_patch16_224", 64, "vit_small_patch32_224", r"does not fit the encoder: .*patch_embed.proj.weight"),
+    ],
+)
+def test_weights_of_another_model_or_patch_size_are_refused(tmp_path, trained, size_px, other, refused):
+    backbone, _ = timm_backbone(trained, pretrained=False, num_channels=3, image_size_px=size_px)
+    save_weights(backbone, tmp_path / "encoder.safetensors")
+    another, _ = timm_backbone(other, pretrained=False, num_channels=3, image_size_px=64)
+    with pytest.raises(StorageError, match=refused):
+        load_weights(another, tmp_path / "encoder.safetensors")
