@@ -3,8 +3,8 @@
 import difflib
 import errno
 import re
-from collections.abc import Iterable
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, cast
 
 _LONGEST_SHOWN = 400
 # The errors of a full disk, of a quota or a limit of size, and of storage that cannot be written.
@@ -98,6 +98,15 @@ def printable(name: str) -> str:
     if name.isprintable():
         return name
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+
+def shown(value: object) -> str:
+    """A value on one line as a configuration writes it: null, true, 0.5, 'name', [1, 2]."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, tuple | list):
+        return printable(f"[{', '.join(map(shown, cast(Sequence[object], value)))}]")
+    return printable(repr(value))
 
 
 def first_line(error: BaseException) -> str:

@@ -30,7 +30,7 @@ from typing import (
     get_type_hints,
 )
 
-from ssl_sec.errors import ConfigError, nearest, printable
+from ssl_sec.errors import ConfigError, nearest, printable, shown
 
 T = TypeVar("T")
 
@@ -240,7 +240,7 @@ def from_values(cls: type[T], values: Any, path: str = "") -> T:
         ConfigError: for an unknown key (with the nearest ones), a missing one, or a value of another type.
     """
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{path or 'config'}: found {values!r}, must be a group of keys")
+        raise ConfigError(f"{path or 'config'}: found {shown(values)}, must be a group of keys")
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # pyright: ignore[reportArgumentType]
     for key in values:
         if key not in fields:
@@ -284,8 +284,7 @@ def flattened(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 def check(condition: bool, key: str, found: object, allowed: str) -> None:
     """Raises a ConfigError that names the key, what was found and what is allowed, unless the condition holds."""
     if not condition:
-        shown = list(found) if isinstance(found, tuple) else found  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-        raise ConfigError(f"{key}: found {printable(repr(shown))}, must be {allowed}")
+        raise ConfigError(f"{key}: found {shown(found)}, must be {allowed}")
 
 
 def _join(path: str, key: str) -> str:
@@ -329,15 +328,15 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         return _member(options, value, path)
     if origin is Literal:
         if not any(type(value) is type(option) and value == option for option in options):
-            raise ConfigError(f"{path}: found {value!r}; {nearest(str(value), map(str, options))}")
+            raise ConfigError(f"{path}: found {shown(value)}; {nearest(str(value), map(str, options))}")
         return value
     if origin is tuple:
         if not isinstance(value, Sequence) or isinstance(value, str):
-            raise ConfigError(f"{path}: found {value!r}, must be a list")
+            raise ConfigError(f"{path}: found {shown(value)}, must be a list")
         return tuple(_value(options[0], item, f"{path}[{place}]") for place, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{path}: found {value!r}, must be a group of keys")
+            raise ConfigError(f"{path}: found {shown(value)}, must be a group of keys")
         return {str(key): _value(options[1], item, _join(path, str(key))) for key, item in value.items()}
     if dataclasses.is_dataclass(hint):
         return from_values(cast(type[Any], hint), value, path)
@@ -345,7 +344,7 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         check(abs(value) <= sys.float_info.max, path, value, "a finite number")
         return float(value)
     if type(value) is not hint:
-        raise ConfigError(f"{path}: found {value!r}, must be {_PLAIN[hint]}")
+        raise ConfigError(f"{path}: found {shown(value)}, must be {_PLAIN[hint]}")
     return value
 
 
@@ -372,7 +371,7 @@ def _member(options: tuple[Any, ...], value: Any, path: str) -> Any:
                 return _value(member, value, path)
             except ConfigError:
                 continue
-    raise ConfigError(f"{path}: found {value!r}, must be {' or '.join(map(_described, members))}")
+    raise ConfigError(f"{path}: found {shown(value)}, must be {' or '.join(map(_described, members))}")
 
 
 def _described(hint: Any) -> str:
@@ -396,5 +395,5 @@ def wherever_possible(key: str, asked: bool | None, reason: str | None) -> bool:
         ConfigError: the option is true, but not possible here.
     """
     if asked and reason is not None:
-        raise ConfigError(f"{key}: found True, but {reason}; allowed here: false, or null")
+        raise ConfigError(f"{key}: found true, but {reason}; allowed here: false, or null")
     return asked is not False and reason is None

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from ssl_sec.errors import ConfigError, StorageError, out_of_memory, out_of_space, printable
+from ssl_sec.errors import ConfigError, StorageError, out_of_memory, out_of_space, printable, shown
 
 TOO_MANY = 2**46  # more bytes than an address has bits for
 
@@ -70,3 +70,21 @@ def test_printed_errors_are_one_line_of_limited_length():
     assert printable("a\nb") == "a\\nb"
     assert printable("x" * 400) == "x" * 400
     assert printable("a" * 5000 + "b" * 5000) == "a" * 200 + "…" + "b" * 200
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (False, "false"),
+        (1, "1"),
+        (0.5, "0.5"),
+        ("null", "'null'"),
+        ((), "[]"),
+        ((0.5, None, [True, "a"]), "[0.5, null, [true, 'a']]"),
+        ("a\nb", r"'a\nb'"),
+    ],
+)
+def test_a_value_is_shown_as_a_configuration_has_it(value, text):
+    assert shown(value) == text

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, shown
 from ssl_sec.settings import (
     Count,
     Local,
@@ -154,7 +154,7 @@ def test_a_misspelled_key_suggests_the_nearest():
     ],
 )
 def test_a_value_of_another_type_is_refused(key, value, allowed):
-    assert message(**{key: value}) == f"{key}: found {value!r}, must be {allowed}"
+    assert message(**{key: value}) == f"{key}: found {shown(value)}, must be {allowed}"
 
 
 def test_items_of_a_list_are_named_by_their_place():
@@ -176,7 +176,7 @@ def test_items_of_a_list_are_named_by_their_place():
 )
 def test_a_value_outside_a_literal_lists_the_allowed_ones(key, value, hint):
     found = message(**{key: value})
-    assert found.startswith(f"{key}: found {value!r}; ")
+    assert found.startswith(f"{key}: found {shown(value)}; ")
     assert found.endswith(hint)
 
 

@@ -117,7 +117,7 @@ class DataSetConfig(Settings, key="data", is_base=True):
     def _open(self, split: Split, crop: Crop | None) -> ImageSet: ...
 
     def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
-        raise ConfigError("data.num_train_classes: found None, must be given: both splits have the same classes")
+        raise ConfigError("data.num_train_classes: found null, must be given: both splits have the same classes")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -163,7 +163,7 @@ class _ShardsConfig(FilesConfig):
 
     def _require_test(self) -> None:
         if self.test is None:
-            raise ConfigError("data.test: found None, must be given, unless data.num_train_classes splits data.train")
+            raise ConfigError("data.test: found null, must be given, unless data.num_train_classes splits data.train")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +255,7 @@ class RecordsConfig(FilesConfig):
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         if split == "test":
             raise ConfigError(
-                f"data.num_train_classes: found None, must be given: {self.name!r} has no test split of its own"
+                f"data.num_train_classes: found null, must be given: {self.name!r} has no test split of its own"
             )
         return open_records(Path(self.root).expanduser(), self._decoding(crop))
 

@@ -111,7 +111,7 @@ def _image_shape(config: TransferConfig, found: FoundNetwork) -> tuple[int, int]
             shape = found.config.open_examples(found.config.data).image_shape
         except UserError as error:
             raise ConfigError(
-                "probe.image_size_px, probe.num_channels: found None, must be given, since the images that the run was "
+                "probe.image_size_px, probe.num_channels: found null, must be given, since the images that the run was "
                 f"trained on cannot be read: {first_line(error)}"
             ) from error
     own, height, width = shape

@@ -89,7 +89,7 @@ def test_fused_views_are_used_if_possible_and_refused_if_not(monkeypatch):
         ((32, 1, 0, 2, GPU), "the images have 1 channel"),
         ((65, 3, 0, 2, GPU), "the views are 65 pixels wide, and the kernel makes at most 64"),
     ):
-        with pytest.raises(ConfigError, match=f"^augment.fused: found True, but {reason}"):
+        with pytest.raises(ConfigError, match=f"^augment.fused: found true, but {reason}"):
             asked.build(*arguments)
 
 

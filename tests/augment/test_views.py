@@ -260,5 +260,5 @@ def test_the_kernel_makes_no_blur_and_no_solarisation(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     for option in ("blur_probability", "solarise_probability"):
         asked = AugmentConfig(fused=True, **{option: 0.5})
-        with pytest.raises(ConfigError, match=r"augment\.fused: found True"):
+        with pytest.raises(ConfigError, match=r"augment\.fused: found true"):
             asked.build(32, 3, 0, device=torch.device("cuda"))

@@ -67,7 +67,7 @@ def test_digits_are_split_by_class():
 
 @pytest.mark.parametrize("data", [DigitsConfig(), CIFARConfig(name="cifar10", root="none")])
 def test_splits_of_the_same_classes_need_a_number_of_training_classes(data):
-    with pytest.raises(ConfigError, match="^data.num_train_classes: found None, must be given: both splits have"):
+    with pytest.raises(ConfigError, match="^data.num_train_classes: found null, must be given: both splits have"):
         data.open_by_class("train", CROP)
 
 
@@ -97,7 +97,7 @@ def test_parquet_opens_by_class(tmp_path):
     assert [part.class_names for part in opened] == [("a", "b", "c"), ("d",)]
     with pytest.raises(MissingDataError, match="set data.test"):
         data.open("test")
-    with pytest.raises(ConfigError, match="^data.test: found None, must be given, unless data.num_train_classes"):
+    with pytest.raises(ConfigError, match="^data.test: found null, must be given, unless data.num_train_classes"):
         ParquetConfig(train=(train,)).open_by_class("train", CROP)
     data = ParquetConfig(train=(train,), test=(train, test), cache_folder=str(tmp_path))
     with pytest.raises(DataError, match="^parquet: 2 classes are in both splits: a, b;"):

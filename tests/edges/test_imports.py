@@ -77,7 +77,7 @@ WEIGHTY = [
     *(([job, "--help"], "") for job in ("finetune", "embed", "neighbours", "study", "transfer", "tune")),
     *(([job, "outputdir=x"], "did you mean 'output") for job in ("embed", "neighbours", "study", "transfer", "tune")),
     (["finetune", "--cfg", "job"], ""),
-    (["finetune", "runtime=local"], "data: found None, must be given without run=<id>"),
+    (["finetune", "runtime=local"], "data: found null, must be given without run=<id>"),
     (["finetune", "data=digits", "seed=-1"], "seed: found -1"),
     (["ablate", "arms=[nosuch]"], "arms: found 'nosuch'"),
     *((["submit", job, "seed=-1"], "seed: found -1") for job in RUNS[:3]),

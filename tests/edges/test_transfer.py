@@ -147,7 +147,7 @@ def test_in_object_storage_a_set_is_measured_once_and_its_table_kept(finished, s
         (["sets=[digits,digits]"], "sets: found ['digits', 'digits'], must be sets with different titles"),
         (["sets=[digits]", "mean_per_class=[digit]"], "mean_per_class: found 'digit'; did you mean 'digits'"),
         (["sets=[digits]", "probe.test_share=0.4"], "probe.test_share: found 0.4, must be null; test_share=<share>"),
-        (["sets=[digits]", "probe.mean_per_class=true"], "probe.mean_per_class: found True, must be false; mean_per_"),
+        (["sets=[digits]", "probe.mean_per_class=true"], "probe.mean_per_class: found true, must be false; mean_per_"),
         (["sets=[digits]", "test_share=1"], "test_share: found 1.0, must be in (0, 1)"),
         (["sets=[digits]", "probe.few_shot=[0]"], "probe.few_shot[0]: found 0, must be ≥ 1"),
         (["sets=[digits]", "run=nosuch"], "run: found 'nosuch'"),

@@ -147,7 +147,7 @@ def test_published_weights_without_their_scaling_are_a_warning(tmp_path, caplog,
 def test_a_model_without_batch_norm_has_none_to_freeze(tmp_path):
     config = TimmConfig(model="test_vit")
     save_weights(config.build(3, 32).backbone, tmp_path / "w.safetensors")
-    with pytest.raises(ConfigError, match="^encoder.freeze_batch_norm: found True, must be false: the encoder has no"):
+    with pytest.raises(ConfigError, match="^encoder.freeze_batch_norm: found true, must be false: the encoder has no"):
         dataclasses.replace(config, weights=str(tmp_path / "w.safetensors"), freeze_batch_norm=True).build(3, 32)
 
 

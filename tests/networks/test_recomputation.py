@@ -142,7 +142,7 @@ def test_evaluation_computes_once():
 
 
 def test_an_encoder_without_blocks_is_refused():
-    with pytest.raises(ConfigError, match="^runtime.recompute: found True, .* no blocks$"):
+    with pytest.raises(ConfigError, match="^runtime.recompute: found true, .* no blocks$"):
         recompute_blocks(nn.Flatten())
 
 

@@ -174,5 +174,5 @@ def test_a_mistake_in_a_file_is_refused(row, message):
 
 def test_a_row_without_its_metric_is_refused():
     columns = [{"label": "a", "metric": "face/lfw_{measure}"}]
-    with pytest.raises(ConfigError, match="x, measure: found None, must be given, for the columns' metrics"):
+    with pytest.raises(ConfigError, match="x, measure: found null, must be given, for the columns' metrics"):
         from_values(Table, {**TABLE, "columns": columns, "rows": [{"label": "x", "values": [1.0], "recipe": "a"}]})

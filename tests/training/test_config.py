@@ -42,9 +42,9 @@ def test_the_constraint_and_its_weight_follow_the_settings():
         ("sec", {"rho": 0.2}, "constraint.rho: found 0.2, must be 1 with constraint=sec"),
         ("sec", {"radius": 0.0}, "constraint.radius: found 0.0, must be null with constraint=sec"),
         ("sec_ema", {"rho": 0.2, "radius": 3.0}, "constraint.radius: found 3.0, must be null with constraint=sec_ema"),
-        ("l2reg", {}, "constraint.radius: found None, must be 0 with constraint=l2reg"),
+        ("l2reg", {}, "constraint.radius: found null, must be 0 with constraint=l2reg"),
         ("l2reg", {"radius": 1.0}, "constraint.radius: found 1.0, must be 0 with constraint=l2reg"),
-        ("fixed_radius", {}, "constraint.radius: found None, must be a number with constraint=fixed_radius"),
+        ("fixed_radius", {}, "constraint.radius: found null, must be a number with constraint=fixed_radius"),
         ("fixed_radius", {"radius": 1.0, "rho": 0.5}, "constraint.rho: found 0.5, must be 1"),
     ],
 )
@@ -107,7 +107,7 @@ def test_nothing_is_compiled_for_early_gpus(gpu, monkeypatch):
     assert LocalConfig().why_not_compiled(gpu) == reason
     assert not LocalConfig(compile=False).on(gpu).compiled
     assert LocalConfig(compile=False).why_not_compiled(gpu) is None
-    with pytest.raises(ConfigError, match=f"^runtime.compile: found True, but {reason}; allowed here: false, or null$"):
+    with pytest.raises(ConfigError, match=f"^runtime.compile: found true, but {reason}; allowed here: false, or null$"):
         LocalConfig(compile=True).on(gpu)
     assert LocalConfig(compile=True).on(torch.device("cpu")).compiled
 
@@ -151,7 +151,7 @@ def test_a_rate_may_fall_within_an_epoch():
 )
 def test_replaying_is_refused_where_it_is_not_possible(options, device, world_size, reason):
     with pytest.raises(
-        ConfigError, match=rf"runtime\.graphs: found True, but {reason}.*; allowed here: false, or null"
+        ConfigError, match=rf"runtime\.graphs: found true, but {reason}.*; allowed here: false, or null"
     ):
         options.replays_steps(torch.device(device), world_size)
 

@@ -73,7 +73,7 @@ def open_webdataset(
         return decode_all(encoded, len(labels), image_shape, decoding, lambda _: class_names, name, description)
     if shuffle_window is None:
         if not shards.are_local:
-            raise ConfigError("data.shuffle_window: found None, must be ≥ 1: the shards are not on this machine")
+            raise ConfigError("data.shuffle_window: found null, must be ≥ 1: the shards are not on this machine")
         return from_store(tar.ShardStore(shards=shards), labels, class_names, name, description, decoding)
     return streamed(
         shards, labels, class_names, image_shape, name, description, decoding=decoding, window=shuffle_window

@@ -17,7 +17,7 @@ from typing import Any
 
 from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, ConfigFile, config_file, doubled, own_options
 from ssl_sec.edges.composition.options import EXPERIMENT, groups
-from ssl_sec.errors import ConfigError, nearest
+from ssl_sec.errors import ConfigError, nearest, shown
 from ssl_sec.papers import Value, find_reported
 from ssl_sec.settings import flattened
 
@@ -126,7 +126,7 @@ def _of_file(name: str, file: ConfigFile, within: tuple[Path, ...]) -> Experimen
     values = file.read()
     entries = values.pop("defaults", None) or []
     if not isinstance(entries, list):
-        raise ConfigError(f"{file.shown}: defaults: found {entries!r}, must be a list")
+        raise ConfigError(f"{file.shown}: defaults: found {shown(entries)}, must be a list")
     choices: dict[str, str] = {}
     inherited: dict[str, Any] = {}
     for entry in entries:

@@ -22,7 +22,7 @@ from ssl_sec.edges.folder.stored_config import require_whole_data, stored_values
 from ssl_sec.edges.masking import HIDDEN
 from ssl_sec.edges.overrides import assigned, parsed
 from ssl_sec.edges.storage.places import is_remote, local_folder
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, shown
 from ssl_sec.recipes.registry import FINETUNE, PROBE, RECIPES, probed, trainings
 from ssl_sec.settings import check, flattened, from_values, to_values
 
@@ -147,7 +147,7 @@ def _resumed_values(job: str, word: str, typed: Sequence[str]) -> dict[str, Any]
         values["output_dir"] = str(local_folder(values["output_dir"]))
     for key, known in place.items():
         if values[key] != known:
-            raise ConfigError(f"{key}: found {values[key]!r}, but the run to resume has {known!r}")
+            raise ConfigError(f"{key}: found {shown(values[key])}, but the run to resume has {shown(known)}")
     _refuse_hidden(values)
     return to_values(from_values(RECIPES[job].config, values))
 
@@ -268,14 +268,16 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
     values = compose(FINETUNE.name, overrides)
     if values["run"] is None:
         if values.get("data") is None:
-            raise ConfigError("data: found None, must be given without run=<id>: data=<name>")
+            raise ConfigError("data: found null, must be given without run=<id>: data=<name>")
         return values
     from ssl_sec.recipes.tracking import TrackingConfig  # with torch
 
     typed = [override for override in overrides if override.startswith("encoder.")]
     for key in ("encoder", "encoder.weights"):
         if (found := _value_of(key, overrides)) is not None:
-            raise ConfigError(f"{key}: found {found!r}, must be left out with run=<id>: the encoder is that of the run")
+            raise ConfigError(
+                f"{key}: found {shown(found)}, must be left out with run=<id>: the encoder is that of the run"
+            )
     tracking = from_values(TrackingConfig, values["tracking"], "tracking")
     from ssl_sec.edges.folder.finding import joined_jobs
     from ssl_sec.edges.folder.unfinished import named_run_checkpoint

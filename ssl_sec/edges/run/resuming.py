@@ -9,7 +9,7 @@ from ssl_sec.edges.folder.stored import open_folder
 from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.masking import masked_values
 from ssl_sec.edges.run.running import running
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, shown
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import RecipeRow
@@ -46,7 +46,7 @@ def resume_run(recipe: RecipeRow, folder: RunFolder, config: TrainingConfig) -> 
     is_longer = now[length] > before[length]
     if is_longer and (dependent := config.tied_to_the_length()):
         raise ConfigError(
-            f"{length}: found {now[length]!r}, but the run to resume has {before[length]!r}; more are possible only "
+            f"{length}: found {now[length]}, but the run to resume has {before[length]}; more are possible only "
             f"where no schedule depends on their number; here these do: {', '.join(dependent)}"
         )
     require_same_settings(before, now, (*_FREE_KEYS, length) if is_longer else _FREE_KEYS)
@@ -107,4 +107,5 @@ def require_same_settings(
     flat_before, flat_now = flattened(masked_values(before)), flattened(masked_values(now))
     for key in sorted(flat_before.keys() | flat_now.keys()):
         if not key.startswith(free) and flat_before.get(key) != flat_now.get(key):
-            raise ConfigError(f"{key}: found {flat_now.get(key)!r}, but the run to resume has {flat_before.get(key)!r}")
+            found, stored = shown(flat_now.get(key)), shown(flat_before.get(key))
+            raise ConfigError(f"{key}: found {found}, but the run to resume has {stored}")

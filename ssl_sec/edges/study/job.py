@@ -102,7 +102,7 @@ class _Job:
         if self._study.config.cells is not None:
             return Path(self._study.config.cells).expanduser()
         if is_remote(self._config.output_dir):
-            raise ConfigError("cells: found None, must be a file where output_dir is object storage")
+            raise ConfigError("cells: found null, must be a file where output_dir is object storage")
         return self._folder / "cells.csv"
 
     def _cells(self) -> list[Cell]:

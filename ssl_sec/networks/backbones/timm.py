@@ -61,7 +61,7 @@ def timm_scaling(model: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
     _check_known(model)
     if not timm.is_model_pretrained(model):
-        raise ConfigError(f"encoder.pretrained: found True, but timm has no weights for {model!r}; allowed: false")
+        raise ConfigError(f"encoder.pretrained: found true, but timm has no weights for {model!r}; allowed: false")
     config = timm.get_pretrained_cfg(model)
     assert config is not None
     return tuple(config.mean), tuple(config.std)

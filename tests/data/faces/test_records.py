@@ -253,7 +253,7 @@ def test_only_the_training_split_exists(tmp_path):
     assert data.open_by_class("train", crop).class_names == ("0", "2")
     for opened in (lambda: data.open("test"), lambda: data.open_by_class("test", crop)):
         assert line(opened, ConfigError) == (
-            "data.num_train_classes: found None, must be given: 'records' has no test split of its own"
+            "data.num_train_classes: found null, must be given: 'records' has no test split of its own"
         )
     split = RecordsConfig(root=str(tmp_path), num_train_classes=1)
     assert [split.open_by_class(part, crop).class_names for part in ("train", "test")] == [("0",), ("2",)]

@@ -74,7 +74,7 @@ def test_remote_shards_are_streamed(tmp_path):
     location, decoding = "memory://ssl_sec_shards/*.tar", Decoding(resident_limit_mib=0)
     images = opened(tmp_path, location, decoding=decoding, shuffle_window=4)
     assert values(images.read(torch.arange(15))) == list(range(15))
-    assert "shuffle_window: found None" in line(lambda: opened(tmp_path, location, decoding=decoding), ConfigError)
+    assert "shuffle_window: found null" in line(lambda: opened(tmp_path, location, decoding=decoding), ConfigError)
     assert isinstance(opened(tmp_path, location), ResidentImages)
 
 

@@ -157,7 +157,7 @@ def test_the_same_network_is_trained_from_random_weights(pretrained, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([], "data: found None, must be given without run=<id>: data=<name>"),
+        ([], "data: found null, must be given without run=<id>: data=<name>"),
         (["run=nosuch"], "run: found 'nosuch', but MLflow at "),
         (["run=before", "encoder=resnet50"], "encoder: found 'resnet50', must be left out with run=<id>: "),
         (["run=before", "encoder.weights=x"], "encoder.weights: found 'x', must be left out with run=<id>: "),

@@ -248,7 +248,7 @@ def test_runs_of_another_configuration_are_not_mixed_in(made):
 
 def test_object_storage_needs_a_file_for_the_cells(made):
     run, _, _ = made
-    with pytest.raises(ConfigError, match="cells: found None, must be a file where output_dir is object storage"):
+    with pytest.raises(ConfigError, match="cells: found null, must be a file where output_dir is object storage"):
         run("output_dir=s3://bucket/runs")
 
 

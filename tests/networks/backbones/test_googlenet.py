@@ -182,7 +182,7 @@ def test_the_published_network_is_one_graph():
 
 
 def test_frozen_batch_norm_of_the_published_network_is_refused():
-    with pytest.raises(ConfigError, match="^encoder.freeze_batch_norm: found True, must be false: the published Goog"):
+    with pytest.raises(ConfigError, match="^encoder.freeze_batch_norm: found true, must be false: the published Goog"):
         GoogLeNetConfig(variant="published", weights="x", freeze_batch_norm=True)
 
 

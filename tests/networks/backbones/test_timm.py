@@ -55,7 +55,7 @@ def test_a_model_has_the_scaling_that_its_weights_expect():
 
 @pytest.mark.parametrize("model", ["botnet50ts_256", "resnet50.no_such_weights"])
 def test_weights_that_timm_lacks_are_refused(model):
-    with pytest.raises(ConfigError, match=f"^encoder.pretrained: found True, but timm has no weights for '{model}'"):
+    with pytest.raises(ConfigError, match=f"^encoder.pretrained: found true, but timm has no weights for '{model}'"):
         timm_scaling(model)
 
 
