@@ -171,7 +171,7 @@ class CheckpointWriter:
     """Writes checkpoints in a thread: training waits until the state is copied, not until it is written.
 
     On a GPU the host does not wait for the copy either: the device's next operations do. One checkpoint is written at a
-    time; the next call of `save` or `close` raises its error.
+    time; the next call of `save`, `check` or `close` raises its error.
 
     Args:
         folder: folder of the run's checkpoints.
@@ -200,6 +200,12 @@ class CheckpointWriter:
         self._thread = threading.Thread(target=self._write, args=(step, copied, wait, score, parts))
         self._thread.start()
 
+    def check(self) -> None:
+        """Raises the StorageError of a checkpoint that could not be written, without waiting for one."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
     def close(self) -> None:
         """Waits until the checkpoint is written.
 
@@ -209,9 +215,7 @@ class CheckpointWriter:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        self.check()
 
     def _snapshot(self, state: Mapping[str, Any]) -> tuple[Mapping[str, Any], Callable[[], None]]:
         """A copy of the state on the CPU, and a function that waits until it is complete."""

@@ -315,6 +315,8 @@ class RunFolder(RunLogs):
     @property
     def status(self) -> str:
         """How the workers ended, as a status of MLflow."""
+        if self.error() is not None:
+            return "FAILED"
         return {"finished": "FINISHED", "stopped": "KILLED"}.get(self.outcome() or "", "FAILED")
 
     def write_error(self, error: UserError) -> None:

@@ -195,17 +195,31 @@ class StoredFolder(RunFolder):
             self._mirror.flush()
 
     def find_checkpoint(self) -> Found:
-        """The newest whole checkpoint, downloaded to this machine; the same on all workers."""
+        """The newest whole checkpoint, downloaded to this machine; the same on all workers.
+
+        Raises:
+            StorageError: if the storage cannot be used, or a worker cannot download what another one has downloaded.
+        """
         # All workers must resume from one checkpoint, while an upload may just be ending. A worker has uploaded what
         # was left on its machine before it looks, so the newest counts.
         names = max(gather_objects(whole_checkpoints(self._checkpoints.files())), key=lambda found: found[-1:])
         skipped: list[str] = []
         for name in reversed(names):
-            reason = download_checkpoint(self._checkpoints, name, self._restored_path)
+            reason = self._download_on_all(name)
             if reason is None:
                 return Found(path=self._restored_path / name, skipped=tuple(skipped))
             skipped.append(f"{name}: {reason}")
         return Found(path=None, skipped=tuple(skipped))
+
+    def _download_on_all(self, name: str) -> str | None:
+        """Why a checkpoint is whole for no worker; None if all have downloaded it."""
+        reasons: list[str | None] = []
+        for _ in range(2):  # what another worker has downloaded whole was damaged on its way to this one
+            reasons = gather_objects(download_checkpoint(self._checkpoints, name, self._restored_path))
+            if len({reason is None for reason in reasons}) == 1:
+                return reasons[0]
+        rank, reason = next((rank, reason) for rank, reason in enumerate(reasons) if reason is not None)
+        raise StorageError(f"checkpoint {name}: {reason} on worker {rank}, but whole on another one")
 
     def find_incomplete(self) -> Sequence[str]:
         """The newer checkpoints whose upload was interrupted."""

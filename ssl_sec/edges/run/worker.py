@@ -90,7 +90,14 @@ class FolderRuntime:
             self._upload.close()
 
     def request(self) -> Request:
-        """The driver's request; while machines are about to be preempted, a save each time."""
+        """The driver's request; while machines are about to be preempted, a save each time.
+
+        Raises:
+            StorageError: if a checkpoint could not be written or uploaded: training must not continue without them.
+        """
+        self._writer.check()
+        if self._upload is not None:
+            self._upload.check()
         if self.rank > 0:
             return Request.NONE
         is_preempted = self._is_preempted()
@@ -104,7 +111,7 @@ class FolderRuntime:
 
 
 def work(job: str, values: Mapping[str, Any], folder: RunFolder, worker: Worker) -> None:
-    """Runs a recipe on this worker, and writes to the run's folder how it ended.
+    """Runs a recipe on this worker; worker 0 writes to the run's folder how it ended.
 
     Args:
         job: name of the recipe.
@@ -129,7 +136,7 @@ def work(job: str, values: Mapping[str, Any], folder: RunFolder, worker: Worker)
         with closing(FolderRuntime(worker, folder, config.kept_checkpoints)) as runtime:
             recipe.run(config, runtime, folder)
     except Stopped:
-        folder.write_outcome("stopped")
+        _write_outcome(folder, worker, "stopped")
     except UserError as error:
         with contextlib.suppress(StorageError):  # the folder was removed, or the disk is full
             folder.write_error(error)
@@ -146,7 +153,13 @@ def work(job: str, values: Mapping[str, Any], folder: RunFolder, worker: Worker)
             folder.write_error(needs_more)
         raise needs_more from error
     else:
-        folder.write_outcome("finished")
+        _write_outcome(folder, worker, "finished")
+
+
+def _write_outcome(folder: RunFolder, worker: Worker, outcome: str) -> None:
+    """Worker 0 has the most to save, and its results are on disk by now; the others may end long before it."""
+    if worker.rank == 0:
+        folder.write_outcome(outcome)
 
 
 def _last_checkpoint(folder: RunFolder) -> str:

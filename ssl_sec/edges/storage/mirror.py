@@ -21,6 +21,8 @@ _LOCAL = ("checkpoints", "ray", "stop", "save", "launch", "crash-*")
 
 # Files that show that the run is complete; they are uploaded last.
 _LAST = ("outcome", "unclosed")
+# The only files that a run removes again. Another one that disappears was taken by a cleaner of temporary files.
+_REMOVED = (*_LAST, "error.json")
 
 # File in the folder, locked by the process that uploads.
 _LOCK = ".mirror"
@@ -121,10 +123,10 @@ class Mirror:
             self._thread.start()
 
     def flush(self) -> None:
-        """Uploads all changes, and waits for the upload.
+        """Uploads all changes, and waits for the upload; a file that has disappeared here is downloaded again.
 
         Raises:
-            StorageError: if the upload fails.
+            StorageError: if the storage cannot be used.
         """
         if not self._folder.is_dir():
             return
@@ -139,7 +141,10 @@ class Mirror:
                     self._bucket.upload(self._folder / name, name)
                     self._uploaded[name] = present[name]
             gone = self._uploaded.keys() - present.keys()
-            self._bucket.remove(sorted(gone))
+            self._bucket.remove(sorted(gone.intersection(_REMOVED)))
+            for name in sorted(gone.difference(_REMOVED)):
+                with contextlib.suppress(FileNotFoundError):  # it is not stored either
+                    self._bucket.download(name, self._folder / name)
             for name in gone:
                 del self._uploaded[name]
 

@@ -7,7 +7,7 @@ import torch
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.worker import FolderRuntime, Worker, work
-from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.errors import ConfigError, Stopped, StorageError
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.training.checkpoint import MANIFEST, score_of
 
@@ -56,3 +56,44 @@ def test_a_checkpoint_has_the_score_of_its_own_state_and_none_of_one_before(tmp_
     runtime.close()
     manifests = [path / MANIFEST for path in sorted(folder.checkpoints_path.iterdir())]
     assert [score_of(manifest.read_bytes()) for manifest in manifests] == [None, 72.0, None]
+
+
+def test_a_checkpoint_that_could_not_be_written_ends_the_training_before_the_next_one(tmp_path, monkeypatch):
+    def failing(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    runtime = FolderRuntime(Worker(rank=0, world_size=1, device=CPU), RunFolder(tmp_path))
+    runtime.request()
+    monkeypatch.setattr(torch, "save", failing)
+    runtime.save(1, {"step": 1})
+    runtime._writer._thread.join()
+    with pytest.raises(StorageError, match="^checkpoint of step 1: cannot be written"):
+        runtime.request()
+
+
+def ending(*_):
+    """A recipe that ends at once."""
+
+
+def stopping(*_):
+    raise Stopped("stopped")
+
+
+@pytest.mark.parametrize(("recipe", "outcome"), [(ending, "finished"), (stopping, "stopped")])
+def test_worker_0_alone_writes_how_the_run_ended(recipe, outcome, tmp_path, monkeypatch):
+    """The others may have ended while it still saves, and it may fail."""
+    monkeypatch.setattr(RECIPES["pretrain"].__class__, "run", recipe)
+    values = compose("pretrain", ["experiment=digits", "runtime=local"])
+    folder = RunFolder(tmp_path)
+    work("pretrain", values, folder, Worker(rank=1, world_size=2, device=CPU))
+    assert folder.outcome() is None
+    work("pretrain", values, folder, Worker(rank=0, world_size=2, device=CPU))
+    assert folder.outcome() == outcome
+
+
+def test_a_run_with_an_error_has_failed_whatever_its_first_worker_has_written(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_outcome("finished")
+    assert folder.status == "FINISHED"
+    folder.write_error(StorageError("the part of worker 1 cannot be uploaded"))
+    assert folder.status == "FAILED"

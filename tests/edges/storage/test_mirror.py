@@ -18,13 +18,28 @@ def folder(tmp_path: Path) -> Path:
 def test_changed_files_are_uploaded_and_deleted_ones_removed(bucket: Bucket, folder: Path):
     mirror = Mirror(folder, bucket, NEVER_S)
     (folder / "metrics.jsonl").write_text("1\n")
-    (folder / "plots" / "norms.png").write_bytes(b"png")
+    (folder / "error.json").write_text("{}")
     mirror.flush()
-    assert bucket.files() == {"metrics.jsonl": 2, "plots/norms.png": 3}
+    assert bucket.files() == {"metrics.jsonl": 2, "error.json": 2}
     (folder / "metrics.jsonl").write_text("1\n2\n")
-    (folder / "plots" / "norms.png").unlink()
+    (folder / "error.json").unlink()
     mirror.close()
     assert bucket.files() == {"metrics.jsonl": 4}
+
+
+def test_a_file_that_a_cleaner_of_temporary_files_takes_is_restored(bucket: Bucket, folder: Path):
+    mirror = Mirror(folder, bucket, NEVER_S)
+    for name in ("config.yaml", "plots/norms.png"):
+        (folder / name).write_text(name)
+    mirror.flush()
+    (folder / "config.yaml").unlink()
+    (folder / "plots" / "norms.png").unlink()
+    (folder / "plots").rmdir()
+    mirror.flush()
+    mirror.close()
+    assert sorted(bucket.files()) == ["config.yaml", "plots/norms.png"]
+    for name in ("config.yaml", "plots/norms.png"):
+        assert (folder / name).read_text() == name
 
 
 def test_only_changed_files_are_uploaded(bucket: Bucket, folder: Path, monkeypatch):

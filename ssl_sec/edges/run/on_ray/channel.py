@@ -95,7 +95,8 @@ class WorkerFolder(StoredFolder):
         super().__init__(local_folder(output_dir, "workers", str(rank)) / recipe / name, Bucket(url))
         self._rank = rank
         self._server = server
-        self._last: Any = None
+        self._calls: list[Any] = []  # those whose end has not been seen
+        self._failure: Exception | None = None  # the first error of a call, raised by all later ones
         self._sending = threading.Lock()
         self._stop_requested, self._save_requested = False, threading.Event()
         holder = (self._bucket.read(HOLDER) or b"").decode()
@@ -171,7 +172,9 @@ class WorkerFolder(StoredFolder):
         return is_requested
 
     def tidy(self) -> None:
-        """Removes the folder, unless checkpoints could not be uploaded."""
+        """Sends what is left, and removes the folder, unless checkpoints could not be uploaded."""
+        self._send_files()
+        self.wait_until_sent()
         super().tidy()
         if not self.checkpoints_path.exists():
             shutil.rmtree(self.path, ignore_errors=True)
@@ -182,10 +185,10 @@ class WorkerFolder(StoredFolder):
         ray.get(self._server.store.remote())
 
     def wait_until_sent(self) -> None:
-        """Waits until the driver has everything."""
+        """Waits until the driver has everything; raises the error of a call that has failed."""
         with self._sending:
-            if self._last is not None:
-                ray.get(self._last)
+            calls, self._calls = self._calls, []
+            self._require_success(calls)
 
     def _ask_driver(self, method: str) -> Any:
         return ray.get(self._server.call.remote(method))
@@ -193,7 +196,23 @@ class WorkerFolder(StoredFolder):
     def _call(self, method: str, *arguments: Any) -> None:
         # Calls of one process arrive in order.
         with self._sending:
-            self._last = self._server.call.remote(method, *arguments)
+            self._send(self._server.call.remote(method, *arguments))
+
+    def _send(self, call: Any) -> None:
+        """Keeps a call until it has ended; raises the error of an earlier one that has failed."""
+        self._calls.append(call)
+        ended, self._calls = ray.wait(self._calls, num_returns=len(self._calls), timeout=0)
+        self._require_success(ended)
+
+    def _require_success(self, calls: list[Any]) -> None:
+        # What a failed call should have written is missing, so no later one may pass for the whole run.
+        try:
+            ray.get(calls)
+        except Exception as error:
+            cause = getattr(error, "cause", error)  # of a RayTaskError
+            self._failure = self._failure or (cause if isinstance(cause, Exception) else error)
+        if self._failure is not None:
+            raise self._failure
 
     def _send_files(self) -> None:
         with self._sending:
@@ -204,7 +223,7 @@ class WorkerFolder(StoredFolder):
                     start, content = 0, file.read(_CHUNK_BYTES)
                     while True:
                         following = file.read(_CHUNK_BYTES)
-                        self._last = self._server.write.remote(name, content, start, not following)
+                        self._send(self._server.write.remote(name, content, start, not following))
                         if not following:
                             break
                         start, content = start + len(content), following

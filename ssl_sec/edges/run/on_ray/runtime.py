@@ -58,6 +58,8 @@ logger = logging.getLogger("ssl_sec")
 
 # Time between two checks whether the cluster still has room for the workers.
 _SHORTAGE_CHECKS_S = 5.0
+# How long Ray's controller may take to end after the workers have ended.
+_CONTROLLER_ENDS_WITHIN_S = 30.0
 
 
 def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
@@ -163,11 +165,19 @@ def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | Non
     training = Call(trainer.fit)
     training.start()
     is_short, next_check = False, time.monotonic() + _SHORTAGE_CHECKS_S
+    idle_since: float | None = None
     while training.is_alive():
         training.join(0.2)
-        if folder.is_stop_requested() and not has_training_workers(folder) and not _has_ended(folder):
+        if not folder.is_stop_requested() or has_training_workers(folder):
+            idle_since = None
+        elif not _has_ended(folder):
             folder.write_outcome("stopped")
             return None
+        else:
+            # One worker had ended and another failed after it, so the controller waits to start all of them again.
+            idle_since = idle_since or time.monotonic()
+            if time.monotonic() > idle_since + _CONTROLLER_ENDS_WITHIN_S:
+                return None
         if time.monotonic() > next_check:
             next_check = time.monotonic() + _SHORTAGE_CHECKS_S
             was_short, shortage = is_short, find_shortage(trainer.scaling_config, node_resources())

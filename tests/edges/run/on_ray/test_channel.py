@@ -3,6 +3,7 @@
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
@@ -13,6 +14,7 @@ from ssl_sec.edges.run.on_ray.channel import WorkerFolder
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.checkpoints import WAITING
 from ssl_sec.edges.storage.places import local_folder
+from ssl_sec.errors import StorageError
 from ssl_sec.training.checkpoint import save_checkpoint, save_part
 from ssl_sec.training.class_sharding import HeldRows
 
@@ -25,10 +27,13 @@ class FakeDriver:
         self.was_asked = threading.Event()
         self.has_ended = False
         self.messages: list[tuple[str, str]] = []
+        self.failures: dict[int, Exception] = {}  # step of a record -> the error with which its call ends
         self.call = SimpleNamespace(remote=self._call)
         self.store = SimpleNamespace(remote=lambda: None)
 
-    def _call(self, method: str, *arguments: str) -> bool:
+    def _call(self, method: str, *arguments: Any) -> Any:
+        if method == "append_record":
+            return self.failures.get(arguments[0]["step"])
         if method == "log_message":
             self.messages.append(arguments)
             return True
@@ -40,11 +45,24 @@ class FakeDriver:
         return method == "take_save_request"
 
 
+def answer_at_once(monkeypatch) -> None:
+    """Makes the result of a call to the driver the object itself; an exception is raised where it is fetched."""
+
+    def get(answer):
+        for each in answer if isinstance(answer, list) else [answer]:
+            if isinstance(each, Exception):
+                raise each
+        return answer
+
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "wait", lambda calls, num_returns, timeout: (calls, []))
+
+
 def test_worker_0_alone_takes_a_save_request(monkeypatch, tmp_path):
     """Other workers would take the request from the driver and ignore it."""
     monkeypatch.setenv("SSL_SEC_STAGING", str(tmp_path))
     monkeypatch.setattr(channel, "_ASK_EVERY_S", 0.01)
-    monkeypatch.setattr(ray, "get", lambda answer: answer)
+    answer_at_once(monkeypatch)
     asked = []
     for rank in (0, 1):
         driver = FakeDriver()
@@ -62,7 +80,7 @@ def test_worker_0_alone_takes_a_save_request(monkeypatch, tmp_path):
 def started(monkeypatch, tmp_path):
     """Starts workers of a run; each call returns the driver's messages, and the steps that are uploaded."""
     monkeypatch.setenv("SSL_SEC_STAGING", str(tmp_path))
-    monkeypatch.setattr(ray, "get", lambda answer: answer)
+    answer_at_once(monkeypatch)
     monkeypatch.setattr(channel, "_ASK_EVERY_S", 0.01)
     drivers = []
 
@@ -119,3 +137,26 @@ def test_a_waiting_checkpoint_without_the_parts_of_others_is_named(started):
     assert uploaded == []
     reason = "its upload was interrupted, and the parts of the other workers are missing"
     assert messages == [("WARNING", f"step-000000007 is not used: {reason}")]
+
+
+def test_a_record_that_the_driver_could_not_write_is_noticed_though_later_calls_succeed(monkeypatch, tmp_path):
+    monkeypatch.setenv("SSL_SEC_STAGING", str(tmp_path))
+    monkeypatch.setattr(channel, "_ASK_EVERY_S", 0.01)
+    answer_at_once(monkeypatch)
+    ended: list[Any] = []
+    monkeypatch.setattr(ray, "wait", lambda calls, num_returns, timeout: ([c for c in calls if c in ended], calls))
+    driver = FakeDriver()
+    folder = WorkerFolder("memory://records/runs/recipe/run", 0, driver)
+    try:
+        driver.failures[1] = StorageError("metrics.jsonl cannot be written: No space left on device")
+        folder.append_record({"step": 0})
+        folder.append_record({"step": 1})
+        folder.append_record({"step": 2})
+        ended.append(driver.failures[1])
+        for step in (3, 4):
+            with pytest.raises(StorageError, match="^metrics.jsonl cannot be written"):
+                folder.append_record({"step": step})
+    finally:
+        driver.has_ended = True
+        for thread in [each for each in threading.enumerate() if each.name == "ask-driver"]:
+            thread.join()
