@@ -83,6 +83,14 @@ def highest_over_workers(value: Tensor) -> Tensor:
     return highest
 
 
+def of_first_worker(value: Tensor) -> Tensor:
+    """Worker 0's value on every worker, without gradients; all of them give one of its shape and type."""
+    first = value.detach().clone()
+    if world_size() > 1:
+        dist.broadcast(first, src=0)
+    return first
+
+
 def gather_objects(own: T) -> list[T]:
     """The plain values of all workers in the order of their ranks, the same on every worker; they are pickled."""
     gathered: list[Any] = [own] * world_size()

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from ssl_sec.collectives import own_rows, sum_over_workers
+from ssl_sec.collectives import of_first_worker, own_rows, rank, sum_over_workers
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.linear_probe import top_k_accuracy
 
@@ -86,7 +86,9 @@ def fit_logistic(
     """Minimises the penalised loss with one penalty, by L-BFGS with line searches for the strong Wolfe conditions.
 
     Each worker computes the loss of its share of the rows; every worker must call this with the same arguments and gets
-    the same classifier. Memory beyond the features grows with chunk_size · classes and with 20 times the classifier.
+    the same classifier. Worker 0 alone searches: processors of two kinds round differently, and a search that ends one
+    evaluation earlier would leave the others waiting. Memory beyond the features grows with chunk_size · classes and
+    with 20 times the classifier.
 
     Args:
         rows: features and labels of the training images; at least one, the same on every worker.
@@ -115,6 +117,10 @@ def fit_logistic(
     flat = features.new_zeros(num_classes * (features.shape[1] + 1), dtype=torch.float64)
     if start is not None:
         flat.copy_(torch.cat([start.weight.flatten(), start.bias]))
+    if rank() > 0:
+        while (announced := of_first_worker(flat.new_zeros(len(flat) + 1)))[-1] > 0:
+            objective(announced[:-1], penalty)
+        return LogisticRegression(*objective.split(announced[:-1]))
     flat.requires_grad_()
     search = torch.optim.LBFGS(
         [flat],
@@ -128,10 +134,12 @@ def fit_logistic(
 
     @torch.no_grad()
     def evaluate() -> float:
+        of_first_worker(functional.pad(flat, (0, 1), value=1.0))
         loss, flat.grad = objective(flat.detach(), penalty)
         return loss
 
     search.step(evaluate)
+    of_first_worker(functional.pad(flat, (0, 1), value=0.0))
     return LogisticRegression(*objective.split(flat.detach()))
 
 
@@ -173,7 +181,8 @@ def tuned_logistic(
     best: tuple[float, LogisticRegression] | None = None
     for penalty in sorted(set(penalties), reverse=True):
         current = fit_logistic(train, num_classes, penalty, current, **tried)  # pyright: ignore[reportArgumentType]
-        scores[penalty] = measure(current.logits(validation[0]), validation[1].to(current.weight.device))
+        score = measure(current.logits(validation[0]), validation[1].to(current.weight.device))
+        scores[penalty] = float(of_first_worker(current.bias.new_tensor(score)))
         if best is None or scores[penalty] > scores[best[0]]:
             best = penalty, current
         on_fit(len(scores))

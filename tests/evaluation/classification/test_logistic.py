@@ -3,7 +3,7 @@ import torch
 from sklearn.linear_model import LogisticRegression as Peer
 from torch.nn import functional
 
-from ssl_sec.collectives import own_rows
+from ssl_sec.collectives import own_rows, rank
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.classification.logistic import (
     PENALTIES,
@@ -67,6 +67,34 @@ def test_two_workers_equal_one(tmp_path):
     for shared in on_workers(2, tmp_path, fit_on_this_worker):
         for ours, expected, limit in zip(shared, alone, limits, strict=True):
             torch.testing.assert_close(ours, expected, rtol=0, atol=limit)
+
+
+def tune_with_other_rounding():
+    """A tuned classifier; worker 1 rounds what the search sees in another way, as another kind of processor does."""
+    exact = _Objective.__call__
+
+    def rounded(self, flat, penalty):
+        loss, gradient = exact(self, flat, penalty)
+        return loss * (1 + 1e-6 * rank()), gradient * (1 + 1e-6 * rank())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Objective, "__call__", rounded)
+        train, validation = draw(101), draw(60, seed=2)
+        tuned = tuned_logistic(train, validation, NUM_CLASSES, penalties=(1e-3, 1.0, 100.0), tolerance=1e-10)
+    return tuned.penalty, tuned.validation_scores, tuned.classifier.weight, tuned.classifier.bias
+
+
+@pytest.mark.distributed
+def test_workers_of_several_kinds_follow_the_search_of_the_first(tmp_path):
+    (*chosen, weight, bias), (*also_chosen, other_weight, other_bias) = on_workers(
+        2, tmp_path, tune_with_other_rounding
+    )
+    assert chosen == also_chosen
+    assert torch.equal(weight, other_weight)
+    assert torch.equal(bias, other_bias)
+    expected = tune_with_other_rounding()
+    assert chosen == list(expected[:2])
+    torch.testing.assert_close(weight, expected[2], rtol=0, atol=1e-6)
 
 
 def test_float32_features_give_nearly_the_same_classifier():
