@@ -70,6 +70,16 @@ def gather_rows(rows: Tensor) -> Tensor:
     return rows if world_size() == 1 else _apply(_GatherRows, rows)
 
 
+def gather_shares(own: Tensor, num_rows: int) -> Tensor:
+    """All of `num_rows` rows, of which each worker gives its `own_rows`; the same on every worker."""
+    if world_size() == 1:
+        return own
+    most = -(-num_rows // world_size())
+    gathered = gather_rows(torch.cat([own, own.new_zeros(most - len(own), *own.shape[1:])]))
+    lengths = [share.stop - share.start for share in (_rows_of(worker, num_rows) for worker in range(world_size()))]
+    return torch.cat([rows[:length] for rows, length in zip(gathered.split(most), lengths, strict=True)])
+
+
 def sum_over_workers(value: Tensor) -> Tensor:
     """The elementwise sum over workers, the same on every worker, with gradients."""
     return value if world_size() == 1 else _apply(_SumOverWorkers, value)
@@ -107,7 +117,11 @@ def _apply(function: type[torch.autograd.Function], value: Tensor) -> Tensor:
 
 def own_rows(num_rows: int) -> slice:
     """This worker's range of `num_rows` rows; ranges differ by one row where the workers do not divide them."""
-    return slice(rank() * num_rows // world_size(), (rank() + 1) * num_rows // world_size())
+    return _rows_of(rank(), num_rows)
+
+
+def _rows_of(worker: int, num_rows: int) -> slice:
+    return slice(worker * num_rows // world_size(), (worker + 1) * num_rows // world_size())
 
 
 def highest_of_workers(value: int, device: torch.device) -> int:

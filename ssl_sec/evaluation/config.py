@@ -63,11 +63,6 @@ class ProbeConfig(Settings, key="probe"):
     image_size_px: Side | None = None
     num_channels: Literal[1, 3] | None = None
 
-    def require_shares(self, num_workers: int) -> None:
-        """Raises a ConfigError if workers, who augment shares of each batch, cannot have equal ones."""
-        allowed = f"a multiple of the {num_workers} workers with probe.augment=true"
-        check(not self.augment or self.batch_size % num_workers == 0, "probe.batch_size", self.batch_size, allowed)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         reached = self.epochs > 1 or not self.decay_at

@@ -9,6 +9,7 @@ import torch
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.samplers import worker_counts
 from ssl_sec.errors import MissingDataError
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.losses import PAIR_LOSSES, Loss
@@ -129,12 +130,17 @@ class TrainingConfig(RunConfig, is_base=True):
         if self.resume:
             check(self.run_name is not None, "resume", self.resume, "given together with the run_name to resume")
         if isinstance(self.runtime, RayConfig):
-            self.runtime.check_shares(self.global_batch_size)
+            self.runtime.check_shares(self.global_batch_size, self.worker_counts)
         if issubclass(PAIR_LOSSES.get(self.loss.name, Loss), DisjointLoss):
             for group, needed in (("sampler", "triplets"), ("transform", "none")):  # generated rows are no triplets
                 found = getattr(getattr(self, group, None), "name", None)
                 check(found is not None, "loss", self.loss.name, "another; only metric learning samples triplets")
                 check(found == needed, group, found, f"{needed!r} with loss={self.loss.name}")
+
+    @property
+    def worker_counts(self) -> list[int]:
+        """The numbers of workers that can share a batch equally, ascending."""
+        return worker_counts(self.global_batch_size)
 
     @property
     def kept_checkpoints(self) -> int:

@@ -1,6 +1,7 @@
 """The constraint, the optimisers and the runtime as values of a run."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -9,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ssl_sec.compilers import why_no_triton, why_too_old
-from ssl_sec.data.samplers import worker_counts, worker_rows
+from ssl_sec.data.samplers import worker_rows
 from ssl_sec.errors import ConfigError
 from ssl_sec.losses import SphericalConstraint
 from ssl_sec.settings import (
@@ -299,13 +300,12 @@ class RayConfig(_RuntimeConfig):
             in_order = len(self.num_workers) == 2 and self.num_workers[0] <= self.num_workers[1]
             check(in_order, "runtime.num_workers", list(self.num_workers), "[least, most] with 1 ≤ least ≤ most")
 
-    def check_shares(self, global_batch_size: int) -> None:
-        """Raises a ConfigError if no allowed number of workers can share the batch equally."""
+    def check_shares(self, global_batch_size: int, counts: Sequence[int]) -> None:
+        """Raises a ConfigError if no allowed number of workers is one of `counts`, which can share the batch."""
         if isinstance(self.num_workers, int):
             worker_rows(global_batch_size, 0, self.num_workers)
         elif self.num_workers is not None:
             least, most = self.num_workers
-            counts = worker_counts(global_batch_size)
             check(
                 any(least <= count <= most for count in counts),
                 "runtime.num_workers",

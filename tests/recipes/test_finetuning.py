@@ -357,3 +357,8 @@ def test_workers_that_cannot_mix_pairs_are_refused():
         ConfigError, match="^mixup: found 0.4, must be 0 where each of 8 workers has an odd number of rows, 5 "
     ):
         recipe_of(FakeRuntime(0, 8))
+
+
+def test_an_elastic_run_takes_numbers_of_workers_that_can_mix_pairs():
+    assert config(global_batch_size=50).worker_counts == [1, 5, 25]
+    assert config(global_batch_size=50, mixup=0.0).worker_counts == [1, 2, 5, 10, 25, 50]

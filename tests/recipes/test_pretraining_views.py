@@ -192,13 +192,6 @@ def test_another_set_with_two_images_of_each_class_is_measured_by_knn_alone(tmp_
     assert "val/knn_top1" in runtime.reports[-1][1] and "val/probe_top1" not in runtime.reports[-1][1]
 
 
-def test_a_probe_whose_batch_the_workers_cannot_share_is_refused_before_the_training(tmp_path):
-    runtime = FakeRuntime(world_size=3)
-    probe = {"augment": True, "batch_size": 256, "enabled": True}
-    with pytest.raises(ConfigError, match="^probe.batch_size: found 256, must be a multiple of the 3 workers with"):
-        run(tmp_path, runtime, probe=probe, global_batch_size=60)
-
-
 def test_only_initial_weights_are_divided_by_the_cut():
     plain, cut = (
         build_recipe(settings, settings.data.open("train"), FakeRuntime())

@@ -343,9 +343,10 @@ def found(config):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("augment", [False, True])
-def test_two_workers_equal_one(tmp_path, augment):
-    config = dataclasses.replace(QUICK, epochs=2, batch_size=60, augment=augment)
+@pytest.mark.parametrize(("augment", "batch_size"), [(False, 60), (True, 60), (True, 255), (True, 1400)])
+def test_two_workers_equal_one(tmp_path, augment, batch_size):
+    """The workers need not share a batch equally; a set may be smaller than a batch."""
+    config = dataclasses.replace(QUICK, epochs=2, batch_size=batch_size, augment=augment)
     one = found(config)
     first, second = on_workers(2, tmp_path, found, config)
     assert first == second == pytest.approx(one, rel=1e-5)

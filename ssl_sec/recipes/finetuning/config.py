@@ -7,6 +7,7 @@ from ssl_sec.augment.config import CropConfig
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.samplers import worker_counts
 from ssl_sec.losses.config import CrossEntropyConfig
 from ssl_sec.networks.config import ClassifierConfig
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
@@ -85,6 +86,11 @@ class FinetuneConfig(TrainingConfig):
         if self.mixup > 0:
             even = self.global_batch_size % 2 == 0
             check(even, "global_batch_size", self.global_batch_size, "even with mixup, which mixes pairs of images")
+
+    @property
+    def worker_counts(self) -> list[int]:
+        """The numbers of workers that can share a batch equally, with mixup in pairs of images, ascending."""
+        return worker_counts(self.global_batch_size // 2 if self.mixup > 0 else self.global_batch_size)
 
     @property
     def length(self) -> int | float:

@@ -33,7 +33,7 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
     log_once(runtime, "loading %s", config.data.name)
     image_set = on_device(config.data.open("train"), runtime.device)
     if config.probe.enabled:
-        _require_probed(config, image_set, runtime.world_size)
+        _require_probed(config, image_set)
     recipe = build_recipe(config, image_set, runtime)
     monitor = Monitor(config, recipe, runtime)
     recipe = replace(recipe, observer=monitor.online_probe)
@@ -54,9 +54,8 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
         torch.save(neighbours(*monitor.measured, features), store.examples_path)
 
 
-def _require_probed(config: PretrainConfig, image_set: ImageSet, num_workers: int) -> None:
+def _require_probed(config: PretrainConfig, image_set: ImageSet) -> None:
     """Raises a ConfigError or a DataError now if the probe after the training could not start."""
-    config.probe.require_shares(num_workers)
     require_labels(image_set, "probe.enabled=true")
     if config.probe.test_share is None:
         with opening_test_images("probe.test_share"):

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from ssl_sec.augment.config import AugmentConfig
-from ssl_sec.collectives import gather_rows
+from ssl_sec.collectives import gather_shares, own_rows
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.image_set import ImageSet, on_device, require_labels, subset
 from ssl_sec.data.loading import batches
-from ssl_sec.data.samplers import ShuffledBatches, worker_rows
+from ssl_sec.data.samplers import ShuffledBatches
 from ssl_sec.data.shards.streamed import require_any_order
 from ssl_sec.errors import ConfigError
 from ssl_sec.evaluation.config import ProbeConfig
@@ -117,7 +117,6 @@ def run(config: ProbeJobConfig, runtime: Runtime, store: ProbeStore) -> None:
         runtime: this worker's runtime.
         store: the probe's store, shared by all workers.
     """
-    config.probe.require_shares(runtime.world_size)
     trained = store.probed()
     if trained.positives == "classes" and config.data is None:
         share, allowed = config.probe.test_share, "null: the encoder has learned from the labels of all these images"
@@ -261,12 +260,12 @@ class _Training:
         """Features of crops and flips, newly drawn in every epoch (SimCLR, appendix B.6)."""
         require_any_order(image_set, "probe.augment=true")
         channels, height, width = image_set.image_shape
-        batch_size = min(self.config.batch_size, len(image_set) // self.runtime.world_size * self.runtime.world_size)
+        batch_size = min(self.config.batch_size, len(image_set))
         sampler = ShuffledBatches(num_images=len(image_set), global_batch_size=batch_size, seed=self.config.seed)
         augment = AugmentConfig(colour_strength=0.0).build(
             min(height, width), channels, self.config.seed, num_views=1, device=self.runtime.device
         )
-        own = worker_rows(batch_size, self.runtime.rank, self.runtime.world_size)
+        own = own_rows(batch_size)
         dtype = next((p.dtype for p in self.encoder.parameters()), torch.float32)
 
         def epoch_batches(epoch: int) -> Iterator[Rows]:
@@ -279,6 +278,6 @@ class _Training:
             )
             for step, batch in zip(steps, flow, strict=True):
                 views = augment(batch.images, step, own, batch_size)
-                yield gather_rows(self.encoder(views.to(dtype))), gather_rows(batch.labels)
+                yield gather_shares(self.encoder(views.to(dtype)), batch_size), gather_shares(batch.labels, batch_size)
 
         return epoch_batches

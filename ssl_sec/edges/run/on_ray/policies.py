@@ -213,7 +213,8 @@ class ElasticPolicy(ElasticScalingPolicy):
         super().__init__(scaling)
         self._counts = tuple(counts)
         self._folder = folder
-        self._planned: tuple[ResizeDecision, int | None] | None = None
+        self._is_planned = False
+        self._step_before: int | None = None  # of the newest checkpoint when a change was planned
 
     def _count_possible_workers(self, reserved_resources: Any) -> int:
         possible = super()._count_possible_workers(reserved_resources)
@@ -229,23 +230,22 @@ class ElasticPolicy(ElasticScalingPolicy):
     ) -> ScalingDecision:
         """Called repeatedly while the workers train."""
         decision = super().make_decision_for_running_worker_group(worker_group_state, worker_group_status)
-        if isinstance(decision, ResizeDecision):
-            if decision.num_workers == worker_group_state.num_workers:
-                self._reset()
-            elif self._planned is None:
-                self._planned = decision, self._folder.newest_step()
-                self._folder.save_path.touch()
-        if self._planned is None or self._planned[1] == self._folder.newest_step():
+        if isinstance(decision, ResizeDecision) and not self._is_planned:
+            self._is_planned, self._step_before = True, self._folder.newest_step()
+            self._folder.save_path.touch()
+        if not self._is_planned or self._step_before == self._folder.newest_step():
             return NoopDecision()
-        decision = self._planned[0]
-        self._folder.log_message(
-            "INFO", f"the cluster has changed: from {worker_group_state.num_workers} to {decision.num_workers} workers"
-        )
         self._reset()
-        return decision
+        # A machine may have gone again since the change was planned.
+        reserved, now = self._get_reserved_resources(), worker_group_state.num_workers
+        possible = now if reserved is None else self._count_possible_workers(reserved)
+        if possible == now or possible < self.scaling_config.min_workers:
+            return NoopDecision()
+        self._folder.log_message("INFO", f"the cluster has changed: from {now} to {possible} workers")
+        return self._get_resize_decision(possible)
 
     def _reset(self) -> None:
-        self._planned = None
+        self._is_planned = False
         self._folder.save_path.unlink(missing_ok=True)
 
 

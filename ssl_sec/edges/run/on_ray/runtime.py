@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,7 +24,7 @@ from ray.train.torch import TorchConfig, TorchTrainer, get_device
 from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
 from ray.train.v2._internal.execution.context import get_train_context as get_internal_train_context
 
-from ssl_sec.data.samplers import worker_counts, worker_rows
+from ssl_sec.data.samplers import worker_rows
 from ssl_sec.edges.environment import find_cluster, require_files_for_ray
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored import StoredFolder
@@ -76,7 +76,8 @@ def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
     assert isinstance(options, RayConfig)
     connect(options.address, spec.folder.name)
     tracking.describe_cluster(describe_cluster())
-    scaling = make_scaling(options, node_resources())
+    counts = spec.config.worker_counts if isinstance(spec.config, TrainingConfig) else None
+    scaling = make_scaling(options, node_resources(), counts)
     logger.info("starting %s", describe_workers(scaling))
     if isinstance(spec.config, TrainingConfig) and isinstance(scaling.num_workers, int):
         worker_rows(spec.config.global_batch_size, 0, scaling.num_workers)
@@ -85,7 +86,7 @@ def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
     record_failures(spec.folder, num_failures)  # failures of an earlier process do not count
     while True:
         with _named_cluster(), followed_nodes(spec.folder, tracking), shown_metrics(spec):
-            failure = _failure_of(_trainer(spec, options, scaling, num_failures), spec.folder)
+            failure = _failure_of(_trainer(spec, options, scaling, counts, num_failures), spec.folder)
         if failure is None:
             return
         if isinstance(failure, ControllerError) and isinstance(failure.controller_failure, UserError):
@@ -105,7 +106,9 @@ def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
         _join_again(options.address, spec.folder.name)
 
 
-def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig, num_failures: int) -> TorchTrainer:
+def _trainer(
+    spec: RunSpec, options: RayConfig, scaling: ScalingConfig, counts: Sequence[int] | None, num_failures: int
+) -> TorchTrainer:
     folder = spec.folder
     settings = {
         "job": spec.recipe.name,
@@ -132,11 +135,8 @@ def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig, num_fail
     }
     if isinstance(scaling.num_workers, int):
         return TorchTrainer(_worker, **common)
-    if isinstance(spec.config, TrainingConfig):
-        counts = worker_counts(spec.config.global_batch_size)
-    else:
-        counts = range(1, scaling.max_workers + 1)
-    return ElasticTrainer(_worker, **common, policy=ElasticPolicy(scaling, counts, folder))
+    policy = ElasticPolicy(scaling, counts or range(1, scaling.max_workers + 1), folder)
+    return ElasticTrainer(_worker, **common, policy=policy)
 
 
 def _link(folder: RunFolder) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def _join_again(address: str | None, name: str) -> None:
     joined, nodes = ray.get_runtime_context().gcs_address, node_resources()
     ray.shutdown()
     if _refusal(joined) is None:
-        connect(address or joined, name)
+        connect(joined if address in (None, "local") else address, name)
     else:
         counts = {f"num_{kind.lower()}s": sum(int(node.get(kind, 0)) for node in nodes) for kind in ("CPU", "GPU")}
         connect(address, name, **counts)
@@ -222,7 +222,7 @@ def connect(address: str | None, name: str | None = None, **resources: Any) -> N
     if ray.is_initialized():
         return
     require_files_for_ray()
-    address = address or find_cluster()
+    address = None if address == "local" else address or find_cluster()
     logging.getLogger("ray").setLevel(logging.ERROR)
     # Ray gives its workers a low priority, so that they wait for its own services if workers use all cores. It reads
     # this variable when it starts nodes.

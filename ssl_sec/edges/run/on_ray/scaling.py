@@ -18,8 +18,13 @@ def node_resources() -> Nodes:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def make_scaling(options: RayConfig, nodes: Nodes) -> ScalingConfig:
+def make_scaling(options: RayConfig, nodes: Nodes, counts: Sequence[int] | None = None) -> ScalingConfig:
     """Chooses the number of workers and the resources of each, which must be those of one node.
+
+    Args:
+        options: the runtime of the run.
+        nodes: the nodes of the cluster.
+        counts: the numbers of workers that the run can have; None for any.
 
     Raises:
         ConfigError: if the cluster has too few resources.
@@ -29,6 +34,7 @@ def make_scaling(options: RayConfig, nodes: Nodes) -> ScalingConfig:
     available, kind = (num_gpus, "GPU") if use_gpu else (num_cpus, "CPU")
     if isinstance(options.num_workers, tuple):
         least, most = options.num_workers
+        least = least if counts is None else min(count for count in counts if count >= least)
         # The resources of a worker are fixed while machines come and go: its share of the machines present now.
         default = _most_cpus(nodes, available, use_gpu) if use_gpu else 1
     else:

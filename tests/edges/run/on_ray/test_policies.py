@@ -179,10 +179,15 @@ def test_a_hanging_worker_is_named(folder, monkeypatch):
 def room(monkeypatch):
     """The number of workers that fit the cluster, as Ray's own policy finds."""
     found = SimpleNamespace(workers=1)
-    decide = lambda self, *state: ResizeDecision(self._count_possible_workers({}), {})  # noqa: E731
+
+    def decide(self, group=None, status=None):
+        possible = self._count_possible_workers({})
+        return NoopDecision() if group and possible == group.num_workers else ResizeDecision(possible, {})
+
     monkeypatch.setattr(ElasticScalingPolicy, "_count_possible_workers", lambda self, reserved: found.workers)
     monkeypatch.setattr(ElasticScalingPolicy, "make_decision_for_running_worker_group", decide)
     monkeypatch.setattr(ElasticScalingPolicy, "make_decision_for_non_running_worker_group", decide)
+    monkeypatch.setattr(ElasticScalingPolicy, "_get_reserved_resources", lambda self: {})
     return found
 
 
@@ -211,21 +216,28 @@ def test_a_healthy_run_is_resized_after_a_checkpoint(folder, room):
     folder.save_path.unlink()  # the run has seen it
     assert decision(1) == NoopDecision()
     save(folder, 7)
-    assert decision(1) == ResizeDecision(4, {})
+    assert decision(1).num_workers == 4
     assert "the cluster has changed: from 1 to 4 workers" in messages(folder)
     assert decision(4) == NoopDecision()
     assert not folder.save_path.exists()
 
 
-def test_resources_lost_before_the_checkpoint_change_nothing(folder, room):
+@pytest.mark.parametrize(("left", "taken"), [(0, None), (1, None), (2, 2)])
+def test_the_room_is_counted_again_once_the_checkpoint_is_saved(folder, room, left, taken):
     policy = policy_for(folder)
-    room.workers = 2
+    room.workers = 4
     state = SimpleNamespace(num_workers=1)
     assert policy.make_decision_for_running_worker_group(state, None) == NoopDecision()
-    room.workers = 1
+    room.workers = left
     save(folder, 3)
-    assert policy.make_decision_for_running_worker_group(state, None) == NoopDecision()
+    decision = policy.make_decision_for_running_worker_group(state, None)
+    assert (decision.num_workers if isinstance(decision, ResizeDecision) else None) == taken
     assert not folder.save_path.exists()
+
+
+def test_a_failure_before_the_checkpoint_ends_the_plan(folder, room):
+    policy = policy_for(folder)
+    state = SimpleNamespace(num_workers=1)
     room.workers = 2
     assert policy.make_decision_for_running_worker_group(state, None) == NoopDecision()
     policy.make_decision_for_non_running_worker_group()  # after a failure

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from ssl_sec.data.samplers import worker_counts
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.run.cpu import ENVIRONMENT
 from ssl_sec.edges.run.driver import run_training
@@ -154,6 +155,14 @@ def test_an_elastic_run_needs_the_minimum_of_workers_with_a_machines_share_each(
         make_scaling(RayConfig(num_workers=(4, 8)), [{"CPU": 3.0}])
     with pytest.raises(ConfigError, match="runtime.cpus_per_worker: found 2 for 2 workers"):
         make_scaling(RayConfig(num_workers=(2, 8), cpus_per_worker=2), [{"CPU": 3.0}])
+
+
+def test_the_minimum_of_an_elastic_run_is_a_number_of_workers_that_can_share_the_batch():
+    with pytest.raises(ConfigError, match="runtime.num_workers: found 4, but the cluster has 3 CPUs; allowed: 1 to 3"):
+        make_scaling(RayConfig(num_workers=(3, 8)), [{"CPU": 3.0}], worker_counts(256))
+    scaling = make_scaling(RayConfig(num_workers=(3, 8)), [{"CPU": 4.0}], worker_counts(256))
+    assert scaling.num_workers == (4, 8)
+    assert find_shortage(scaling, [{"CPU": 3.0}]) == "the cluster has 3 CPUs, and the workers need 4"
 
 
 @pytest.mark.parametrize(
