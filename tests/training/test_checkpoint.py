@@ -16,8 +16,17 @@ from hypothesis import strategies as st
 
 from ssl_sec.errors import StorageError
 from ssl_sec.training import checkpoint, resuming, visibility
-from ssl_sec.training.checkpoint import CheckpointWriter, best_of, load_checkpoint, save_checkpoint
+from ssl_sec.training.checkpoint import (
+    CheckpointWriter,
+    best_of,
+    file_sha256,
+    load_checkpoint,
+    save_checkpoint,
+    save_part,
+)
+from ssl_sec.training.class_sharding import HeldRows
 from ssl_sec.training.resuming import Found, agreed_checkpoint, newest_checkpoint
+from tests.workers import on_workers
 
 CPU = torch.device("cpu")
 
@@ -309,8 +318,8 @@ def two_checkpoints(tmp_path, monkeypatch):
     """The folder of a worker that does not see the newest checkpoint, which the other worker has found."""
     for step in (4, 6):
         save_checkpoint(tmp_path, step, {"step": step}, keep_last=2)
-    others = newest_checkpoint(tmp_path)
-    monkeypatch.setattr(resuming, "gather_objects", lambda own: [others, own])
+    names = ["step-000000004", "step-000000006"]
+    monkeypatch.setattr(resuming, "gather_objects", lambda own: [names if isinstance(own, list) else None, own])
     (tmp_path / "step-000000006").rename(tmp_path / "unseen")
     return tmp_path
 
@@ -328,10 +337,28 @@ def test_a_worker_that_never_sees_it_fails_with_its_name_and_node(two_checkpoint
         agreed_checkpoint(two_checkpoints)
 
 
-def test_the_first_worker_takes_what_only_another_one_sees(two_checkpoints, monkeypatch):
-    (two_checkpoints / "unseen").rename(two_checkpoints / "step-000000006")
-    monkeypatch.setattr(resuming, "gather_objects", lambda own: [Found(path=None, skipped=()), own])
-    assert agreed_checkpoint(two_checkpoints).path == two_checkpoints / "step-000000006"
+def hashed_files(folder):
+    """The agreed checkpoint, and the files whose contents this worker has compared."""
+    compared = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "file_sha256", lambda path: compared.append(path.name) or file_sha256(path))
+        found = agreed_checkpoint(folder)
+        load_checkpoint(found.path, CPU, is_whole=True)
+    return found.path.name, compared
+
+
+@pytest.mark.distributed
+def test_the_workers_read_a_checkpoint_once_and_all_skip_one_that_is_damaged(tmp_path):
+    for step in (4, 6):
+        parts = [save_part(tmp_path, step, {'["rows"]': HeldRows(torch.ones(2, 3) * step, first)}) for first in (0, 2)]
+        save_checkpoint(tmp_path, step, {"step": step}, keep_last=2, parts=[part.name for part in parts])
+    first, second = on_workers(2, tmp_path, hashed_files, tmp_path)
+    assert first == ("step-000000006", ["rows-000000000000.safetensors", "state.pt"])
+    assert second == ("step-000000006", ["rows-000000000002.safetensors"])
+    part = tmp_path / "step-000000006" / "rows-000000000002.safetensors"
+    part.write_bytes(part.read_bytes()[:-1] + b"x")  # of the same size
+    found = [name for name, _ in on_workers(2, tmp_path, hashed_files, tmp_path)]
+    assert found == ["step-000000004", "step-000000004"]
 
 
 def test_without_checkpoints_all_agree_on_none(tmp_path):

@@ -204,7 +204,7 @@ class RunFolder(RunLogs):
             if found.skipped:
                 raise StorageError(f"no whole checkpoint in {self.location}/checkpoints: {'; '.join(found.skipped)}")
             return None
-        return load_checkpoint(found.path, device, held)
+        return load_checkpoint(found.path, device, held, is_whole=True)
 
     def find_checkpoint(self) -> Found:
         """The newest whole checkpoint, the same on all workers, and why newer ones are skipped."""
