@@ -1,3 +1,6 @@
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -93,3 +96,30 @@ def test_settings_that_a_resume_has_changed_count_for_reports(tmp_path: Path):
         assert run.params["steps"] == run.settings["steps"] == str(steps)
     changed = {tag for tag in MlflowClient(uri).get_run(run_id).data.tags if tag.startswith("resumed.")}
     assert changed == {"resumed.steps"}
+
+
+class OneRun(BaseHTTPRequestHandler):
+    """Answers every request as MLflow's server does for a run."""
+
+    def do_GET(self) -> None:
+        run = {"info": {"run_id": "abc", "experiment_id": "1", "status": "RUNNING"}, "data": {}}
+        body = json.dumps({"run": run}).encode()
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def test_a_password_in_the_address_is_not_printed_when_a_run_ends(capfd):
+    with ThreadingHTTPServer(("127.0.0.1", 0), OneRun) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        uri = f"http://ada:geheim@127.0.0.1:{server.server_address[1]}"
+        TrackedRun(MlflowClient(uri), "abc", "1").end("FINISHED")
+        server.shutdown()
+    assert capfd.readouterr() == ("", "")
