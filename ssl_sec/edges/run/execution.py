@@ -16,7 +16,7 @@ from ssl_sec.edges.tracking.deferred import DeferredRun
 from ssl_sec.edges.tracking.following import Follower, Progress
 from ssl_sec.edges.tracking.store import store_errors
 from ssl_sec.edges.tracking.tracker import TrackedRun
-from ssl_sec.errors import Stopped, UserError, first_line
+from ssl_sec.errors import Stopped, StorageError, UserError, first_line
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.settings import to_values
 from ssl_sec.training.config import LocalConfig
@@ -84,7 +84,8 @@ class Execution:
             if status == "FAILED":
                 folder.discard_unstarted()
             if folder.holds_run:
-                self._upload.warn()
+                if (missing := self._upload.missing) is not None:
+                    logger.warning("%s", missing)
             elif tracking.run is not None:
                 self._upload.forget_folder(tracking.run)
             for thread in closing:
@@ -147,22 +148,23 @@ class Execution:
         """Uploads what MLflow is missing from a run that has ended.
 
         Raises:
-            StorageError: if the store cannot be used.
+            StorageError: if the store cannot be used, or does not take everything.
         """
         folder, patience = self._folder, self._upload.patience
         with store_errors(self._spec.identity.uri):
             tracked = patience.call(self._tracking.connect)
             patience.call(lambda: tracked(folder.records()))
             is_whole = patience.call(lambda: tracked.has_file(self._spec.recipe.last_artifact))
+            if folder.status != "FINISHED":
+                patience.call(lambda: self._upload.upload_start(tracked))
         if folder.status == "FINISHED" and not is_whole:
             self._upload.upload_results(tracked)
-        elif folder.status != "FINISHED":
-            patience.call(lambda: self._upload.upload_start(tracked))
         error = folder.error()
         self._upload.end(tracked, folder.status, None if error is None else first_line(error))
         if folder.status == "FINISHED":
             folder.close()
-        self._upload.warn()
+        if (missing := self._upload.missing) is not None:
+            raise StorageError(missing)
         return self._finished()
 
     def _finished(self) -> Finished:

@@ -22,6 +22,7 @@ from ssl_sec.edges.tracking.scores import (
     model_name,
     probe_protocol,
 )
+from ssl_sec.edges.tracking.store import long_requests
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import first_line
 from ssl_sec.figures import NUMBERS
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 logger = logging.getLogger("ssl_sec")
+
+# How long the end of a run may still take in MLflow if it did not answer before.
+_END_S = 10.0
 
 
 class Upload:
@@ -45,6 +49,7 @@ class Upload:
     def __init__(self, spec: RunSpec, tracking: DeferredRun) -> None:
         self._spec = spec
         self._errors: list[str] = []
+        self._tracking = tracking
         self.patience = Patience(ANSWER_S, tracking.ping)
         self.num_lost = 0
         self._has_shown_start = not spec.recipe.is_shown_at_start
@@ -64,6 +69,7 @@ class Upload:
         except Exception as error:  # metrics are more important
             logger.warning("MLflow: %s", first_line(error))
 
+    @long_requests()
     def upload_results(self, tracked: TrackedRun | None) -> None:
         """Draws the plots, and uploads all files of the run; the last one shows that the upload is complete."""
         spec, folder = self._spec, self._spec.folder
@@ -96,7 +102,10 @@ class Upload:
     def end(self, tracked: TrackedRun, status: str, reason: str | None) -> None:
         """Ends the run in MLflow; if it has finished, compares its encoder with others."""
         self._try(lambda: self._log_data(tracked))
-        self._try(lambda: tracked.end(status, reason))
+        if self.patience.is_exhausted:
+            self._try(lambda: tracked.end(status, reason), Patience(_END_S, self._tracking.ping))
+        else:
+            self._try(lambda: tracked.end(status, reason))
         if status == "FINISHED":
             self._try(lambda: self._compare(tracked))
 
@@ -135,16 +144,17 @@ class Upload:
         describe_versions(client, spec.group, trained_id)
         mark_best(client, spec.group)
 
-    def _try(self, call: Callable[[], object]) -> None:
+    def _try(self, call: Callable[[], object], patience: Patience | None = None) -> None:
         try:
-            self.patience.call(call)
+            (patience or self.patience).call(call)
         except NoAnswer:
             pass
         except Exception as error:
             self._errors.append(first_line(error))
 
-    def warn(self) -> None:
-        """Logs once what is missing in MLflow, and the command that uploads it."""
+    @property
+    def missing(self) -> str | None:
+        """What is missing in MLflow and the command that uploads it, in a line; None if nothing is."""
         if self.patience.is_exhausted:
             what = f"MLflow did not answer for {self.patience.limit_s:g} s; upload what is missing with"
         elif self.num_lost:
@@ -152,8 +162,8 @@ class Upload:
         elif self._errors:
             what = f"MLflow: {self._errors[0]}; upload what is missing with"
         else:
-            return
-        logger.warning("%s: %s", what, replay_command(self._spec.folder))
+            return None
+        return f"{what}: {replay_command(self._spec.folder)}"
 
 
 def save_figures(folder: Path, figures: "Mapping[str, Figure]") -> list[Path]:

@@ -16,6 +16,7 @@ os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 # MLflow would print the address of each run that ends, with the password in it.
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
+from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.store.entities import PagedList
@@ -33,6 +34,9 @@ logging.getLogger("alembic").setLevel(logging.ERROR)
 logging.getLogger("mlflow.system_metrics").setLevel(logging.CRITICAL)  # lost metrics of the machine do not matter
 
 T = TypeVar("T")
+
+# How long MLflow's server may take to store a file, as a large one that it passes on to object storage.
+_UPLOAD_S = 600
 
 _SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks", "databricks-uc")
 _SQLITE = b"SQLite format 3\0"
@@ -114,6 +118,17 @@ def store_errors(uri: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise StorageError(f"tracking.uri: MLflow at {uri} cannot be used: {first_line(error)}") from error
+
+
+@contextmanager
+def long_requests() -> Iterator[None]:
+    """Lets requests to MLflow's server take as long as an upload may; for calls that `Patience` limits."""
+    before = MLFLOW_HTTP_REQUEST_TIMEOUT.get()
+    MLFLOW_HTTP_REQUEST_TIMEOUT.set(max(before, _UPLOAD_S))
+    try:
+        yield
+    finally:
+        MLFLOW_HTTP_REQUEST_TIMEOUT.set(before)
 
 
 @contextmanager

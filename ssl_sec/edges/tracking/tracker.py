@@ -267,16 +267,20 @@ class TrackedRun:
         )
         with without_lightning():
             from mlflow.pytorch import log_model
-        with _fluent(self.client.tracking_uri), mlflow.start_run(run_id=self.run_id):
-            log_model(
-                network.float().eval(),
-                name="encoder",
-                step=self._last_step,
-                signature=signature,
-                input_example=example,
-                pip_requirements=[f"torch=={torch.__version__.split('+')[0]}", f"numpy=={np.__version__}"],
-                registered_model_name=name,
-            )
+        with _fluent(self.client.tracking_uri):
+            mlflow.start_run(run_id=self.run_id)
+            try:
+                log_model(
+                    network.float().eval(),
+                    name="encoder",
+                    step=self._last_step,
+                    signature=signature,
+                    input_example=example,
+                    pip_requirements=[f"torch=={torch.__version__.split('+')[0]}", f"numpy=={np.__version__}"],
+                    registered_model_name=name,
+                )
+            finally:
+                mlflow.end_run()  # as FINISHED: the `with` statement of MLflow would end it as FAILED after an error
 
 
 @contextlib.contextmanager

@@ -3,13 +3,15 @@
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
+from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.config import ReplayConfig
-from ssl_sec.edges.run import worker
+from ssl_sec.edges.run import uploading, worker
 from ssl_sec.edges.run.driver import run_replay, run_training
 from ssl_sec.edges.run.summary import summary
 from ssl_sec.errors import ConfigError, StorageError
@@ -82,6 +84,31 @@ def test_a_store_has_every_point_once_after_an_outage(quick, monkeypatch, caplog
     told_of_loss = "records of metrics are not in MLflow" in caplog.text
     assert sorted(point.step for point in history) == expected
     assert told_of_loss == (len(calls) == 2)
+
+
+def test_a_store_too_slow_for_files_has_the_end_of_the_run_and_a_replay_that_fails_says_so(quick, monkeypatch, caplog):
+    log_artifact, limits = MlflowClient.log_artifact, []
+
+    def slow(self, run_id, local_path, artifact_path=None):
+        if Path(local_path).name == "config.yaml":
+            limits.append(MLFLOW_HTTP_REQUEST_TIMEOUT.get())
+            time.sleep(0.6)
+            raise TimeoutError("Read timed out")
+        log_artifact(self, run_id, local_path, artifact_path)
+
+    before = MLFLOW_HTTP_REQUEST_TIMEOUT.get()
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "log_artifact", slow)
+        patch.setattr(uploading, "ANSWER_S", 0.5)
+        finished = run_training(PRETRAIN, pretrain_config(quick))
+        client, replay = MlflowClient(finished.uri), ReplayConfig(folder=str(finished.folder.path))
+        assert client.get_run(finished.run_id).info.status == "FINISHED"
+        assert "MLflow did not answer for 0.5 s; upload what is missing with: python -m jobs.replay" in caplog.text
+        with pytest.raises(StorageError, match=r"upload what is missing with: .*jobs\.replay"):
+            run_replay(replay)
+    assert limits == [600, 600] and before < 600 and MLFLOW_HTTP_REQUEST_TIMEOUT.get() == before
+    run_replay(replay)
+    assert "encoder.safetensors" in {file.path for file in client.list_artifacts(finished.run_id)}
 
 
 def test_a_folder_without_a_run_cannot_be_replayed(tmp_path: Path):
