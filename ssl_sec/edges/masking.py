@@ -7,9 +7,12 @@ from typing import Any
 
 HIDDEN = "***"
 
-# The password of a database may have a slash; in other URIs the path begins there.
+# The password of a database may have a slash; in other URIs the path begins there. In Azure's URLs what stands before
+# the @ is the name of the container, unless it has a colon. A password may have an @, too.
 _USERINFO = re.compile(
-    r"((?:postgres(?:ql)?|mysql|mariadb|mssql|oracle)(?:\+\w+)?://(?=[^@\s'\"]+@)|://(?=[^/@\s'\"]+@))[^@\s'\"]+@"
+    r"((?:postgres(?:ql)?|mysql|mariadb|mssql|oracle)(?:\+\w+)?://(?=[^@\s'\"]+@)"
+    r"|(?:(?<!\babfs)(?<!\babfss)(?<!\bwasb)(?<!\bwasbs)://|://(?=[^/@\s'\"]*:))(?=[^/@\s'\"]+@))"
+    r"[^@\s'\"]+@(?:[^/@\s'\"]*@)*"
 )
 _SECRET_KEY = re.compile(
     r"token|passw(or)?d|passphrase|secret|credential|api_?key|access_?key|private_?key", re.IGNORECASE

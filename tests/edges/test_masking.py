@@ -10,6 +10,11 @@ from ssl_sec.edges.masking import masked, masked_code, masked_command, masked_va
         ("see https://token@host/a and s3://k:s@b/c.", "see https://***@host/a and s3://***@b/c."),
         ("'postgresql+psycopg2://ada:Zx/9+q=@host/db'", "'postgresql+psycopg2://***@host/db'"),
         ("s3://bucket/a@b/c", "s3://bucket/a@b/c"),
+        ("http://ada:p@ss@wo@host/a@b", "http://***@host/a@b"),
+        ("postgresql://ada:Z/x@9@host/db", "postgresql://***@host/db"),
+        ("abfs://runs@acct.dfs.core.windows.net/a", "abfs://runs@acct.dfs.core.windows.net/a"),
+        ("x=wasbs://runs@acct.blob.core.windows.net/a@b", "x=wasbs://runs@acct.blob.core.windows.net/a@b"),
+        ("abfss://acct:key@host/runs", "abfss://***@host/runs"),
         ("https://a.b/t.parquet?sv=1&sig=Se%2Bcret&se=2", "https://a.b/t.parquet?sv=1&sig=***&se=2"),
         ("http://a/b?X-Amz-Signature=f0a&X-Amz-Date=2", "http://a/b?X-Amz-Signature=***&X-Amz-Date=2"),
         (
