@@ -13,6 +13,7 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ssl_sec.errors import ConfigError
 
@@ -87,6 +88,11 @@ def find_cluster() -> str | None:
     except (OSError, ValueError):
         return None
     return address
+
+
+def is_loopback(address: str) -> bool:
+    """Whether the host of an address is this machine's loopback, which other machines cannot reach."""
+    return urlsplit(address).hostname in ("127.0.0.1", "localhost", "::1")
 
 
 def _can_write(folder: str) -> bool:

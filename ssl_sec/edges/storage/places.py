@@ -46,6 +46,12 @@ def local_folder(output_dir: str, *part: str) -> Path:
     return folder
 
 
+def absolute_store(uri: str) -> str:
+    """The address of a tracking store; that of a sqlite file with its absolute path."""
+    start, path = "sqlite:///", uri.removeprefix("sqlite:///")
+    return uri if path == uri or os.path.isabs(path) else f"{start}{os.path.abspath(path)}"
+
+
 def url_of(run_folder: Path) -> str | None:
     """The URL of a run whose folder on this machine is a staging folder; None if the run is in the folder itself."""
     try:

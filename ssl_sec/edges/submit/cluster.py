@@ -16,10 +16,11 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 import requests
-from ray._private.services import canonicalize_bootstrap_address_or_die  # as the client does
+from ray._private.services import canonicalize_bootstrap_address_or_die, find_gcs_addresses  # as the client does
 from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
+from ssl_sec.edges.environment import is_loopback
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE, checkout, command, packaged
 from ssl_sec.edges.tables import in_table
@@ -135,7 +136,7 @@ class Cluster:
         root = checkout()
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WITHIN_S), JOB_ID_VARIABLE: job_id, **environment}
         if is_this_machine(self.address):
-            # As if this Python's environment were activated there; it does not exist there if a port is forwarded.
+            # As if this Python's environment were activated there.
             variables["PATH"] = f"{Path(sys.executable).parent}:${{PATH}}"
         with packaged(root, files or {}) as folder:
             if root is not None and folder is not None:
@@ -288,12 +289,13 @@ def exit_code(details: JobDetails) -> int:
         return 0
     if details.status == JobStatus.STOPPED:
         return Stopped.exit_code
-    return details.driver_exit_code or 1
+    code = details.driver_exit_code or 1
+    return code if code > 0 else 128 - code  # as a shell has it for the signal that killed the driver
 
 
 def is_this_machine(address: str) -> bool:
-    """Whether a dashboard's address is on this machine's loopback."""
-    return urlparse(address).hostname in ("127.0.0.1", "localhost", "::1")
+    """Whether the cluster of a dashboard runs here; behind a forwarded port it is elsewhere."""
+    return is_loopback(address) and bool(find_gcs_addresses())
 
 
 def as_table(jobs: Sequence[JobDetails]) -> str:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ssl_sec.edges.composition.config_folders import OPTION, own_configs
+from ssl_sec.edges.masking import masked
 from ssl_sec.edges.packaging import command
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.recipes.registry import RECIPES
@@ -53,7 +54,7 @@ def submit(arguments: Sequence[str]) -> int:
         details = cluster.details(job_id)
         print(as_table([details]))
         if details.message:
-            print(details.message)
+            print(masked(details.message))
         return 0
     if options.what == "stop":
         print(f"{job_id}: asked to save and stop", flush=True)
@@ -61,7 +62,7 @@ def submit(arguments: Sequence[str]) -> int:
         return 0
     if options.follow:
         return _follow(cluster, job_id, detach=True)
-    print(cluster.logs(job_id), end="")
+    print(masked(cluster.logs(job_id)), end="")
     return 0
 
 

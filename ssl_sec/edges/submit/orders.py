@@ -14,23 +14,25 @@ from typing import Any
 
 from ssl_sec.data.base_config import DataSetConfig
 from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.environment import is_loopback
 from ssl_sec.edges.folder.names import new_name, run_name_of
-from ssl_sec.edges.masking import masked
+from ssl_sec.edges.masking import HIDDEN, masked, masked_values
 from ssl_sec.edges.overrides import assigned, in_grammar, parsed, understood
 from ssl_sec.edges.run.job_values import quoted, resumed_run, values_of
-from ssl_sec.edges.storage.places import is_remote
+from ssl_sec.edges.storage.places import absolute_store, is_remote
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN, PROBE, RECIPES
 from ssl_sec.settings import flattened, from_values, to_values
 
+_STORE = "MLFLOW_TRACKING_URI"
 # Environment variables that are passed to a job.
 _PASSED_VARIABLES = (
     "AWS_DEFAULT_REGION",
     "AWS_ENDPOINT_URL",
     "AWS_REGION",
-    "MLFLOW_TRACKING_URI",
+    _STORE,
     "MLFLOW_S3_ENDPOINT_URL",
     "OMP_NUM_THREADS",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S",
@@ -64,7 +66,7 @@ class Stage:
 
     Attributes:
         job: name of the job.
-        overrides: overrides of its configuration; those of a probe lack the run, which the previous stage creates.
+        overrides: overrides of its configuration.
     """
 
     job: str
@@ -90,13 +92,13 @@ class Command:
 
 def check(order: Order) -> None:
     """Raises a ConfigError if the order cannot work on any cluster."""
-    passed_environment()
+    passed_environment(is_local=True)
     if order.parallel < 1:
         raise ConfigError(f"--parallel: found {order.parallel}, must be ≥ 1")
     if order.then is not None and order.job != PRETRAIN.name:
         raise ConfigError(f"--then: found {order.then!r} after {order.job}; allowed after pretrain")
     for overrides, _ in expand_sweep(order.overrides):
-        following_stages(order.then, check_command(order.job, overrides, order.name, is_local=True))
+        following_stages(order.then, check_command(order.job, overrides, order.name, is_local=True), is_local=True)
 
 
 def check_command(job: str, overrides: Sequence[str], name: str | None, is_local: bool) -> Command:
@@ -112,20 +114,28 @@ def check_command(job: str, overrides: Sequence[str], name: str | None, is_local
         ConfigError: if the command cannot work.
     """
     for override in overrides:
-        if masked(override) != override:
+        if (shown := _without_secrets(override)) != override:
             raise ConfigError(
-                f"{masked(override)}: found credentials, which the cluster's dashboard would show; allowed: "
+                f"{shown}: found credentials, which the cluster's dashboard would show; allowed: "
                 "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or the like, in the environment of its nodes"
             )
     given = [*overrides, *([assigned("run_name", name)] if name else [])]
-    values = values_for(job, given)
-    is_resumed = resumed_run(job, given) is not None
+    resumed = resumed_run(job, given)
+    try:
+        values = values_for(job, given)
+    except ConfigError as error:
+        if resumed is None or not os.path.isabs(resumed) or os.path.exists(resumed):
+            raise
+        name = os.path.basename(resumed.rstrip("/"))
+        hint = f"if only the nodes see it: its settings with run_name={name} resume=auto"
+        raise ConfigError(f"{error}; {hint}") from error
+    is_resumed = resumed is not None
     if is_resumed:
         # The job starts in another folder, so the path must be absolute.
         folder = os.path.join(values["output_dir"], values["recipe"], values["run_name"])
         given = [o for o in given if not o.startswith(("resume=", "output_dir="))]
         given.append(assigned("resume", folder))
-    output_dir = str(values["output_dir"])
+    output_dir = str(values["output_dir"]).removeprefix("file://")
     run = probed_folder(job, given, values)
     if run is not None:  # the job takes the output folder of that run
         if not is_remote(run) and not os.path.isabs(run):
@@ -142,12 +152,23 @@ def check_command(job: str, overrides: Sequence[str], name: str | None, is_local
         unnamed = from_values(RECIPES[job].config, values_for(job, given))
         what = run_name_of(unnamed) if isinstance(unnamed, TrainingConfig) else job
         given.append(f"run_name={new_name(what)}")
+    if (uri := values["tracking"]["uri"]) and (reached := _reached_store("tracking.uri", uri, is_local)) != uri:
+        given.append(assigned("tracking.uri", reached))
     config = from_values(RECIPES[job].config, values_for(job, given))
     if not is_resumed:
         given += _absolute_data(config, is_local)
     assert config.run_name is not None
     recipe = config.recipe_name if isinstance(config, TrainingConfig) else job
     return Command(job=job, overrides=tuple(given), name=config.run_name, recipe=recipe)
+
+
+def _without_secrets(override: str) -> str:
+    """An override without credentials in addresses and without the values of keys like `token`."""
+    if masked(override) != override:
+        return masked(override)
+    given = parsed(understood(override))
+    value = {given.key_or_group: given.value()}
+    return override if masked_values(value) == value else f"{given.key_or_group}={HIDDEN}"
 
 
 def _absolute(key: str, path: str, allowed: str, is_local: bool) -> str:
@@ -158,7 +179,22 @@ def _absolute(key: str, path: str, allowed: str, is_local: bool) -> str:
     """
     if not is_local:
         raise ConfigError(f"{key}: found {path!r}, must be {allowed}")
-    return os.path.abspath(path)
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def _reached_store(key: str, uri: str, is_local: bool) -> str:
+    """The address by which the nodes reach a tracking store.
+
+    Raises:
+        ConfigError: only this machine reaches it, and the cluster is elsewhere.
+    """
+    absolute = absolute_store(uri)
+    if not is_local and (absolute != uri or is_loopback(uri)):
+        raise ConfigError(
+            f"{key}: found {uri!r}, which the cluster's nodes cannot reach; allowed: the address of a server or a "
+            "database that all nodes reach"
+        )
+    return absolute
 
 
 def _absolute_data(config: Any, is_local: bool) -> list[str]:
@@ -203,11 +239,15 @@ def probed_folder(job: str, overrides: Sequence[str], values: Mapping[str, Any])
     return os.path.expanduser(word.removeprefix("file://")) if is_folder and not is_chosen else None
 
 
-def passed_environment() -> dict[str, str]:
+def passed_environment(is_local: bool) -> dict[str, str]:
     """The environment variables that are passed to a job.
 
+    Args:
+        is_local: whether the cluster is on this machine.
+
     Raises:
-        ConfigError: if they contain credentials, which the dashboard would show.
+        ConfigError: if they contain credentials, which the dashboard would show, or a store that the nodes cannot
+            reach.
     """
     variables = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
     for name, value in variables.items():
@@ -216,6 +256,8 @@ def passed_environment() -> dict[str, str]:
                 f"{name}: found credentials in {masked(value)}, which the cluster's dashboard would show; allowed: the "
                 "address alone, with the credentials in the environment of the cluster's nodes"
             )
+    if uri := variables.get(_STORE):
+        variables[_STORE] = _reached_store(_STORE, uri, is_local)
     return variables
 
 
@@ -238,24 +280,36 @@ def expand_sweep(overrides: Sequence[str]) -> list[tuple[tuple[str, ...], tuple[
     ]
 
 
-def following_stages(then: str | None, command: Command) -> tuple[Stage, ...]:
-    """The probe after a pretraining: as the pretraining's configuration says, with the changes of `--then`."""
+def following_stages(then: str | None, command: Command, is_local: bool) -> tuple[Stage, ...]:
+    """The probe after a pretraining: as the pretraining's configuration says, with the changes of `--then`.
+
+    Args:
+        then: the job and its overrides, as in a shell; None if nothing follows.
+        command: the pretraining.
+        is_local: whether the cluster is on this machine.
+
+    Raises:
+        ConfigError: if it cannot work.
+    """
     if then is None:
         return ()
-    job, *changes = shlex.split(then)
+    try:
+        job, *changes = shlex.split(then)
+    except ValueError as error:  # nothing, or a quotation mark without its other one
+        raise ConfigError(f'--then: found {then!r}; allowed: probe, or "probe probe.epochs=50"') from error
     if job != PROBE.name:
         raise ConfigError(f"--then: found {job!r}; allowed: probe")
     config = from_values(PretrainConfig, values_for("pretrain", command.overrides))
     settings = {f"probe.{key}": value for key, value in flattened(to_values(config.probe)).items() if key != "enabled"}
     settings |= {"output_dir": config.output_dir, "run_name": f"{command.name}-probe"}
+    settings |= {"run": f"{config.output_dir.rstrip('/')}/{command.recipe}/{command.name}"}
     carried = [
         o
         for o in command.overrides
         if o.startswith(("runtime", "tracking.uri=", "tracking.experiment=", "tracking.tags"))
     ]
     overrides = (*(_override(key, value) for key, value in settings.items()), *carried, *changes)
-    check_command(job, (*overrides, "run=the-one-before"), None, is_local=False)
-    return (Stage(job=job, overrides=overrides),)
+    return (Stage(job=job, overrides=check_command(job, overrides, None, is_local).overrides),)
 
 
 def _override(key: str, value: Any) -> str:

@@ -15,8 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import FrameType
 
-from mlflow.exceptions import MlflowException
-
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.submit.cluster import Cluster, entrypoint, exit_code
@@ -134,8 +132,7 @@ class _Pipeline:
             ]
             ended = [future.result() for future in futures]
         table = self._table(ended)
-        if self._plan.is_sweep:
-            print(table, flush=True)
+        print(table, flush=True)
         code = Stopped.exit_code if self._stopping.is_set() else next((each.code for each in ended if each.code), 0)
         reason = next((each.state for each in ended if each.code not in (0, Stopped.exit_code)), None)
         status = {0: "FINISHED", Stopped.exit_code: "KILLED"}.get(code, "FAILED")
@@ -171,18 +168,13 @@ class _Pipeline:
 
     def _chain(self, number: int, point: Point, parent: Sweep) -> ChainResult:
         metrics: dict[str, float] = {}
-        run_id: str | None = None
         for position, stage in enumerate(point.stages):
             if self._stopping.is_set():
                 return ChainResult(code=Stopped.exit_code, state="stopped", metrics=metrics)
             job_id = f"{self._job_id}-{number}-{stage.job}"
             overrides = list(stage.overrides)
             is_training = RECIPES[stage.job].is_training
-            if position > 0:
-                if run_id is None:
-                    return ChainResult(code=4, state="MLflow has no run to probe", metrics=metrics)
-                overrides.append(f"run={run_id}")
-            elif is_training and parent.run_id is not None:  # that of a probe is the run that it probes
+            if is_training and parent.run_id is not None:  # that of a probe is the run that it probes
                 overrides.append(f"tracking.parent_run={parent.run_id}")
             name = point.name if position == 0 else f"{point.name}-{stage.job}"
             label = " ".join([*point.swept, stage.job])
@@ -193,8 +185,7 @@ class _Pipeline:
                 logger.error("%s: %s", label, error, exc_info=not isinstance(error, UserError))
                 code = error.exit_code if isinstance(error, UserError) else 1
                 return ChainResult(code=code, state=f"{stage.job} failed: {first_line(error)}", metrics=metrics)
-            run_id, found = self._find_run(job_id, point.recipe if is_training or position > 0 else None)
-            metrics |= found
+            metrics |= self._metrics_of(job_id, point.recipe if is_training or position > 0 else None)
             if code != 0:
                 state = "stopped" if code == Stopped.exit_code else f"{stage.job} failed with exit code {code}"
                 return ChainResult(code=code, state=state, metrics=metrics)
@@ -216,8 +207,8 @@ class _Pipeline:
         print(f"{label}: {details.status.value.lower()}", flush=True)
         return exit_code(details)
 
-    def _find_run(self, job_id: str, recipe: str | None) -> tuple[str | None, Mapping[str, float]]:
-        """The id and the last metrics of a job's run in MLflow; without a recipe, in any experiment."""
+    def _metrics_of(self, job_id: str, recipe: str | None) -> Mapping[str, float]:
+        """The last metrics of a job's run in MLflow; without a recipe, in any experiment."""
         try:
             client = connect_to_store(self._uri)
             name = self._plan.tracking.experiment or recipe
@@ -227,10 +218,10 @@ class _Pipeline:
                 experiments = [client.get_experiment_by_name(name)]
             searched = [each.experiment_id for each in experiments if each is not None]
             found = client.search_runs(searched, f"tags.`{JOB_ID_TAG}` = {json.dumps(job_id)}") if searched else []
-        except MlflowException as error:
+        except Exception as error:  # they are only shown
             logger.warning("MLflow: %s", first_line(error))
-            return None, {}
-        return (found[0].info.run_id, found[0].data.metrics) if found else (None, {})
+            return {}
+        return found[0].data.metrics if found else {}
 
     def _table(self, ended: list[ChainResult]) -> str:
         names = [name for name in _TABLE_METRICS if any(name in each.metrics for each in ended)]

@@ -12,6 +12,7 @@ from ssl_sec.edges.composition.config_folders import OPTION
 from ssl_sec.edges.composition.options import own_texts
 from ssl_sec.edges.folder.names import new_name, user_tags
 from ssl_sec.edges.masking import masked
+from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.edges.submit.cluster import Cluster, entrypoint, is_this_machine
 from ssl_sec.edges.submit.orders import (
     Command,
@@ -46,8 +47,8 @@ def submit_order(order: Order, cluster: Cluster) -> dict[str, str]:
     Raises:
         UserError: if the order is wrong, or the cluster refuses it.
     """
-    environment = passed_environment()
     is_local = is_this_machine(cluster.address)
+    environment = passed_environment(is_local)
     varied = {
         swept.partition("=")[0].rpartition(".")[2]: None for _, each in expand_sweep(order.overrides) for swept in each
     }
@@ -85,7 +86,7 @@ def submit_order(order: Order, cluster: Cluster) -> dict[str, str]:
                         replace(stage, overrides=(*with_own, *stage.overrides))
                         for stage in (
                             Stage(job=each.job, overrides=each.overrides),
-                            *following_stages(order.then, each),
+                            *following_stages(order.then, each, is_local),
                         )
                     ),
                 )
@@ -95,8 +96,11 @@ def submit_order(order: Order, cluster: Cluster) -> dict[str, str]:
         line = entrypoint("pipeline", [_PLAN], order.python)
         files |= {_PLAN: json.dumps(to_values(plan), indent=1)}
     cluster.submit(line, job_id, {"job_name": name, "recipe": first.recipe, "job": first.job}, environment, files)
-    uri = tracking.uri or environment.get("MLFLOW_TRACKING_URI") or tracking_uri(tracking, output_dir)
-    page = mlflow_page(uri, tracking.experiment or first.recipe, job_id)
+    uri = tracking.uri or environment.get("MLFLOW_TRACKING_URI")
+    if uri is None and is_remote(output_dir):
+        page = "at MLFLOW_TRACKING_URI of the nodes, or else in mlflow.db in the staging folder of the job's machine"
+    else:
+        page = mlflow_page(uri or tracking_uri(tracking, output_dir), tracking.experiment or first.recipe, job_id)
     return {"job": job_id, "dashboard": f"{cluster.address}/#/jobs/{job_id}", "MLflow": page}
 
 

@@ -23,7 +23,8 @@ from mlflow.store.entities import PagedList
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.masking import masked
-from ssl_sec.edges.storage.places import is_remote, local_folder
+from ssl_sec.edges.packaging import JOB_ID_VARIABLE
+from ssl_sec.edges.storage.places import absolute_store, is_remote, local_folder
 from ssl_sec.errors import ConfigError, StorageError, UserError, first_line
 from ssl_sec.files import locked
 from ssl_sec.recipes.tracking import TrackingConfig
@@ -43,7 +44,9 @@ _SQLITE = b"SQLite format 3\0"
 
 
 def tracking_uri(config: TrackingConfig, output_dir: str | Path) -> str:
-    """The store's address: the configured one, the environment's, or sqlite in the output folder (`runs` for a URL).
+    """The store's address: the configured one, the environment's, or sqlite in the output folder; paths are absolute.
+
+    For a URL, sqlite is in `runs`, or, in a job that was submitted to a cluster, in the staging folder.
 
     Raises:
         ConfigError: for a scheme that MLflow does not support.
@@ -54,11 +57,11 @@ def tracking_uri(config: TrackingConfig, output_dir: str | Path) -> str:
     elif from_environment := os.environ.get("MLFLOW_TRACKING_URI"):
         uri, key = from_environment, "MLFLOW_TRACKING_URI"
     else:
-        # Object storage can hold no database.
-        near = "runs" if is_remote(str(output_dir)) else str(output_dir)
+        # Object storage can hold no database, and Ray removes the folder in which a submitted job starts.
+        near = "runs" if is_remote(str(output_dir)) and JOB_ID_VARIABLE not in os.environ else str(output_dir)
         uri, key = f"sqlite:///{local_folder(near)}/mlflow.db", "output_dir"
     require_store(uri, key)
-    return uri
+    return absolute_store(uri)
 
 
 def require_store(uri: str, key: str) -> None:

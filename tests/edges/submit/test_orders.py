@@ -2,7 +2,7 @@
 
 import pytest
 
-from ssl_sec.edges.submit.orders import Order, check_command
+from ssl_sec.edges.submit.orders import Order, check_command, following_stages, passed_environment
 from ssl_sec.edges.submit.submission import submit_order
 from ssl_sec.errors import ConfigError
 from tests.edges.submit.test_submission import SentJobs
@@ -52,3 +52,73 @@ def test_relative_paths_of_data_become_absolute_here_and_are_refused_elsewhere(t
     ):
         sent("data=cifar10")
     assert sent("data=cifar10", "data.download=true") == sent("data=cifar10", "data.root=/data") == sent() == []
+
+
+def completed(*overrides: str, is_local: bool = False) -> tuple[str, ...]:
+    """What is added to a pretraining, after its name."""
+    given = ("experiment=digits", *overrides)
+    return check_command("pretrain", given, "it", is_local).overrides[len(given) + 1 :]
+
+
+def test_a_home_or_a_file_url_is_the_folder_that_it_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert completed("output_dir=~/runs", is_local=True) == (f"output_dir={tmp_path}/runs",)
+    assert completed("output_dir=file:///shared/runs") == ()
+    with pytest.raises(ConfigError, match="^output_dir: found '~/runs', must be an absolute path on storage"):
+        completed("output_dir=~/runs")
+
+
+def test_a_store_that_only_this_machine_reaches_is_refused_for_another_cluster(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    relative, loopback = "sqlite:///runs/mlflow.db", "http://localhost:5000"
+    folder = "output_dir=/shared/runs"
+    assert completed(folder, f"tracking.uri={relative}", is_local=True) == (
+        f"tracking.uri=sqlite:///{tmp_path}/runs/mlflow.db",
+    )
+    assert completed(folder, f"tracking.uri={loopback}", is_local=True) == ()
+    assert completed(folder, "tracking.uri=sqlite:////shared/mlflow.db") == ()
+    for uri in (relative, loopback):
+        with pytest.raises(ConfigError, match=f"^tracking.uri: found '{uri}', which the cluster's nodes cannot reach"):
+            completed(folder, f"tracking.uri={uri}")
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        with pytest.raises(ConfigError, match="^MLFLOW_TRACKING_URI: found "):
+            passed_environment(is_local=False)
+    assert passed_environment(is_local=True)["MLFLOW_TRACKING_URI"] == loopback
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", relative)
+    assert passed_environment(is_local=True)["MLFLOW_TRACKING_URI"] == f"sqlite:///{tmp_path}/runs/mlflow.db"
+
+
+def test_without_an_address_the_store_of_a_run_in_a_bucket_is_that_of_the_nodes(monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    order = Order(job="pretrain", overrides=("experiment=digits", "output_dir=s3://bucket/runs"), name="it")
+    assert submit_order(order, SentJobs())["MLflow"].startswith("at MLFLOW_TRACKING_URI of the nodes, or else in")
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("tracking.tags={api_token: abc}", "tracking.tags"),
+        ("+tracking.tags.password=geheim", "tracking.tags.password"),
+    ],
+)
+def test_the_values_of_secret_keys_are_refused(override, key):
+    with pytest.raises(ConfigError, match=rf"^{key}=\*\*\*: found credentials"):
+        completed("output_dir=/shared/runs", override)
+
+
+def test_the_probe_of_a_chain_takes_the_folder_of_the_run_before_it():
+    trained = check_command("pretrain", ("experiment=digits", "output_dir=s3://b/runs"), "it", is_local=False)
+    (stage,) = following_stages("probe", trained, is_local=False)
+    assert "run='s3://b/runs/digits/it'" in stage.overrides or "run=s3://b/runs/digits/it" in stage.overrides
+
+
+@pytest.mark.parametrize("then", ["", "'probe"])
+def test_what_follows_must_be_a_command(then):
+    trained = check_command("pretrain", ("experiment=digits", "output_dir=/shared/runs"), "it", is_local=False)
+    with pytest.raises(ConfigError, match="^--then: found .*; allowed: probe, or"):
+        following_stages(then, trained, is_local=False)
+
+
+def test_a_run_that_only_the_nodes_see_is_resumed_by_its_name():
+    with pytest.raises(ConfigError, match="holds no run; .* its settings with run_name=it resume=auto$"):
+        completed("resume=/shared/runs/digits/it/")

@@ -5,6 +5,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from ray.job_submission import JobStatus
 
@@ -70,6 +71,18 @@ def test_each_run_of_a_sweep_over_data_sets_is_probed(pipeline, capsys):
     assert chains.run() == 0
     assert len(jobs.lines) == 4 and sum("ssl_sec probe" in line for line in jobs.lines) == 2
     assert capsys.readouterr().out.count("succeeded") >= 2
+
+
+def test_a_chain_continues_and_shows_its_end_while_mlflow_is_away(pipeline, tmp_path, monkeypatch, capsys):
+    chains, jobs = pipeline("experiment=digits")
+
+    def away(uri):
+        raise MlflowException("no answer")
+
+    monkeypatch.setattr("ssl_sec.edges.submit.pipeline.connect_to_store", away)
+    assert chains.run() == 0
+    assert f"run={tmp_path}/digits/n" in jobs.lines[1]
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["n", "succeeded"]
 
 
 def test_a_sweep_of_probes_shows_what_each_found(pipeline, tmp_path, capsys):

@@ -6,10 +6,11 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
-from ray.job_submission import JobSubmissionClient
+from ray.job_submission import JobStatus, JobSubmissionClient
 
 from ssl_sec.edges.submit import cluster as ray_jobs
 from ssl_sec.edges.submit.cluster import Cluster, ConnectionLost
@@ -82,6 +83,16 @@ def test_the_command_lines_address_overrides_the_environments(dashboard, monkeyp
     assert capsys.readouterr().out == "no jobs\n"
 
 
+def test_secrets_in_the_output_of_a_job_are_hidden(dashboard, monkeypatch, capsys):
+    details = SimpleNamespace(status=JobStatus.FAILED, message="at http://ada:geheim@host", submission_id="mine")
+    details.start_time, details.end_time, details.metadata = 0, 0, {}
+    monkeypatch.setattr(Cluster, "details", lambda self, job_id: details)
+    monkeypatch.setattr(JobSubmissionClient, "get_job_logs", lambda self, job_id: "to http://ada:geheim@host\n")
+    for verb in ("logs", "status"):
+        assert submit([verb, "mine", "--address", address_of(dashboard)]) == 0
+        assert "http://***@host" in (output := capsys.readouterr().out) and "geheim" not in output
+
+
 def test_a_cluster_lost_while_following_is_one_line(dashboard, monkeypatch):
     monkeypatch.setattr(ray_jobs, "_LOST_FOR_S", 0.0)
     monkeypatch.setattr(ray_jobs, "_POLL_S", 0.0)
@@ -109,7 +120,15 @@ def test_only_a_404_makes_a_job_unknown(dashboard, monkeypatch):
     assert next(answers, None) is None
 
 
+@pytest.mark.parametrize(("running", "is_here"), [({"127.0.0.1:6379"}, True), (set(), False)])
+def test_the_forwarded_port_of_another_machines_cluster_is_not_this_machine(running, is_here, monkeypatch):
+    monkeypatch.setattr(ray_jobs, "find_gcs_addresses", lambda: running)
+    assert {ray_jobs.is_this_machine(f"http://{host}:8265") for host in ("127.0.0.1", "localhost")} == {is_here}
+    assert not any(ray_jobs.is_this_machine(f"http://{host}:8265") for host in ("10.0.0.1", "127.0.0.1.example.org"))
+
+
 def test_a_job_on_this_machine_finds_the_python_that_sent_it_first(dashboard, monkeypatch):
+    monkeypatch.setattr(ray_jobs, "find_gcs_addresses", lambda: {"127.0.0.1:6379"})
     sent = {}
     monkeypatch.setattr(JobSubmissionClient, "submit_job", lambda self, **job: sent.update(job))
     Cluster(address_of(dashboard)).submit("exec python", "mine", {"job_name": "mine"}, {"A": "1"}, {"plan.json": "{}"})

@@ -10,9 +10,11 @@ from mlflow.tracking import MlflowClient
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.packaging import JOB_ID_VARIABLE
+from ssl_sec.edges.storage.places import STAGING_VARIABLE
 from ssl_sec.edges.tracking.deferred import DeferredRun
 from ssl_sec.edges.tracking.runs import RunArchive
-from ssl_sec.edges.tracking.store import require_store
+from ssl_sec.edges.tracking.store import require_store, tracking_uri
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.recipes.tracking import TrackingConfig
@@ -49,6 +51,17 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path):
     (tmp_path / "text").write_text("a file with other things in it")
     with pytest.raises(StorageError, match="text, which is not an SQLite database"):
         require_store(f"sqlite:///{tmp_path}/text", "tracking.uri")
+
+
+def test_a_file_is_absolute_and_that_of_a_submitted_job_in_a_bucket_is_in_its_staging_folder(tmp_path, monkeypatch):
+    for name in ("MLFLOW_TRACKING_URI", JOB_ID_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(STAGING_VARIABLE, str(tmp_path / "staging"))
+    monkeypatch.chdir(tmp_path)
+    assert tracking_uri(TrackingConfig(uri="sqlite:///a.db?timeout=5"), "x") == f"sqlite:///{tmp_path}/a.db?timeout=5"
+    assert tracking_uri(TrackingConfig(), "s3://bucket/runs") == f"sqlite:///{tmp_path}/runs/mlflow.db"
+    monkeypatch.setenv(JOB_ID_VARIABLE, "job")
+    assert tracking_uri(TrackingConfig(), "s3://bucket/runs").startswith(f"sqlite:///{tmp_path}/staging/")
 
 
 def test_a_folder_is_refused_before_the_run_starts(tmp_path: Path, capsys, monkeypatch):
