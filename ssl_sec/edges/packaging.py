@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 
 from ssl_sec.errors import ConfigError
@@ -14,6 +15,8 @@ from ssl_sec.errors import ConfigError
 # The parts of a checkout that a job needs.
 TRAVELS = ("ssl_sec", "jobs", "configs", "pyproject.toml")
 _NEVER = ("__pycache__", ".git")
+# Files with passwords, as in .dockerignore; git may not ignore them, and may not be usable.
+_SECRET = (".env*", "*.env")
 LIMIT_MIB = 64.0
 
 # The environment variable with the id of a job.
@@ -86,10 +89,15 @@ def packaged(
 
 
 def _files(path: Path) -> list[Path]:
-    """The files below a path that git does not ignore; all files without git."""
+    """The files below a path that git does not ignore; all files without git. Those with passwords are left out."""
     listed = git(path.parent, "ls-files", "-z", "-co", "--exclude-standard", "--", path.name)
     if listed is not None:
         found = [path.parent / name for name in listed.split("\0") if name]
     else:
         found = [path] if path.is_file() else list(path.rglob("*"))
-    return [file for file in found if file.is_file() and not any(part in _NEVER for part in file.parts)]
+    return [file for file in found if file.is_file() and _is_sent(file)]
+
+
+def _is_sent(file: Path) -> bool:
+    is_secret = file.name != ".env.example" and any(fnmatch(file.name, pattern) for pattern in _SECRET)
+    return not is_secret and not any(part in _NEVER for part in file.parts)

@@ -289,7 +289,9 @@ def names(folder):
 
 
 def test_only_code_and_configs_are_sent(small_checkout):
-    expected = ["configs/c.yaml", "jobs/b.py", "pyproject.toml", "ssl_sec/a.py"]
+    expected = ["configs/c.yaml", "jobs/.env.example", "jobs/b.py", "pyproject.toml", "ssl_sec/a.py"]
+    for name in (".env", ".env.local", "mlflow.env", ".env.example"):
+        (small_checkout / "jobs" / name).write_text("PASSWORD=geheim")
     with packaged(small_checkout) as folder:
         assert names(folder) == sorted([*expected, "configs/ignored.bin"])  # without git nothing is known to be ignored
     git(small_checkout, "init", "-q")
