@@ -15,7 +15,8 @@
 #SBATCH --gpus-per-node=1
 # Those of a machine, which its GPUs share.
 #SBATCH --cpus-per-task=8
-#SBATCH --mem=64G
+# All memory of each machine.
+#SBATCH --mem=0
 #SBATCH --time=04:00:00
 #SBATCH --output=%x-%j.out
 # A requeued job appends to the same file.

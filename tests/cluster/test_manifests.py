@@ -150,6 +150,17 @@ def test_a_pod_has_minimal_permissions(name):
         assert container["resources"][bound].keys() >= {"cpu", "memory"}
 
 
+@pytest.mark.parametrize("name", ["kuberay-cluster.yaml", "kuberay-job.yaml"])
+def test_the_lines_for_spot_machines_can_be_uncommented(name):
+    text = re.sub(r"# (.*cloud\.google\.com/gke-spot.*)", r"\1", (CLUSTER / name).read_text())
+    spec = yaml.safe_load(text)["spec"]
+    (workers,) = spec.get("rayClusterSpec", spec)["workerGroupSpecs"]
+    pod = workers["template"]["spec"]
+    assert [each["key"] for each in pod["tolerations"]] == ["nvidia.com/gpu", "cloud.google.com/gke-spot"]
+    assert pod["nodeSelector"] == {"cloud.google.com/gke-spot": "true"}
+    assert text.count(" tolerations:") == 1
+
+
 def test_prometheus_scrapes_every_ray_pod_where_kuberay_has_ray_export_its_metrics():
     port = 8080  # KubeRay's default of --metrics-export-port
     (monitor,) = pod_monitors()

@@ -35,6 +35,11 @@ def test_ray_symmetric_run_has_the_options_of_the_script():
     assert {"--address", "--min-nodes"} <= used <= known - {"--head", "--node-ip-address", "--port", "--block"}
 
 
+def test_a_job_on_whole_machines_has_all_their_memory():
+    options = re.findall(r"^#SBATCH (\S+)", (CLUSTER / "slurm.sh").read_text(), re.MULTILINE)
+    assert {"--exclusive", "--mem=0"} <= set(options)
+
+
 class Slurm:
     """A fake queue with one job on one node, whose run ends by a stop file or with the exit code OUTCOME.
 

@@ -191,8 +191,8 @@ def _reached_store(key: str, uri: str, is_local: bool) -> str:
     absolute = absolute_store(uri)
     if not is_local and (absolute != uri or is_loopback(uri)):
         raise ConfigError(
-            f"{key}: found {uri!r}, which the cluster's nodes cannot reach; allowed: the address of a server or a "
-            "database that all nodes reach"
+            f"{key}: found {uri!r}, which the cluster's nodes cannot reach; allowed: an address that they reach, or "
+            "none, if they have one in their environment"
         )
     return absolute
 
