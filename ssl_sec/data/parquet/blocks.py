@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from ssl_sec.data.parquet.reading import ParquetFiles, encoded_images, opened
+from ssl_sec.data.parquet.reading import ROWS_PER_BATCH, ParquetFiles, encoded_images, opened
 from ssl_sec.data.shards.locations import one_line
 
 
@@ -47,5 +47,6 @@ class RowGroups:
         file, group = self._groups[block]
         file_system, path = self.files.files[file]
         with opened(file_system, path, self.files.footers[file]) as parquet, one_line(path):
-            table = parquet.read_row_group(group, columns=[self.files.image_column])
-            return encoded_images(table.column(0).combine_chunks()).to_pylist()
+            # Some rows at a time: Arrow cannot have more than 2 GiB of images in one array of structs.
+            batches = parquet.iter_batches(ROWS_PER_BATCH, row_groups=[group], columns=[self.files.image_column])
+            return [image for batch in batches for image in encoded_images(batch.column(0)).to_pylist()]

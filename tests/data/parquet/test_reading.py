@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from ssl_sec.data.image_set import UNLABELLED, Columns, check_num_classes
-from ssl_sec.data.parquet import cache, reading
+from ssl_sec.data.parquet import blocks, cache, reading
+from ssl_sec.data.parquet.blocks import RowGroups
 from ssl_sec.data.shards.locations import find_files
 from ssl_sec.errors import DataError, MissingDataError
 from tests.data.files import plain, write_parquet
@@ -34,6 +35,21 @@ def test_rows_come_in_order(tmp_path, file, monkeypatch):
     assert [int(label) for some in rows for label in some.labels] == [*(i % 2 for i in range(10)), 7]
     names = [name for some in rows for name in some.names]
     assert names[9:] == [f"{file} row 9", f"{other} row 0"]
+
+
+def test_a_row_group_is_read_some_rows_at_a_time(tmp_path, file, monkeypatch):
+    """More than 2 GiB of images do not fit into one Arrow array of structs."""
+
+    def refuse(*args, **more):
+        raise pa.ArrowNotImplementedError("Nested data conversions not implemented for chunked array outputs")
+
+    monkeypatch.setattr(pa.parquet.ParquetFile, "read_row_group", refuse)
+    monkeypatch.setattr(blocks, "ROWS_PER_BATCH", 3)
+    files = inspect(file, write_parquet(tmp_path / "b.parquet", [None, b"x"], [0, 1]))
+    groups = RowGroups(files=files)
+    read = [image for block in range(len(groups.sizes)) for image in groups.read(block)]
+    assert read == [image for rows in reading.iterate_rows(files) for image in rows.encoded.to_pylist()]
+    assert groups.sizes.tolist() == [4, 4, 2, 2] and list(map(len, map(groups.read, range(4)))) == [4, 4, 2, 2]
 
 
 def test_missing_bytes_are_empty(tmp_path):
