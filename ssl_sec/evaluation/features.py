@@ -10,6 +10,8 @@ from ssl_sec.augment.views import unit_range
 from ssl_sec.collectives import gather_rows, highest_over_workers, rank, world_size
 from ssl_sec.data.image_set import EncodedImages, ImageSet
 from ssl_sec.data.loading import batches
+from ssl_sec.data.shards.streamed import StreamedImages
+from ssl_sec.errors import DataError
 
 Corrupt = Callable[[Float[Tensor, "batch channels height width"], Int64[Tensor, " batch"]], Tensor]
 
@@ -61,9 +63,45 @@ def extract_features(
     return gathered[0][: len(indices)], gathered[1][: len(indices)]
 
 
-def readable(image_set: ImageSet, device: torch.device) -> Bool[Tensor, " images"]:
-    """Mask of the images that no worker has failed to read so far, on `device`; every worker calls this function."""
-    is_bad = torch.zeros(len(image_set), dtype=torch.int32, device=device)
-    if isinstance(image_set, EncodedImages):
+def readable(
+    image_set: ImageSet, device: torch.device, indices: Int64[Tensor, " images"] | None = None
+) -> Bool[Tensor, " images"]:
+    """Mask of the images at `indices` that no worker has failed to read so far; every worker calls this function.
+
+    Args:
+        image_set: the data set.
+        device: device of the mask.
+        indices: indices of the images, on the CPU; None takes all images.
+    """
+    is_bad = torch.zeros(len(image_set), dtype=torch.int32)
+    if isinstance(image_set, EncodedImages | StreamedImages):
         is_bad[sorted(image_set.bad_indices)] = 1
-    return highest_over_workers(is_bad) == 0
+    return highest_over_workers((is_bad if indices is None else is_bad[indices]).to(device)) == 0
+
+
+def readable_rows(
+    extract: Callable[..., tuple[Tensor, Tensor]],
+    device: torch.device,
+    image_set: ImageSet,
+    indices: Int64[Tensor, " images"] | None = None,
+    corrupt: Corrupt | None = None,
+) -> tuple[Float[Tensor, "readable dim"], Int64[Tensor, " readable"]]:
+    """Features and labels of those of the images that can be read; every worker calls this function.
+
+    An image that replaces an unreadable one is counted twice, and may be one that a classifier was trained on.
+
+    Args:
+        extract: `extract_features` with an encoder.
+        device: device of the features.
+        image_set: the data set.
+        indices: indices of the images; None takes all images.
+        corrupt: as for `extract_features`.
+
+    Raises:
+        DataError: none of the images can be read.
+    """
+    features, labels = extract(image_set, indices, corrupt=corrupt)
+    is_read = readable(image_set, device, indices)
+    if not is_read.any():
+        raise DataError(f"{image_set.name}: none of {len(labels):,} images that are measured can be read")
+    return features[is_read], labels[is_read]

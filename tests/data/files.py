@@ -4,6 +4,7 @@ import csv
 import json
 import struct
 import zlib
+from collections.abc import Collection
 from io import BytesIO
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import pyarrow.parquet as pq
 import torch
 from PIL import Image
 
+from ssl_sec.data.image_set import EncodedImages
 from ssl_sec.data.standard_sets import open_digits
+from ssl_sec.data.stores import MemoryStore
 
 
 def encode(image: Image.Image, image_format: str = "PNG", **options) -> bytes:
@@ -25,6 +28,22 @@ def encode(image: Image.Image, image_format: str = "PNG", **options) -> bytes:
 def plain(value: int, width: int = 8, height: int = 8) -> bytes:
     """A PNG of one grey value."""
     return encode(Image.new("RGB", (width, height), (value, value, value)))
+
+
+def noisy_set(num_images: int, bad: Collection[int], num_classes: int = 4, name: str = "noise/train") -> EncodedImages:
+    """Grey images of noise with random labels; some are damaged and are skipped."""
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 256, (num_images, 8, 8), dtype=np.uint8)
+    encoded = [b"damaged" if number in bad else encode(Image.fromarray(image)) for number, image in enumerate(pixels)]
+    return EncodedImages(
+        store=MemoryStore.of(map(str, range(num_images)), encoded),
+        labels=torch.from_numpy(generator.integers(0, num_classes, num_images)),
+        class_names=tuple(map(str, range(num_classes))),
+        image_shape=(1, 8, 8),
+        name=name,
+        description="noise",
+        on_bad_image="skip",
+    )
 
 
 def noise(width: int = 64, height: int = 64) -> Image.Image:

@@ -1,9 +1,13 @@
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from ssl_sec.data.image_set import ResidentImages
-from ssl_sec.evaluation.features import extract_features
+from ssl_sec.errors import DataError
+from ssl_sec.evaluation.features import extract_features, readable_rows
+from tests.data.files import noisy_set
 from tests.workers import on_workers
 
 CPU = torch.device("cpu")
@@ -66,6 +70,24 @@ def test_features_are_in_single_or_double_precision(given, wanted):
 def test_an_encoder_without_parameters_gets_single_precision():
     features, _ = extract_features(nn.Flatten(), images(), torch.arange(3), CPU)
     assert torch.equal(features, images().images[:3].float().flatten(1) / 255)
+
+
+def rows_of_readable(indices):
+    noise = noisy_set(11, bad=(0, 4, 9))
+    return readable_rows(partial(extract_features, nn.Flatten(), device=CPU), CPU, noise, torch.tensor(indices))
+
+
+@pytest.mark.distributed
+def test_images_that_replace_unreadable_ones_are_left_out(tmp_path):
+    noise = noisy_set(11, bad=())
+    for indices, good in (([9, 1, 0, 2], [1, 2]), (list(range(11)), [1, 2, 3, 5, 6, 7, 8, 10])):
+        batch = noise.read(torch.tensor(good))
+        expected = batch.images.flatten(1) / 255, batch.labels
+        torch.testing.assert_close(rows_of_readable(indices), expected)
+        for part in on_workers(2, tmp_path, rows_of_readable, indices):
+            torch.testing.assert_close(part, expected)
+    with pytest.raises(DataError, match="^noise/train: none of 2 images that are measured can be read$"):
+        rows_of_readable([4, 9])
 
 
 @pytest.mark.distributed

@@ -21,6 +21,7 @@ from ssl_sec.recipes.finetuning.recipe import run as finetune
 from ssl_sec.recipes.probing.recipe import open_splits
 from ssl_sec.settings import from_values
 from ssl_sec.training.step import train_step
+from tests.data.files import noisy_set
 from tests.fakes import FakeRuntime, FakeStore, assert_identical, loaded
 from tests.recipes.test_pretraining import assert_the_same_curve, curve
 from tests.workers import on_workers
@@ -74,6 +75,18 @@ def test_two_workers_give_the_same_run(tmp_path, whole):
     assert_the_same_curve(second, expected[:-1])  # the test images are reported by the first worker
     for each in (state, other_state):
         torch.testing.assert_close(each, runtime.last_state(), rtol=1e-7, atol=1e-9)
+
+
+def test_images_that_cannot_be_read_are_not_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(DigitsConfig, "_open", lambda *_: noisy_set(200, bad=range(0, 200, 4)))
+    watched = labelled_images(config(held_out_share=0.2), noisy_set(200, bad=())).watched.rows
+    num_watched = int((watched % 4 > 0).sum())
+    runtime, store = run(tmp_path, epochs=1, labels_share=0.5, held_out_share=0.2)
+    confusion = torch.tensor(json.loads(store.confusion_path.read_text())["confusion"])
+    assert int(confusion.sum()) == 150
+    (top1,) = runtime.series("val/top1").values()
+    num_right = top1 * num_watched / 100
+    assert num_watched < len(watched) and num_right == pytest.approx(round(num_right), abs=1e-4)
 
 
 def gradients_on_a_worker(changes):

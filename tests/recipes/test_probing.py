@@ -14,7 +14,8 @@ from ssl_sec.evaluation.classification import logistic
 from ssl_sec.evaluation.classification.calibration import Calibration
 from ssl_sec.evaluation.classification.logistic import LogisticRegression, fit_logistic
 from ssl_sec.evaluation.knn import knn_top1
-from ssl_sec.evaluation.linear_probe import ProbeResult
+from ssl_sec.evaluation.linear_probe import HELD_OUT_SHARE, ProbeResult
+from ssl_sec.evaluation.splits import stratified_split
 from ssl_sec.networks.config import ResNetConfig
 from ssl_sec.networks.weights import save_weights
 from ssl_sec.recipes.probing import recipe as probing
@@ -23,6 +24,7 @@ from ssl_sec.recipes.probing.config import ProbeConfig, ProbedRun, ProbeJobConfi
 from ssl_sec.recipes.probing.measures import corrupted_top1, transfer_metrics
 from ssl_sec.recipes.probing.recipe import ProbeFindings, linear_evaluation, open_splits
 from ssl_sec.training.config import LocalConfig
+from tests.data.files import noisy_set
 from tests.fakes import FakeRuntime, FakeStore
 from tests.workers import on_workers
 
@@ -184,6 +186,18 @@ def test_small_sets_make_one_batch():
 
 def test_the_whole_training_set_is_used_despite_the_limit_of_pretraining():
     assert probe(data=DigitsConfig(max_images=30)).metrics() == probe().metrics()
+
+
+def test_images_that_cannot_be_read_are_not_measured():
+    splits = noisy_set(300, bad=range(0, 300, 3)), noisy_set(100, bad=range(0, 100, 3), name="noise/test")
+    config = dataclasses.replace(QUICK, epochs=2)
+    found = linear_evaluation(Pixels(), *splits, config, CPU.on(torch.device("cpu")), FakeRuntime())
+    assert int(found.probe.confusion.sum()) == 66
+    # A third of the images of noise would have their own copies in the training set.
+    held_out = stratified_split(splits[0].labels, HELD_OUT_SHARE, seed=config.seed)[1]
+    num_held_out = int((held_out % 3 > 0).sum())
+    for top1 in found.probe.held_out_top1.values():
+        assert num_held_out * top1 == pytest.approx(round(num_held_out * top1), abs=1e-4)
 
 
 def test_the_encoder_is_not_trained():

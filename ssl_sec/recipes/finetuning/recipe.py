@@ -24,6 +24,7 @@ from ssl_sec.data.shards.streamed import require_any_order
 from ssl_sec.errors import ConfigError
 from ssl_sec.evaluation.classification.calibration import Calibration, calibration
 from ssl_sec.evaluation.classification.logistic import mean_per_class
+from ssl_sec.evaluation.features import readable_rows
 from ssl_sec.evaluation.linear_probe import confusion_of, top5_accuracy, top_k_accuracy
 from ssl_sec.evaluation.splits import (
     labelled_share,
@@ -191,7 +192,8 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
         ) from error
     best = BestNetwork(recipe.encoder, recipe.head) if config.evaluated == "best" else None
     recipe = replace(recipe, best=best)
-    classify = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=256)
+    extract = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=256)
+    classify = partial(readable_rows, extract, runtime.device)
     monitor = _Monitor(images, classify, best, recipe.sampler.steps_per_epoch, runtime)
     train_recipe(config, recipe, runtime, store, monitor, config.monitor.every_epochs * recipe.sampler.steps_per_epoch)
     if best is not None:

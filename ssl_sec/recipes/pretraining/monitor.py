@@ -14,6 +14,7 @@ from ssl_sec.data.image_set import ImageSet, on_device, require_labels
 from ssl_sec.data.loading import batches
 from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.errors import ConfigError
+from ssl_sec.evaluation.features import readable
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.linear_probe import HELD_OUT_SHARE, linear_probe
 from ssl_sec.evaluation.online_probe import OnlineProbe
@@ -142,9 +143,12 @@ class Monitor:
             return {}
         if labelled is not self._own:
             features, labels = self._extract(labelled.image_set, labelled.indices)
-        bank, queries = ((features[rows], labels[rows]) for rows in (labelled.bank, labelled.queries))
+        # An image that replaces an unreadable query may be in the bank.
+        is_read = readable(labelled.image_set, self._runtime.device, labelled.indices).cpu()
+        chosen = (rows[is_read[rows]] for rows in (labelled.bank, labelled.queries))
+        bank, queries = ((features[rows], labels[rows]) for rows in chosen)
         num_classes = len(labelled.image_set.class_names)
-        if len(labelled.queries) == 0:  # no class has two images
+        if len(bank[1]) == 0 or len(queries[1]) == 0:  # as where no class has two images
             return {}
         found = {"val/knn_top1": 100 * knn_top1(*bank, *queries, num_classes=num_classes, k=self._neighbours)}
         if labelled is not self._own:

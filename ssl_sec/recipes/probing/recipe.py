@@ -8,6 +8,7 @@ is used once. With few labels the chosen probe is not trained again, so that it 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -23,6 +24,7 @@ from ssl_sec.data.samplers import ShuffledBatches
 from ssl_sec.data.shards.streamed import require_any_order
 from ssl_sec.errors import ConfigError
 from ssl_sec.evaluation.config import ProbeConfig
+from ssl_sec.evaluation.features import readable_rows
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.linear_probe import (
     HELD_OUT_SHARE,
@@ -181,7 +183,8 @@ def linear_evaluation(
     require_held_out(held_out)
     if config.labels_per_class is not None:
         kept = kept[labelled_subset(train_set.labels[kept], config.labels_per_class, seed=config.seed)]
-    features_of = extractor(encoder, computation, runtime, batch_size=512)
+    extract = extractor(encoder, computation, runtime, batch_size=512)
+    features_of = partial(readable_rows, extract, runtime.device)
     log_once(runtime, "computing the features of %s training images", f"{len(kept) + len(held_out):,}")
     kept_rows, held_out_rows = features_of(train_set, kept), features_of(train_set, held_out)
     training = _Training(
