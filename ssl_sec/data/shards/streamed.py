@@ -27,6 +27,9 @@ logger = logging.getLogger("ssl_sec.data")
 # Largest number of batches whose blocks are read ahead.
 _BATCHES_AHEAD = 16
 
+# A sample of a sorted set may need this many times as many images to be read, so that it has most classes.
+_MOST_SAMPLED = 16
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StreamedImages:
@@ -86,9 +89,34 @@ class StreamedImages:
         sizes = self._sizes
         order = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(derived_seed(seed, "sample")))
         chosen = order[: int((sizes[order].cumsum(0) < num_images).sum()) + 1].sort().values
-        starts = sizes.cumsum(0) - sizes
-        everything = [torch.arange(int(starts[block]), int(starts[block] + sizes[block])) for block in chosen]
-        return torch.cat(everything)[:num_images]
+        return self._images_of(chosen)[:num_images]
+
+    def sample_of_classes(self, num_images: int, seed: int) -> Int64[Tensor, " chosen"]:
+        """`num_images` images, ascending, of blocks drawn by `seed`; all if there are no more.
+
+        Blocks of new classes come first, as in a sorted set each block holds few of them: until nine tenths of the
+        classes are seen, if ten images of each are wanted, or `_MOST_SAMPLED` times as many images would be read.
+        """
+        if num_images >= len(self):
+            return torch.arange(len(self))
+        sizes, generator = self._sizes, torch.Generator().manual_seed(derived_seed(seed, "sample"))
+        ends = sizes.cumsum(0)
+        num_wanted = 0.9 * min(len(self.class_names), num_images // 10)
+        seen, of_new_classes, others, num_read = set[int](), list[int](), list[int](), 0
+        for block in torch.randperm(len(sizes), generator=generator).tolist():
+            size, end = int(sizes[block]), int(ends[block])
+            if len(seen) < num_wanted and num_read + size <= _MOST_SAMPLED * num_images:
+                classes = set(self.labels[end - size : end].tolist())
+                if not classes <= seen:
+                    seen |= classes
+                    of_new_classes.append(block)
+                    num_read += size
+                    continue
+            others.append(block)
+        order = torch.tensor(of_new_classes + others)
+        num_blocks = max(len(of_new_classes), int((sizes[order].cumsum(0) < num_images).sum()) + 1)
+        read = self._images_of(order[:num_blocks])
+        return read[torch.randperm(len(read), generator=generator)[:num_images]].sort().values
 
     def apart(self) -> "StreamedImages":
         """The same images with a separate cache of blocks: reading them does not evict the blocks of the training."""
@@ -178,6 +206,12 @@ class StreamedImages:
     @cached_property
     def _ends(self) -> Int64[Tensor, " blocks"]:
         return self.reader.blocks.sizes.cumsum(0)
+
+    def _images_of(self, blocks: Int64[Tensor, " some"]) -> Int64[Tensor, " images"]:
+        """The images of this set that are in some blocks, block by block."""
+        sizes = self._sizes
+        ends = sizes.cumsum(0)
+        return torch.cat([torch.arange(int(ends[block] - sizes[block]), int(ends[block])) for block in blocks])
 
     def _blocks_of(self, indices: Tensor) -> list[int]:
         rows = indices if self.rows is None else self.rows[indices]

@@ -53,7 +53,7 @@ class MonitoredImages:
 def monitored_images(image_set: ImageSet, num_images: int) -> MonitoredImages:
     """About `num_images` images of a set, the same at every call."""
     if isinstance(image_set, StreamedImages):
-        image_set, indices = image_set.apart(), image_set.sample(num_images, seed=0)
+        image_set, indices = image_set.apart(), image_set.sample_of_classes(num_images, seed=0)
     else:
         indices = stratified_sample(image_set.labels, num_images, seed=0)
     bank, queries = stratified_split(image_set.labels[indices], 0.1, seed=0)

@@ -43,11 +43,13 @@ class Made:
         return [b"bad" if first + row in self.bad else plain(first + row) for row in range(int(self.sizes[block]))]
 
 
-def made(sizes, window=16, labels=None, on_bad_image="raise", **more):
+def made(sizes, window=16, labels=None, on_bad_image="raise", class_names=(), **more):
     labels = torch.full((sum(sizes),), -1) if labels is None else labels
     source = Made(sizes, **more)
     decoding = Decoding(on_bad_image=on_bad_image)
-    return source, streamed(source, labels, (), (3, 8, 8), "made/train", "made", decoding=decoding, window=window)
+    return source, streamed(
+        source, labels, class_names, (3, 8, 8), "made/train", "made", decoding=decoding, window=window
+    )
 
 
 def epoch(images, sampler, threads=2, rows=slice(None)):
@@ -153,6 +155,24 @@ def test_a_sample_needs_few_blocks():
     assert values(own.read(chosen)) == chosen.tolist() and len(source.reads) == 10
     assert len(images.reader._kept) == 0
     assert torch.equal(images.sample(10**6, seed=0), torch.arange(200))
+
+
+def test_a_sample_of_a_sorted_set_has_most_classes():
+    labels = torch.arange(100).repeat_interleave(40)
+    source, images = made([16] * 250, labels=labels, class_names=tuple(map(str, range(100))))
+    chosen = images.sample_of_classes(1000, seed=0)
+    counts = labels[chosen].bincount(minlength=100)
+    assert len(chosen) == len(chosen.unique()) == 1000 and int((counts >= 2).sum()) >= 85
+    again, other = (images.sample_of_classes(1000, seed) for seed in (0, 1))
+    assert torch.equal(chosen, again) and not torch.equal(chosen, other)
+    # Where a sample cannot have ten images of each class, it has those of some.
+    few = labels[images.sample_of_classes(100, seed=0)].bincount(minlength=100)
+    assert 9 <= int((few > 0).sum()) <= 20
+    # Of a shuffled set, no more blocks are read than are needed.
+    shuffled = labels[torch.randperm(4000, generator=torch.Generator().manual_seed(0))]
+    source, images = made([16] * 250, labels=shuffled, class_names=tuple(map(str, range(100))))
+    images.read(images.sample_of_classes(1000, seed=0))
+    assert len(set(source.reads)) == 63  # of 16
 
 
 def test_row_groups_are_read_without_a_copy(tmp_path):
