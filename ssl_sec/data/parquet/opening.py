@@ -42,15 +42,19 @@ def open_parquet(
 
     Raises:
         MissingDataError: no files are given for the split, or they do not exist.
-        DataError: a file is damaged or lacks the columns, a label is wrong, or an image cannot be read.
+        DataError: a file is damaged or lacks the columns, is found twice or in both splits, a label is wrong, or an
+            image cannot be read.
     """
     from ssl_sec.data.parquet import cache, reading  # Arrow, which no other set needs
     from ssl_sec.data.parquet.blocks import RowGroups
+    from ssl_sec.data.shards.locations import require_apart
 
     locations = train if split == "train" else test
     if locations is None:
         raise MissingDataError(f"parquet: no files for the {split} split; set data.{split}")
     files = reading.inspect(locations, columns)
+    if split == "test":
+        require_apart(files.files, train, "Parquet")
     if files.named_labels and split == "test" and train is not None and shared_classes:
         files = replace(files, class_names=reading.inspect(train, columns).class_names)
     encoded = (

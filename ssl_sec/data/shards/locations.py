@@ -2,8 +2,8 @@
 
 import itertools
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import fsspec
@@ -27,7 +27,7 @@ def find_files(locations: Locations, kind: str) -> list[File]:
 
     Raises:
         MissingDataError: a path does not exist, or a glob matches nothing.
-        DataError: the file system is unknown or does not answer.
+        DataError: the file system is unknown or does not answer, or a file is found twice.
     """
     found: list[File] = []
     given = [locations] if isinstance(locations, str | Path) else locations
@@ -42,7 +42,35 @@ def find_files(locations: Locations, kind: str) -> list[File]:
         found += [(file_system, path) for path in paths]
     if not found:
         raise MissingDataError(f"the list of {kind} files is empty; set data.train and data.test")
+    addresses = set[str]()
+    for file in found:
+        if (address := _address(file)) in addresses:
+            raise DataError(f"{printable(file[1])}: found twice in the list of {kind} files; allowed: each file once")
+        addresses.add(address)
     return found
+
+
+def require_apart(test_files: Sequence[File], train: Locations | None, kind: str) -> None:
+    """Refuses test files that are training files, too.
+
+    Args:
+        test_files: the files of the test split.
+        train: the locations of the training files, which need not exist; None if there are none.
+        kind: kind of files, for errors.
+
+    Raises:
+        DataError: for the first such file.
+    """
+    trained_on = set[str]()
+    if train is not None:
+        with suppress(MissingDataError):
+            trained_on.update(map(_address, find_files(train, kind)))
+    for file in test_files:
+        if _address(file) in trained_on:
+            raise DataError(
+                f"{printable(file[1])}: data.test and data.train both name this file; allowed: test images that are "
+                "not trained on"
+            )
 
 
 def stamp(file_system: AbstractFileSystem, path: str) -> list[str]:
@@ -51,7 +79,7 @@ def stamp(file_system: AbstractFileSystem, path: str) -> list[str]:
     # Each storage has its own name for the modification time; the last keys are for stores that never overwrite.
     times = ("mtime", "LastModified", "last_modified", "updated", "ETag", "etag", "created")
     changed = next((str(info[key]) for key in times if info.get(key)), "")
-    return [file_system.unstrip_protocol(path), str(info.get("size")), changed]
+    return [_address((file_system, path)), str(info.get("size")), changed]
 
 
 @contextmanager
@@ -66,6 +94,12 @@ def one_line(what: str) -> Iterator[None]:
     # pyarrow, fsspec and its many back ends have no common base class for errors.
     except Exception as error:
         raise DataError(f"{printable(what)}: cannot be read: {first_line(error)}") from error
+
+
+def _address(file: File) -> str:
+    """The URL of a file."""
+    file_system, path = file
+    return file_system.unstrip_protocol(path)
 
 
 def _in_range(location: str) -> Iterator[str]:

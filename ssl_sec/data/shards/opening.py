@@ -38,16 +38,19 @@ def open_webdataset(
 
     Raises:
         MissingDataError: no files are given for the split, or they do not exist.
-        DataError: a shard is damaged, a label is wrong or missing, or an image cannot be read.
+        DataError: a shard is damaged, a label is wrong or missing, a file is found twice or in both splits, or an image
+            cannot be read.
         ConfigError: the shards are remote, the set does not fit into memory, and there is no `shuffle_window`.
     """
     from ssl_sec.data.shards import tar  # Arrow, which few other sets need
-    from ssl_sec.data.shards.locations import find_files
+    from ssl_sec.data.shards.locations import find_files, require_apart
 
     locations = train if split == "train" else test
     if locations is None:
         raise MissingDataError(f"webdataset: no files for the {split} split; set data.{split}")
     files = find_files(locations, "tar")
+    if split == "test":
+        require_apart(files, train, "tar")
     shards = tar.open_shards(files, Path(cache_folder).expanduser())
     name = f"webdataset/{split}"
     if num_dotted := shards.num_dotted:

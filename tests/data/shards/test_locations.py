@@ -1,0 +1,35 @@
+import pytest
+
+from ssl_sec.data.parquet.opening import open_parquet
+from ssl_sec.data.shards.locations import find_files, require_apart
+from ssl_sec.data.shards.opening import open_webdataset
+from ssl_sec.errors import DataError
+from tests.data.files import plain, write_parquet
+from tests.data.shards.test_tar import write_tar
+from tests.data.test_sources import line
+
+
+@pytest.fixture
+def files(tmp_path):
+    return [write_tar(tmp_path / f"set-{name}.tar", {"a.png": plain(1)}) for name in ("0", "1", "test")]
+
+
+def test_a_file_is_listed_once(tmp_path, files):
+    expected = f"{files[0]}: found twice in the list of tar files; allowed: each file once"
+    globs = [tmp_path / "*.tar", tmp_path / "*0.tar"]
+    for locations in ([files[0]] * 2, [files[0], f"file://{files[0]}"], globs):
+        assert line(lambda locations=locations: find_files(locations, "tar"), DataError) == expected
+    assert len(find_files([tmp_path / "*0.tar", tmp_path / "*1.tar"], "tar")) == 2
+
+
+def test_a_test_file_is_no_training_file(tmp_path, files):
+    more = {"cache_folder": tmp_path / "cache"}
+    train, test = tmp_path / "set-*.tar", tmp_path / "*-test.tar"
+    assert len(open_webdataset("train", train, test, **more)) == 3
+    message = line(lambda: open_webdataset("test", train, test, **more), DataError)
+    assert message.startswith(f"{files[2]}: data.test and data.train both name this file; allowed: ")
+    assert len(open_webdataset("test", tmp_path / "set-[01].tar", test, **more)) == 1
+    assert len(open_webdataset("test", tmp_path / "gone-*.tar", test, **more)) == 1
+    table = write_parquet(tmp_path / "a.parquet", [plain(1)], [0])
+    assert line(lambda: open_parquet("test", tmp_path / "*.parquet", table)).startswith(f"{table}: data.test and ")
+    require_apart(find_files(test, "tar"), None, "tar")
