@@ -94,8 +94,8 @@ def pack_images(data: Path, path: Path) -> None:
         data: the value of `--data`.
         path: path of the .tar.gz.
     """
-    from ssl_sec.data.image_set import Columns
     from ssl_sec.data.parquet import reading
+    from ssl_sec.data.parquet.columns import Columns
 
     values = describe_data(data)
     with tarfile.open(path, "w:gz") as archive:

@@ -11,7 +11,8 @@ from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
 from ssl_sec.data.faces.records import open_records
 from ssl_sec.data.folders import TEST_FOLDERS, open_folder, title_of_place
-from ssl_sec.data.image_set import CACHE_FOLDER, Columns, ImageSet, Split
+from ssl_sec.data.image_set import CACHE_FOLDER, ImageSet, Split
+from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names
 from ssl_sec.data.retrieval_sets import RetrievalSet, open_retrieval_set
 from ssl_sec.data.shards.opening import open_webdataset, shard_class_names

@@ -35,22 +35,6 @@ Locations = str | Path | Sequence[str | Path]
 Candidate = tuple[int, str, Callable[[], Path | bytes]]  # an image: index, name in errors, what gets its file or bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """The columns of Parquet files.
-
-    Attributes:
-        image_column: column of images, struct{bytes, path}; None takes the only one of that type.
-        label_column: column of classes, integers ≥ 0 or names. None for images without labels, as are those of files
-            without a column `label`.
-    """
-
-    image_column: str | None = None
-    label_column: str | None = "label"
-
-
-NAMED_AS_USUAL = Columns()
-
 # The folder for copies of Parquet files that are read by row, and for indices of shards.
 CACHE_FOLDER = "~/.cache/ssl_sec"
 
@@ -199,6 +183,7 @@ class EncodedImages:
         on_bad_image: action on an unreadable image; None raises an error if no option can skip the image.
         queries: mask of the queries, with the others as the gallery, on the CPU; None: each image is both.
         rows: row in `store` of each image of this set; None for all rows in order.
+        within_class: whether only an image of its class may replace an unreadable one.
         bad_indices: the unreadable images met so far.
     """
 
@@ -212,6 +197,7 @@ class EncodedImages:
     on_bad_image: OnBadImage | None = None
     queries: Bool[Tensor, " images"] | None = None
     rows: Int64[Tensor, " images"] | None = None
+    within_class: bool = False
     bad_indices: set[int] = field(default_factory=set)
 
     @property
@@ -242,7 +228,8 @@ class EncodedImages:
         read = indices.clone()
         each_draw = [None] * len(indices) if draws is None else draws.tolist()
         for position, (index, draw) in enumerate(zip(indices.tolist(), each_draw, strict=True)):
-            images[position], read[position] = first_readable(self, self._in_turn(index), draw, bad)
+            where = f" of class {self.class_names[self.labels[index]]}" if self.within_class else ""
+            images[position], read[position] = first_readable(self, self._in_turn(index), draw, bad, where)
         return Batch(images=images, labels=self.labels[read], indices=read), bad
 
     def record_bad(self, bad: dict[int, str]) -> None:
@@ -260,8 +247,10 @@ class EncodedImages:
 
     def _in_turn(self, index: int) -> Iterator[Candidate]:
         """The image, and those that may replace it."""
-        found = itertools.chain.from_iterable(map(self.candidates, own_class_first(self.labels, index)))
-        return itertools.islice(found, MAX_BAD_IN_A_ROW)
+        parts = own_class_first(self.labels, index)
+        if self.within_class:
+            parts = (part[self.labels[part] == self.labels[index]] for part in parts)
+        return itertools.islice(itertools.chain.from_iterable(map(self.candidates, parts)), MAX_BAD_IN_A_ROW)
 
 
 @runtime_checkable
@@ -290,7 +279,7 @@ class Decoded(Protocol):
 
 
 def first_readable(
-    image_set: Decoded, candidates: Iterable[Candidate], draw: int | None, bad: dict[int, str]
+    image_set: Decoded, candidates: Iterable[Candidate], draw: int | None, bad: dict[int, str], where: str = ""
 ) -> tuple[UInt8[Tensor, "channels height width"], int]:
     """The first of some images that can be read, and its index in the set.
 
@@ -299,6 +288,7 @@ def first_readable(
         candidates: an image and those that may replace it: index, name in errors, and a getter of its file or bytes.
         draw: random number for the crop.
         bad: receives the reason of each unreadable image, by its index.
+        where: class that all candidates are of, for errors.
 
     Raises:
         DataError: an image cannot be read and may not be replaced, or none can be read.
@@ -316,7 +306,7 @@ def first_readable(
             # Outside of the `try`: a wrong size is due to a wrong setting, which a replacement cannot fix.
             check_shape(image, image_set.image_shape, name)
             return image, index
-    raise DataError(f"{image_set.name}: {len(reasons)} images in a row cannot be read, the first: {reasons[0]}")
+    raise DataError(f"{image_set.name}: {len(reasons)} images{where} in a row cannot be read, the first: {reasons[0]}")
 
 
 def unreadable(error: DataError, on_bad_image: OnBadImage | None) -> DataError:

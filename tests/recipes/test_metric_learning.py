@@ -254,6 +254,10 @@ def test_disjoint_triplets_keep_their_classes_where_images_cannot_be_read(tmp_pa
     crop = {"short_side_px": 16, "size_px": 16}
     runtime, _ = run(tmp_path, data=data, augment=crop, steps=5, global_batch_size=6, held_out_share=0.0, **changes)
     assert len(runtime.series("train/loss")) == 5
+    for path in (tmp_path / "photos/train/2").glob("*.png"):
+        path.write_bytes(b"damaged")
+    with pytest.raises(DataError, match="^folder/train: 4 images of class 2 in a row cannot be read, the first: "):
+        run(tmp_path, data=data, augment=crop, steps=5, global_batch_size=6, held_out_share=0.0, **changes)
 
 
 def test_zero_steps_measure_the_initial_encoder(tmp_path):

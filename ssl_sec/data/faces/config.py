@@ -7,7 +7,7 @@ from typing import Literal
 
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.faces.pairs import VerificationPairs, open_bin, open_lfw_pairs, open_pair_table
-from ssl_sec.data.image_set import Columns
+from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.settings import (
     CountOrZero,
     Local,

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int64
 
-from ssl_sec.data.image_set import MAX_CLASSES, Columns
+from ssl_sec.data.image_set import MAX_CLASSES
+from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.errors import DataError, nearest, printable
 
 

@@ -9,7 +9,8 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ssl_sec.data.decode import AS_THEY_ARE, Decoding
-from ssl_sec.data.image_set import CACHE_FOLDER, NAMED_AS_USUAL, Columns, ImageSet, Locations, Split
+from ssl_sec.data.image_set import CACHE_FOLDER, ImageSet, Locations, Split
+from ssl_sec.data.parquet.columns import NAMED_AS_USUAL, Columns
 from ssl_sec.data.shards.streamed import streamed
 from ssl_sec.data.stores import ArrowStore, decode_all, first_shape, from_store, mapped_table
 from ssl_sec.errors import MissingDataError

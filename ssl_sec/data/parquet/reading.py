@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 from jaxtyping import Int64
 
-from ssl_sec.data.image_set import UNLABELLED, Columns, Locations, check_num_classes
+from ssl_sec.data.image_set import UNLABELLED, Locations, check_num_classes
 from ssl_sec.data.parquet import labels
+from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.data.shards.locations import File, find_files, one_line
 from ssl_sec.errors import DataError, nearest, printable
 

@@ -1,6 +1,7 @@
 """Deep metric learning from a config, on one worker of any runtime, measured on classes that it was not trained on."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -11,7 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ssl_sec.data.crops import row_draws
-from ssl_sec.data.image_set import ImageSet, on_device, subset, with_crop
+from ssl_sec.data.image_set import EncodedImages, ImageSet, on_device, subset, with_crop
+from ssl_sec.data.selection_config import TripletSamplerConfig
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.feature_maps import strongest_feature_maps
@@ -85,6 +87,8 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
 
 def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
     """Everything that the run trains, on the runtime's device; equal on every worker."""
+    if isinstance(image_set, EncodedImages) and isinstance(config.sampler, TripletSamplerConfig):
+        image_set = replace(image_set, within_class=True)  # an image of another class makes no triplet
     return assemble(
         config,
         image_set,

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from ssl_sec.data.decode import Decoding
-from ssl_sec.data.image_set import Columns, EncodedImages, ResidentImages
+from ssl_sec.data.image_set import EncodedImages, ResidentImages
 from ssl_sec.data.parquet import cache
+from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names
 from ssl_sec.data.stores import mapped_table
 from ssl_sec.errors import DataError, MissingDataError

@@ -8,9 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ssl_sec.data.image_set import UNLABELLED, Columns, check_num_classes
+from ssl_sec.data.image_set import UNLABELLED, check_num_classes
 from ssl_sec.data.parquet import blocks, cache, reading
 from ssl_sec.data.parquet.blocks import RowGroups
+from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.data.shards.locations import find_files
 from ssl_sec.errors import DataError, MissingDataError
 from tests.data.files import plain, write_parquet
