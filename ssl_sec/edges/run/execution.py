@@ -148,7 +148,7 @@ class Execution:
         """Uploads what MLflow is missing from a run that has ended.
 
         Raises:
-            StorageError: if the store cannot be used, or does not take everything.
+            StorageError: if the store cannot be used, or does not take everything; or a file of the run is missing.
         """
         folder, patience = self._folder, self._upload.patience
         with store_errors(self._spec.identity.uri):
@@ -157,10 +157,16 @@ class Execution:
             is_whole = patience.call(lambda: tracked.has_file(self._spec.recipe.last_artifact))
             if folder.status != "FINISHED":
                 patience.call(lambda: self._upload.upload_start(tracked))
-        if folder.status == "FINISHED" and not is_whole:
-            self._upload.upload_results(tracked)
-        error = folder.error()
-        self._upload.end(tracked, folder.status, None if error is None else first_line(error))
+        status, reason = "FAILED", "its results could not be uploaded"
+        try:
+            if folder.status == "FINISHED" and not is_whole:
+                self._upload.upload_results(tracked)
+            error = folder.error()
+            status, reason = folder.status, None if error is None else first_line(error)
+        except FileNotFoundError as error:
+            raise StorageError(f"{error.filename} is missing") from error
+        finally:
+            self._upload.end(tracked, status, reason)
         if folder.status == "FINISHED":
             folder.close()
         if (missing := self._upload.missing) is not None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssl_sec.edges.folder.commands import replay_command
-from ssl_sec.edges.folder.encoder import load_network
+from ssl_sec.edges.folder.encoder import TrainedNetwork, load_network
+from ssl_sec.edges.folder.names import weights_digest
 from ssl_sec.edges.folder.record import data_set
 from ssl_sec.edges.patience import ANSWER_S, NoAnswer, Patience
 from ssl_sec.edges.run.spec import RunSpec
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ssl_sec")
 
+# Tag of a run with the digest of the weights that were registered last.
+_REGISTERED_TAG = "registered.weights"
 # How long the end of a run may still take in MLflow if it did not answer before.
 _END_S = 10.0
 
@@ -94,10 +97,18 @@ class Upload:
                 name, shape = model_name(spec.group), folder.data().image_shape
                 logger.info("registering the network in MLflow as %s", name)
                 network = load_network(spec.recipe, spec.config, shape, folder.path)
-                self._try(lambda: tracked.log_network(network.whole, shape, network.dim, name))
+                self._try(lambda: self._register(tracked, network, shape, name))
             where = tracked.experiment_id, tracked.run_id
             self._try(lambda: log_checkpoints(tracked.client, *where, spec.recipe, folder))
-        self._try(lambda: tracked.log_file(folder.path / spec.recipe.last_artifact))
+        if not self._errors:
+            self._try(lambda: tracked.log_file(folder.path / spec.recipe.last_artifact))
+
+    def _register(self, tracked: TrackedRun, network: TrainedNetwork, image_shape: tuple[int, ...], name: str) -> None:
+        """Registers the network, unless the run's newest version has its weights, as at a replay."""
+        digest = weights_digest(self._spec.folder.encoder_path)
+        if tracked.client.get_run(tracked.run_id).data.tags.get(_REGISTERED_TAG) != digest:
+            tracked.log_network(network.whole, image_shape, network.dim, name)
+            tracked.client.set_tag(tracked.run_id, _REGISTERED_TAG, digest)
 
     def end(self, tracked: TrackedRun, status: str, reason: str | None) -> None:
         """Ends the run in MLflow; if it has finished, compares its encoder with others."""

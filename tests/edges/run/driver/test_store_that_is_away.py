@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.run import uploading, worker
 from ssl_sec.edges.run.driver import run_replay, run_training
 from ssl_sec.edges.run.summary import summary
+from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.recipes.registry import PRETRAIN
 from tests.edges.run.driver.conftest import pretrain_config
@@ -87,28 +89,59 @@ def test_a_store_has_every_point_once_after_an_outage(quick, monkeypatch, caplog
 
 
 def test_a_store_too_slow_for_files_has_the_end_of_the_run_and_a_replay_that_fails_says_so(quick, monkeypatch, caplog):
-    log_artifact, limits = MlflowClient.log_artifact, []
+    log_artifact, limits, wait_s = MlflowClient.log_artifact, [], 2.2
 
     def slow(self, run_id, local_path, artifact_path=None):
         if Path(local_path).name == "config.yaml":
             limits.append(MLFLOW_HTTP_REQUEST_TIMEOUT.get())
-            time.sleep(0.6)
+            time.sleep(wait_s)
             raise TimeoutError("Read timed out")
         log_artifact(self, run_id, local_path, artifact_path)
 
     before = MLFLOW_HTTP_REQUEST_TIMEOUT.get()
     with monkeypatch.context() as patch:
         patch.setattr(MlflowClient, "log_artifact", slow)
-        patch.setattr(uploading, "ANSWER_S", 0.5)
-        finished = run_training(PRETRAIN, pretrain_config(quick))
+        with monkeypatch.context() as impatient:
+            impatient.setattr(uploading, "ANSWER_S", 2.0)
+            finished = run_training(PRETRAIN, pretrain_config(quick))
         client, replay = MlflowClient(finished.uri), ReplayConfig(folder=str(finished.folder.path))
         assert client.get_run(finished.run_id).info.status == "FINISHED"
-        assert "MLflow did not answer for 0.5 s; upload what is missing with: python -m jobs.replay" in caplog.text
-        with pytest.raises(StorageError, match=r"upload what is missing with: .*jobs\.replay"):
+        assert "MLflow did not answer for 2 s; upload what is missing with: python -m jobs.replay" in caplog.text
+        wait_s = 0.0
+        with pytest.raises(StorageError, match=r"MLflow: Read timed out; upload what is missing with: .*jobs\.replay"):
             run_replay(replay)
     assert limits == [600, 600] and before < 600 and MLFLOW_HTTP_REQUEST_TIMEOUT.get() == before
     run_replay(replay)
     assert "encoder.safetensors" in {file.path for file in client.list_artifacts(finished.run_id)}
+
+
+@pytest.mark.parametrize("what", ["network", "checkpoints"])
+def test_a_replay_uploads_what_was_refused_and_registers_a_network_once(quick, monkeypatch, caplog, what):
+    def refused(*_):
+        raise MlflowException("500: the artifact store is full")
+
+    quick = [*quick, "tracking.register_model=true", f"recipe={what}_later"]
+    with monkeypatch.context() as patch:
+        owner, name = (TrackedRun, "log_network") if what == "network" else (uploading, "log_checkpoints")
+        patch.setattr(owner, name, refused)
+        finished = run_training(PRETRAIN, pretrain_config(quick))
+    assert "500: the artifact store is full; upload what is missing with: python -m jobs.replay" in caplog.text
+    client, replay = MlflowClient(finished.uri), ReplayConfig(folder=str(finished.folder.path))
+    run_replay(replay)
+    (version,) = client.search_model_versions(f"name='{what}_later-encoder'")
+    assert version.run_id == finished.run_id
+    kept = client.search_logged_models([finished.experiment_id], filter_string="name LIKE 'checkpoint%'")
+    assert len(kept) == 1 and client.get_run(finished.run_id).info.status == "FINISHED"
+
+
+def test_a_replay_of_a_folder_without_its_features_ends_the_run_with_the_reason(quick, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(TrackedRun, "log_file", lambda *_: (_ for _ in ()).throw(MlflowException("full")))
+        finished = run_training(PRETRAIN, pretrain_config(quick))
+    finished.folder.features_path.unlink()
+    with pytest.raises(StorageError, match=r"features\.pt is missing"):
+        run_replay(ReplayConfig(folder=str(finished.folder.path)))
+    assert MlflowClient(finished.uri).get_run(finished.run_id).info.status == "FAILED"
 
 
 def test_a_folder_without_a_run_cannot_be_replayed(tmp_path: Path):
