@@ -77,7 +77,7 @@ docs: install-dev                     ## build the documentation into site/; fai
 	$(BIN)/zensical build --clean --strict
 
 ui: install                           ## start the MLflow UI on http://127.0.0.1:5000
-	$(BIN)/mlflow ui --backend-store-uri sqlite:///$(CURDIR)/runs/mlflow.db --port $(MLFLOW_PORT)
+	$(BIN)/mlflow ui --backend-store-uri "sqlite:///$(CURDIR)/runs/mlflow.db" --port $(MLFLOW_PORT)
 
 image:                                ## build the Docker image ssl-sec:<version> with CUDA
 	$(DOCKER) build --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) --tag ssl-sec:$(VERSION) .

@@ -49,6 +49,11 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+def is_own(folder: Path) -> bool:
+    """Whether a path is a folder of this user; among temporary files, others can make one of any name."""
+    return folder.is_dir() and not folder.is_symlink() and folder.stat().st_uid == os.getuid()
+
+
 def sync_path(path: Path) -> None:
     """Waits until a file's content, or a folder's names, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

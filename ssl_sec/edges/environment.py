@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ssl_sec.errors import ConfigError
+from ssl_sec.files import is_own
 
 # Ray and its services hung with 256 and worked with 384; more workers need more.
 RAY_NEEDS_FILES = 512
@@ -108,6 +109,6 @@ def _own_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"ssl_sec-{os.getuid()}"
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)
-        if folder.is_dir() and not folder.is_symlink() and folder.stat().st_uid == os.getuid():
+        if is_own(folder):
             return folder
     return Path(tempfile.mkdtemp(prefix="ssl_sec-"))

@@ -5,6 +5,8 @@ import logging
 import torch
 
 from ssl_sec.edges.environment import find_cluster
+from ssl_sec.edges.packaging import command
+from ssl_sec.errors import ConfigError
 from ssl_sec.training.config import LocalConfig, RuntimeConfig
 
 logger = logging.getLogger("ssl_sec")
@@ -24,7 +26,7 @@ def describe_runtime(runtime: RuntimeConfig) -> str:
     """Device, workers and precision, as far as they are known here.
 
     Raises:
-        ConfigError: if this machine does not have the device.
+        ConfigError: if this machine does not have the device, or the address is not one of a Ray cluster.
     """
     if isinstance(runtime, LocalConfig):
         device = runtime.resolve_device()
@@ -38,6 +40,11 @@ def describe_runtime(runtime: RuntimeConfig) -> str:
     else:
         count = "one for each GPU, or one on CPUs" if workers is None else str(workers)
     address = runtime.address or find_cluster()
+    if address is not None and address.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"{'runtime.address' if runtime.address else 'RAY_ADDRESS'}: found {address!r}, a cluster's dashboard, to "
+            f"which {command('submit')} sends jobs; allowed here: <head>:6379, or runtime=local"
+        )
     where = f"the Ray cluster at {address}" if address else "Ray on this machine"
     precision = runtime.precision or "bfloat16 on GPUs that have it"
     return f"workers: {count}, on {where}; device: {runtime.device}, {precision}"

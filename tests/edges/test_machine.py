@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ssl_sec.edges.machine import describe_runtime
+from ssl_sec.errors import ConfigError
 from ssl_sec.training.config import LocalConfig, RayConfig
 
 
@@ -28,6 +29,14 @@ from ssl_sec.training.config import LocalConfig, RayConfig
 def test_a_runtime_is_described_in_words(runtime, expected, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert re.fullmatch(expected, describe_runtime(runtime))
+
+
+def test_the_address_of_a_dashboard_is_refused_before_a_run_is_made(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
+    with pytest.raises(ConfigError, match="^RAY_ADDRESS: found 'http://head:8265', a cluster's dashboard, to which"):
+        describe_runtime(RayConfig())
+    with pytest.raises(ConfigError, match="^runtime.address: found 'https://head'"):
+        describe_runtime(RayConfig(address="https://head"))
 
 
 def test_the_environments_cluster_and_the_gpus_name_are_described(monkeypatch):

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from ssl_sec.errors import StorageError
-from ssl_sec.files import replace_text
+from ssl_sec.files import is_own, replace_text
 
 # The environment variable for the staging folders of this machine; by default they are among the temporary files.
 STAGING_VARIABLE = "SSL_SEC_STAGING"
@@ -35,9 +35,14 @@ def local_folder(output_dir: str, *part: str) -> Path:
     if not is_remote(output_dir):
         return Path(output_dir.removeprefix("file://")).expanduser().resolve()
     url = output_dir.rstrip("/")
-    root = os.environ.get(STAGING_VARIABLE) or f"{tempfile.gettempdir()}/ssl_sec-{os.getuid()}"
-    folder = Path(root).expanduser().resolve().joinpath(hashlib.sha256(url.encode()).hexdigest()[:16], *part)
+    given = os.environ.get(STAGING_VARIABLE)
+    root = Path(given or f"{tempfile.gettempdir()}/ssl_sec-{os.getuid()}").expanduser()
+    folder = root.resolve().joinpath(hashlib.sha256(url.encode()).hexdigest()[:16], *part)
     try:
+        if not given:
+            root.mkdir(exist_ok=True, mode=0o700)
+            if not is_own(root):
+                raise StorageError(f"{STAGING_VARIABLE}: {root} is not a folder of this user; give another one")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not (folder / _URL_FILE).exists():
             replace_text(folder / _URL_FILE, url)  # other processes may be reading it

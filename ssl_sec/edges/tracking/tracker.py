@@ -15,6 +15,7 @@ import mlflow
 import numpy as np
 import torch
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunStatus, SourceType
+from mlflow.entities.lifecycle_stage import LifecycleStage
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.tracking import MlflowClient
@@ -39,6 +40,7 @@ from ssl_sec.edges.tracking.notes import describe_end, description, resumed, wit
 from ssl_sec.edges.tracking.pages import scores_view
 from ssl_sec.edges.tracking.provenance import DIRTY_TAG
 from ssl_sec.edges.tracking.store import connect_to_store, is_unknown, sqlite_file, store_errors, without_lightning
+from ssl_sec.errors import StorageError
 from ssl_sec.settings import flattened
 
 # The id of the Ray job that made the run.
@@ -298,7 +300,11 @@ def _fluent(uri: str) -> Iterator[None]:
 
 
 def _experiment_id(client: MlflowClient, identity: RunIdentity) -> str:
-    """The id of the experiment, which is created if need be; artifacts of a sqlite store are kept beside its file."""
+    """The id of the experiment, which is created if need be; artifacts of a sqlite store are kept beside its file.
+
+    Raises:
+        StorageError: if the experiment was deleted.
+    """
     view = scores_view(identity.job or "")
     experiment = client.get_experiment_by_name(identity.experiment)
     if experiment is None:
@@ -312,6 +318,11 @@ def _experiment_id(client: MlflowClient, identity: RunIdentity) -> str:
             experiment = client.get_experiment_by_name(identity.experiment)
             if experiment is None:
                 raise
+    if experiment.lifecycle_stage == LifecycleStage.DELETED:
+        raise StorageError(
+            f"tracking.experiment: {identity.experiment!r} was deleted in MLflow; restore it with `mlflow experiments "
+            f"restore --experiment-id {experiment.experiment_id}`, or give tracking.experiment=<name>"
+        )
     for key in view.keys() - experiment.tags.keys():
         client.set_experiment_tag(str(experiment.experiment_id), key, view[key])
     return str(experiment.experiment_id)

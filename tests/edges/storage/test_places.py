@@ -1,3 +1,6 @@
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -28,6 +31,19 @@ def test_a_staging_folder_that_cannot_be_made_names_its_variable(tmp_path: Path,
     monkeypatch.setenv("SSL_SEC_STAGING", str(tmp_path / "file"))
     with pytest.raises(StorageError, match="SSL_SEC_STAGING: .*/file/.* cannot be written"):
         local_folder("s3://bucket/runs")
+
+
+def test_a_staging_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch):
+    monkeypatch.delenv("SSL_SEC_STAGING", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    root = tmp_path / f"ssl_sec-{os.getuid()}"
+    assert local_folder("s3://bucket/runs").is_relative_to(root)
+    shutil.rmtree(root)
+    (tmp_path / "other").mkdir()
+    root.symlink_to(tmp_path / "other")
+    with pytest.raises(StorageError, match=f"SSL_SEC_STAGING: {root} is not a folder of this user"):
+        local_folder("s3://bucket/runs")
+    assert not any((tmp_path / "other").iterdir())
 
 
 def test_the_url_of_a_run_has_three_parts():

@@ -95,6 +95,15 @@ def test_a_store_that_fails_while_parameters_are_logged_has_one_run(tmp_path: Pa
     assert not [tag for tag in run.data.tags if tag.startswith("resumed")]
 
 
+def test_a_deleted_experiment_is_named_with_the_command_that_restores_it(tmp_path: Path):
+    identity = RunIdentity(uri=f"sqlite:///{tmp_path}/mlflow.db", experiment="e", name="n", tags={})
+    TrackedRun.start(identity, {})
+    MlflowClient(identity.uri).delete_experiment("1")
+    restore = "mlflow experiments restore --experiment-id 1"
+    with pytest.raises(StorageError, match=f"^tracking.experiment: 'e' was deleted in MLflow; .* `{restore}`, or give"):
+        TrackedRun.start(identity, {})
+
+
 def test_settings_that_a_resume_has_changed_count_for_reports(tmp_path: Path):
     uri, values = f"sqlite:///{tmp_path}/mlflow.db", {"steps": 200, "data": {"train": ["x" * 7000]}, "run_name": None}
     tags = {"job": "metric_learning", "recipe": "r"}
