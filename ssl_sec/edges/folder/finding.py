@@ -1,8 +1,9 @@
 """Finds the run that a user names by its id, its name, a prefix of one, or its folder."""
 
+import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -17,7 +18,7 @@ from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.recipes.tracking import Checkpoint
 
 # The files that identify the run in a folder.
-_NAMING = frozenset({"config.yaml", "mlflow.json", "mlflow_run_id"})
+_NAMING = ("mlflow.json", "mlflow_run_id")
 
 
 @runtime_checkable
@@ -91,14 +92,13 @@ def opened_folder(word: str) -> RunFolder:
 
 
 @functools.cache
-def downloaded(url: str, only: frozenset[str] | None = None) -> RunFolder:
+def downloaded(url: str) -> RunFolder:
     """A copy of a run in object storage, without its checkpoints; this process removes it at its end.
 
     The run may be active, so its staging folder is left alone.
 
     Args:
         url: address of the run.
-        only: names of the files that are needed; None for all.
 
     Raises:
         ConfigError: if the URL cannot be used.
@@ -107,7 +107,7 @@ def downloaded(url: str, only: frozenset[str] | None = None) -> RunFolder:
     output_dir, recipe, name = split_url(url)
     copy = new_copy(output_dir)
     folder = StoredFolder(copy / recipe / name, Bucket(url), copy / "restored")
-    folder.refresh(only)
+    folder.refresh()
     return folder
 
 
@@ -164,22 +164,31 @@ def find_folder(key: str, word: str, output_dir: str, job: str | None = None) ->
     if "/" in word:
         place = word if is_remote(word) else Path(word).expanduser().resolve()
         raise ConfigError(f"{key}: {place} holds no run; allowed: a run's folder")
-    output = output_dir if is_remote(output_dir) else local_folder(output_dir)
-    runs, where = _runs_in(output_dir), f"output_dir={output}"
+    output = output_dir.rstrip("/") if is_remote(output_dir) else local_folder(output_dir)
+    runs, where = _runs_in(output_dir, word), f"output_dir={output}"
     if job is not None:
         runs = [run for run in runs if run.identity.job in (None, job) or word in (run.name, run.run_id)]
     found = match_run(key, word, runs, where, lambda run: job in (None, run.identity.job))
-    return downloaded(found.location) if is_remote(output_dir) else found
+    return downloaded(f"{output}/{found.path.parent.name}/{found.name}") if is_remote(output_dir) else found
 
 
-def _runs_in(output_dir: str) -> list[RunFolder]:
-    """The runs of an output folder, sorted by recipe and name; of those in object storage only the naming files.
+def _runs_in(output_dir: str, word: str) -> list[RunFolder]:
+    """The runs of an output folder, sorted by recipe and name.
+
+    In object storage those that have the word as their name, or else all; of each only the naming files.
 
     Raises:
         StorageError: if the storage cannot be used.
     """
     if not is_remote(output_dir):
         return [RunFolder(path.parent) for path in sorted(local_folder(output_dir).glob("*/*/config.yaml"))]
-    bucket = Bucket(output_dir)
-    names = sorted(name.removesuffix("/config.yaml") for name in bucket.files() if fnmatch(name, "*/*/config.yaml"))
-    return [downloaded(f"{bucket.url}/{name}", _NAMING) for name in names if name.count("/") == 1]
+    bucket, copy = Bucket(output_dir), new_copy(output_dir)
+    named = [f"{recipe}/{word}" for recipe in bucket.folders()] if word else []
+    places = [place for place in named if bucket.read(f"{place}/config.yaml") is not None]
+    if not places:
+        found = (name.removesuffix("/config.yaml") for name in bucket.files() if name.endswith("/config.yaml"))
+        places = sorted(place for place in found if place.count("/") == 1)
+    for place, name in itertools.product(places, _NAMING):
+        with contextlib.suppress(FileNotFoundError):
+            bucket.download(f"{place}/{name}", copy / place / name)
+    return [RunFolder(copy / place) for place in places]

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import shutil
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -156,17 +156,14 @@ class StoredFolder(RunFolder):
         """Uploads what changes; see `Mirror`."""
         return Mirror(self.path, self._bucket, interval_s)
 
-    def refresh(self, only: Collection[str] | None = None) -> None:
+    def refresh(self) -> None:
         """Takes over what other machines have written.
-
-        Args:
-            only: names of the files that are needed; None for all.
 
         Raises:
             StorageError: if the storage cannot be used.
         """
         if not self._is_newest:
-            download_run(self._bucket, self.path, only)
+            download_run(self._bucket, self.path)
 
     def remove(self) -> None:
         """Removes the run, here and in object storage.

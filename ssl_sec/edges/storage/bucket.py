@@ -171,6 +171,23 @@ class Bucket:
             if name.startswith(start.lstrip("/")) and not name.endswith("/")
         }
 
+    def folders(self) -> list[str]:
+        """The names of the folders in this one, sorted.
+
+        Raises:
+            StorageError: see `read`.
+        """
+
+        def find() -> list[dict[str, Any]]:
+            self._fs.invalidate_cache()
+            return self._fs.ls(self._path, detail=True)
+
+        try:
+            found = self._try("listed", "", find)
+        except FileNotFoundError:
+            return []
+        return sorted(about["name"].rstrip("/").rpartition("/")[2] for about in found if about["type"] == "directory")
+
     def remove(self, names: Collection[str]) -> None:
         """Removes files; those that do not exist are ignored.
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -56,18 +56,17 @@ def _names(folder: Path, root: Path) -> Iterator[str]:
             yield path.relative_to(root).as_posix()
 
 
-def download_run(bucket: Bucket, folder: Path, only: Collection[str] | None = None) -> None:
+def download_run(bucket: Bucket, folder: Path) -> None:
     """Makes a folder equal to that of a run in object storage, without its checkpoints.
 
     Args:
         bucket: the run's folder.
         folder: folder on this machine; its other files are removed.
-        only: the names to download, if they exist; None for all.
 
     Raises:
         StorageError: if it cannot be read.
     """
-    stored = [name for name in bucket.files() if not _is_local(name) and (only is None or name in only)]
+    stored = [name for name in bucket.files() if not _is_local(name)]
     for name in versions(folder).keys() - set(stored):
         (folder / name).unlink(missing_ok=True)
     for name in stored:

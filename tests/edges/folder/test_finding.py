@@ -1,10 +1,12 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from ssl_sec.edges.folder.finding import find_folder, folder_at
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.errors import ConfigError
 
 RUNS = {
@@ -42,6 +44,32 @@ def test_a_run_is_found_by_its_id_its_name_the_beginning_of_one_or_its_folder(wo
     monkeypatch.chdir(output_dir.parent)
     found = find_folder("resume", word.format(output_dir=output_dir), str(output_dir))
     assert found.path == output_dir / place
+
+
+def test_a_run_in_a_bucket_is_found_by_its_name_without_reading_the_others(s3, monkeypatch):
+    bucket, requests = Bucket(s3), []
+    for place, (run_id, job) in RUNS.items():
+        bucket.write(f"{place}/config.yaml", b"epochs: 1")
+        bucket.write(f"{place}/mlflow.json", json.dumps({"tags": {"job": job}}).encode())
+        if run_id is not None:
+            bucket.write(f"{place}/mlflow_run_id", run_id.encode())
+    attempt = Bucket._try
+
+    def counted(self, what, name, request):
+        requests.append(f"{what} {name}")
+        return attempt(self, what, name, request)
+
+    monkeypatch.setattr(Bucket, "_try", counted)
+    assert find_folder("resume", "first", s3, "pretrain").name == "first"
+    # The recipes, where the name is, and its naming files; then the run itself.
+    looked_up = ["listed ", *(f"read {recipe}/first/config.yaml" for recipe in ("cifar10", "digits"))]
+    assert requests[:5] == [*looked_up, "read digits/first/mlflow.json", "read digits/first/mlflow_run_id"]
+    assert not [request for request in requests if "second" in request or "probe" in request]
+    descriptors = len(os.listdir("/proc/self/fd"))
+    assert find_folder("resume", "0123", f"{s3}/", "pretrain").name == "first"
+    with pytest.raises(ConfigError, match="resume: found 'second', which matches 2 runs"):
+        find_folder("resume", "second", s3, "pretrain")
+    assert len(os.listdir("/proc/self/fd")) - descriptors <= len(RUNS) - 1
 
 
 def test_of_several_matches_the_run_of_the_job_is_found(output_dir):

@@ -125,5 +125,3 @@ def test_a_download_makes_the_folder_like_that_in_storage(bucket: Bucket, folder
     assert versions(folder).keys() == {"config.yaml", "plots/norms.png"}
     assert (folder / "plots" / "norms.png").read_text() == "plots/norms.png"
     assert (folder / "stop").exists() and not (folder / "checkpoints").exists()
-    download_run(bucket, folder, only={"config.yaml", "absent"})
-    assert versions(folder).keys() == {"config.yaml"}
