@@ -85,6 +85,10 @@ def test_documented_make_targets_exist():
     assert typed and {target for target in typed if not re.search(rf"^{target}:", makefile, re.MULTILINE)} == set()
 
 
+def test_make_ui_works_in_a_folder_with_a_space():
+    assert '"sqlite:///$(CURDIR)/runs/mlflow.db"' in (ROOT / "Makefile").read_text()
+
+
 def test_tests_named_in_faults_exist():
     named = re.findall(r"`(test_\w+\.py)(?:::(\w+))?`", (ROOT / "docs" / "faults.md").read_text())
     tests = list((ROOT / "tests").rglob("test_*.py"))
