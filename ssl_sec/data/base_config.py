@@ -15,6 +15,8 @@ from ssl_sec.data.stores import limit_images
 from ssl_sec.errors import ConfigError, MissingDataError, printable
 from ssl_sec.settings import Count, CountOrZero, Settings, Side
 
+# Words that name folders and files of any data set.
+_GENERIC_WORDS = frozenset(("", "data", "dataset", "images", "img", "train", "training", "test", "val", "validation"))
 # A URL of fsspec, which may be chained, or a pattern: whether there are such files is known once they are opened.
 _URL_OR_PATTERN = re.compile(r"://|::|[*?\[{]")
 
@@ -161,3 +163,18 @@ class FilesConfig(DataSetConfig, is_base=True):
             resident_limit_mib=self.resident_limit_mib,
             crop=crop,
         )
+
+
+def title_of_place(location: str) -> str:
+    """The last meaningful part of a path or URL, as a name; empty if there is none."""
+    is_url = "://" in location
+    # A URL may contain a password before its host, and a signature in its query.
+    address = re.sub(r"^[^/]*@|[?#].*", "", location.partition("://")[2])
+    path = address if is_url else str(Path(location).expanduser().absolute())
+    for part in reversed(path.split("/")):
+        bare = re.sub(r"\.(parquet|pq)$|-?\d{5}-of-\d{5}", "", part)
+        name = re.sub(r"[^\w.-]+", "-", bare).strip("-._")
+        name = re.sub(r"^train[-._]|[-._]train$", "", name)
+        if any(not word.isdigit() and word.lower() not in _GENERIC_WORDS for word in re.split(r"[-._]", name)):
+            return name
+    return ""

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ssl_sec.data.base_config import DataSetConfig, FilesConfig
+from ssl_sec.data.base_config import DataSetConfig, FilesConfig, title_of_place
 from ssl_sec.data.class_splits import own_classes, require_disjoint
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
 from ssl_sec.data.faces.records import open_records
-from ssl_sec.data.folders import TEST_FOLDERS, open_folder, title_of_place
+from ssl_sec.data.folders import TEST_FOLDERS, open_folder
 from ssl_sec.data.image_set import CACHE_FOLDER, ImageSet, Split
 from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names

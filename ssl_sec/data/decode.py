@@ -40,6 +40,9 @@ MAX_PIXELS = 2**26
 
 # Pillow can open more, some of it by starting other programs (EPS runs Ghostscript).
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+EXTENSIONS = frozenset(".bmp .gif .jfif .jpe .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split())
+# Formats of photos that are not read.
+UNREAD_EXTENSIONS = frozenset(".arw .avif .cr2 .cr3 .dng .heic .heif .jp2 .jxl .nef .orf .raf .rw2".split())
 
 # EXIF 2.3, tag 0x0112: operation that turns the stored pixels upright.
 UPRIGHT = {

@@ -1,16 +1,14 @@
-"""Folders of images, a folder for each split and class; reading of files that list images."""
+"""Folders of images, a folder for each split and class."""
 
 import logging
 import os
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ssl_sec.data.class_splits import require_disjoint
-from ssl_sec.data.decode import AS_THEY_ARE, Decoding
+from ssl_sec.data.decode import AS_THEY_ARE, EXTENSIONS, UNREAD_EXTENSIONS, Decoding
 from ssl_sec.data.image_set import UNLABELLED, ImageSet, Split
 from ssl_sec.data.stores import FileStore, from_store
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
@@ -22,16 +20,6 @@ _OF_RUNS = frozenset(("metrics.jsonl", "mlflow.db"))
 _ARTIFACTS = frozenset(("mlruns", "mlartifacts"))
 TEST_FOLDERS = ("test", "val")  # names of the folder of test images; the first that exists is used
 _LAYOUT = "data.root must hold images, or train/<class>/ and test/<class>/"
-
-# Words that name folders and files of any data set.
-_GENERIC_WORDS = frozenset(("", "data", "dataset", "images", "img", "train", "training", "test", "val", "validation"))
-
-EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
-
-# Formats of photos that are not read.
-_UNREAD = frozenset(
-    (".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jp2", ".jxl", ".nef", ".orf", ".raf", ".rw2")
-)
 
 
 def open_folder(
@@ -68,13 +56,15 @@ def open_folder(
         folder = train if split == "train" else held_out
         for path in (root, folder):
             require_folder(path, _LAYOUT)
+        if split == "train":
+            _warn_of_names(root, train)
         if labels is None:
             labels = train != root and _has_classes(train, root)
         if labels:
             paths, numbers, class_names = _list_classes(root, train, held_out, split, shared_classes)
         else:
             files = sorted(_images_below([folder], root)[0], key=os.fsencode)
-            paths = [os.fsencode(os.path.relpath(path, root)) for path in files]
+            paths = _relative(files, root)
             numbers, class_names = [UNLABELLED] * len(paths), ()
     except DataError:
         raise
@@ -104,6 +94,39 @@ def _find_splits(root: Path) -> tuple[Path, Path]:
     return train, held_out
 
 
+def _warn_of_names(root: Path, train: Path) -> None:
+    """Warns of folders beside `train` that are not read, and of splits in capital letters, which are none."""
+    with os.scandir(root) as entries:
+        folders = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    splits = ("train", *TEST_FOLDERS)
+    if train == root:
+        if capitals := [f"{_display(name)}/" for name in folders if name.lower() in splits]:
+            logger.warning(
+                "%s: all images are trained on, those in %s too; splits are named train/ and test/",
+                _display(str(root)),
+                ", ".join(capitals),
+            )
+        return
+    others = [name for name in folders if name not in splits and name not in _ARTIFACTS and not name.startswith(".")]
+    if unread := [f"{_display(name)}/" for name in others if _holds_images(root / name)]:
+        logger.warning(
+            "%s: the images in %s%s are not read, as train/ is there; rename train/ if it is one of the classes",
+            _display(str(root)),
+            ", ".join(unread[:5]),
+            ", …" if len(unread) > 5 else "",
+        )
+
+
+def _holds_images(folder: Path) -> bool:
+    """Whether there are images in a folder or below it, other than plots of runs."""
+    for _, folders, files in os.walk(folder):
+        if not _OF_RUNS.isdisjoint(files):
+            folders.clear()
+        elif any(map(_is_image, files)):
+            return True
+    return False
+
+
 def _list_classes(
     root: Path, train: Path, held_out: Path, split: Split, shared_classes: bool
 ) -> tuple[list[bytes], list[int], tuple[str, ...]]:
@@ -120,14 +143,14 @@ def _list_classes(
     if unknown := [name for name in found if name not in classes]:
         listed = ", ".join(map(_display, unknown[:5]))
         raise DataError(f"{printable(str(folder))}: classes that {train.name} does not have: {listed}")
-    beside = [name for name in _inside(folder, root) if _is_image(name) and not (folder / name).is_dir()]
+    beside = [name for name, is_folder in _inside(folder, root).items() if _is_image(name) and not is_folder]
     if beside:
         shown = _display(str(folder)), len(beside), _display(beside[0])
         logger.warning("%s: %d images beside the class folders are left out, first: %s", *shown)
     paths: list[bytes] = []
     labels: list[int] = []
     for name, files in zip(found, _images_below([folder / name for name in found], root), strict=True):
-        paths += [os.fsencode(os.path.relpath(file, root)) for file in sorted(files)]
+        paths += _relative(sorted(files), root)
         labels += [classes[name]] * len(files)
     return paths, labels, tuple(map(_display, classes))
 
@@ -136,9 +159,9 @@ def _has_classes(folder: Path, root: Path) -> bool:
     """Whether a folder holds a folder of images for each class, and no images next to them."""
     names = _inside(folder, root)
     has_folders = any(
-        _is_image(file) for name in names if (folder / name).is_dir() for file in _inside(folder / name, root)
+        _is_image(file) for name, is_folder in names.items() if is_folder for file in _inside(folder / name, root)
     )
-    beside = [name for name in names if _is_image(name)]
+    beside = [name for name, is_folder in names.items() if _is_image(name) and not is_folder]
     if has_folders and beside:
         shown = _display(str(folder)), len(beside), _display(beside[0])
         logger.warning(
@@ -150,8 +173,7 @@ def _has_classes(folder: Path, root: Path) -> bool:
 
 
 def _class_folders(folder: Path, root: Path) -> list[str]:
-    names = _inside(folder, root)
-    names = [name for name in names if (folder / name).is_dir()]
+    names = [name for name, is_folder in _inside(folder, root).items() if is_folder]
     if not names:
         raise DataError(f"{printable(str(folder))}: no class folders; it must hold one folder for each class")
     return names
@@ -160,12 +182,13 @@ def _class_folders(folder: Path, root: Path) -> list[str]:
 def _images_below(folders: Sequence[Path], root: Path) -> list[list[str]]:
     """Paths of the images in each folder and all folders below it, in no order."""
     unread: list[str] = []
+    runs: list[str] = []
     every: list[list[str]] = []
     for folder in folders:
-        every.append(_find_images(folder, root, unread))
+        every.append(_find_images(folder, root, unread, runs))
         if not every[-1]:
             raise DataError(f"{_no_images(folder, unread)}; {_LAYOUT}")
-    _warn_of_unread(root, unread)
+    _log_left_out(root, unread, runs)
     return every
 
 
@@ -176,7 +199,10 @@ def _no_images(folder: Path, unread: Sequence[str]) -> str:
     return f"{printable(str(folder))}: no images in it or below it{others}; allowed: {allowed}"
 
 
-def _warn_of_unread(root: Path, unread: Sequence[str]) -> None:
+def _log_left_out(root: Path, unread: Sequence[str], runs: Sequence[str]) -> None:
+    if runs:
+        shown = _display(str(root)), len(runs), _display(os.path.relpath(min(runs), root))
+        logger.info("%s: %d folders of runs are left out, first: %s", *shown)
     if unread:
         shown = _display(str(root)), len(unread), _display(os.path.relpath(min(unread), root))
         logger.warning(
@@ -185,13 +211,14 @@ def _warn_of_unread(root: Path, unread: Sequence[str]) -> None:
         )
 
 
-def _find_images(folder: Path, root: Path, unread: list[str]) -> list[str]:
+def _find_images(folder: Path, root: Path, unread: list[str], runs: list[str]) -> list[str]:
     """Paths of the images in a folder and all folders below it, in no order; not the plots of runs.
 
     Args:
         folder: the folder.
         root: the folder that no link may lead out of.
         unread: list to which the images are added whose format is not read.
+        runs: list to which the folders of runs are added.
     """
     found: list[str] = []
     # Links may form cycles, and lead up to the folders of other classes.
@@ -205,15 +232,16 @@ def _find_images(folder: Path, root: Path, unread: list[str]) -> list[str]:
         real_folders.add(real)
         names = _inside(Path(current), root)
         if current != str(folder) and not _OF_RUNS.isdisjoint(names):
+            runs.append(current)
             continue
-        for name in names:
+        for name, is_folder in names.items():
             path = os.path.join(current, name)
-            if os.path.isdir(path):
+            if is_folder:
                 if name not in _ARTIFACTS:
                     waiting.append(path)
             elif _is_image(name):
                 found.append(path)
-            elif _extension(name) in _UNREAD:
+            elif _extension(name) in UNREAD_EXTENSIONS:
                 unread.append(path)
     return found
 
@@ -230,17 +258,18 @@ def image_paths(folder: Path, root: Path | None = None) -> list[str]:
         DataError: there are no images, a folder cannot be read, or a link leads out of `root`.
     """
     unread: list[str] = []
+    runs: list[str] = []
     try:
         require_folder(folder, "it must hold images, or folders of them")
-        found = _find_images(folder, folder if root is None else root, unread)
+        found = _find_images(folder, folder if root is None else root, unread, runs)
     except DataError:
         raise
     except OSError as error:
         raise DataError(f"{printable(str(folder))}: cannot be read: {first_line(error)}") from error
     if not found:
         raise DataError(_no_images(folder, unread))
-    _warn_of_unread(folder, unread)
-    paths = [os.path.relpath(path, folder) for path in found]
+    _log_left_out(folder, unread, runs)
+    paths = map(os.fsdecode, _relative(found, folder))
     return sorted(paths, key=lambda path: ("/" in path, path.split("/")))
 
 
@@ -304,51 +333,21 @@ def _links(folder: str, where: str) -> dict[str, bool]:
         raise DataError(f"{where}: {printable(folder)} cannot be read: {first_line(error)}") from error
 
 
-def read_text(path: Path) -> str:
-    """A list as text; file names in it need not be UTF-8.
+def _relative(paths: Iterable[str], folder: Path) -> list[bytes]:
+    """Paths of files, which begin with that of a folder above them, from this folder on."""
+    above = os.path.join(folder, "")
+    return [os.fsencode(path.removeprefix(above)) for path in paths]
 
-    Raises:
-        MissingDataError: there is no such file.
-        DataError: it cannot be read.
+
+def _inside(folder: Path, root: Path) -> dict[str, bool]:
+    """Sorted names in `folder` -> whether it is a folder, without hidden ones; refuses links that lead out of `root`.
+
+    Only links are looked up one by one.
     """
-    try:
-        return os.fsdecode(path.read_bytes()).removeprefix("\ufeff")
-    except FileNotFoundError:
-        raise MissingDataError(f"{printable(str(path))}: not there") from None
-    except OSError as error:
-        raise DataError(f"{printable(str(path))}: cannot be read: {first_line(error)}") from error
-
-
-def read_matlab(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Some variables of a MATLAB file; missing ones are left out.
-
-    Raises:
-        MissingDataError: there is no such file.
-        DataError: it cannot be read.
-    """
-    from scipy.io import loadmat
-
-    try:
-        with path.open("rb") as file:
-            return loadmat(file, variable_names=names, squeeze_me=True)
-    except FileNotFoundError:
-        raise MissingDataError(f"{printable(str(path))}: not there") from None
-    # For a damaged file scipy raises errors of any kind: ValueError, TypeError, KeyError, MatReadError, OSError, …
-    except Exception as error:
-        raise DataError(f"{printable(str(path))}: cannot be read: {first_line(error)}") from error
-
-
-def is_number(text: str) -> bool:
-    """Whether a field of a list is a whole number of at most 9 digits: Python refuses to convert thousands."""
-    return text.isascii() and text.isdigit() and len(text) <= 9
-
-
-def _inside(folder: Path, root: Path) -> list[str]:
-    """Sorted names in `folder`, without hidden ones; refuses links that lead out of `root`."""
     real_root = os.path.realpath(root)
     if not _is_below(folder, real_root):
         raise DataError(f"{printable(str(folder))}: leads out of {printable(str(root))}; copy the files into it")
-    names: list[str] = []
+    names: dict[str, bool] = {}
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
@@ -363,9 +362,10 @@ def _inside(folder: Path, root: Path) -> list[str]:
                 )
             # A pipe or a device would block its reader; a dangling link is kept and reported as unreadable. Links are
             # asked for first: whether a link to itself is a file is an error.
-            if entry.is_symlink() or entry.is_file() or entry.is_dir():
-                names.append(entry.name)
-    return sorted(names)
+            is_folder = os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+            if is_folder or entry.is_symlink() or entry.is_file():
+                names[entry.name] = is_folder
+    return dict(sorted(names.items()))
 
 
 def _is_image(name: str) -> bool:
@@ -383,18 +383,3 @@ def _is_below(path: str | Path, real_root: str) -> bool:
 def _display(name: str) -> str:
     # Names that are not UTF-8 could be neither printed nor logged.
     return printable(os.fsencode(name).decode("utf-8", "backslashreplace"))
-
-
-def title_of_place(location: str) -> str:
-    """The last meaningful part of a path or URL, as a name; empty if there is none."""
-    is_url = "://" in location
-    # A URL may contain a password before its host, and a signature in its query.
-    address = re.sub(r"^[^/]*@|[?#].*", "", location.partition("://")[2])
-    path = address if is_url else str(Path(location).expanduser().absolute())
-    for part in reversed(path.split("/")):
-        bare = re.sub(r"\.(parquet|pq)$|-?\d{5}-of-\d{5}", "", part)
-        name = re.sub(r"[^\w.-]+", "-", bare).strip("-._")
-        name = re.sub(r"^train[-._]|[-._]train$", "", name)
-        if any(not word.isdigit() and word.lower() not in _GENERIC_WORDS for word in re.split(r"[-._]", name)):
-            return name
-    return ""

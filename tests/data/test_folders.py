@@ -1,3 +1,4 @@
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +43,55 @@ def test_images_beside_the_class_folders_are_left_out_with_a_word(tmp_path, capl
     write_folder(tmp_path, {"train/a.png": plain(3), "train/b.jpg": plain(4)})
     assert open_folder("train", tmp_path, labels=True).labels.tolist() == [0, 1]
     assert caplog.messages == [f"{tmp_path}/train: 2 images beside the class folders are left out, first: a.png"]
+
+
+def test_folders_beside_the_training_split_are_named_where_they_hold_images(tmp_path, caplog):
+    files = ["train/a/1.png", "train/b/1.png", "test/a/1.png", "val/a/1.png", "bus/1.png", "unlabeled/x/1.png"]
+    others = ["notes/a.txt", ".hidden/1.png", "mlruns/1.png", "runs/1/metrics.jsonl", "runs/1/plot.png"]
+    write_folder(tmp_path, {name: plain(1) for name in [*files, *others]})
+    assert len(open_folder("train", tmp_path)) == 2
+    assert caplog.messages == [
+        f"{tmp_path}: the images in bus/, unlabeled/ are not read, as train/ is there; rename train/ if it is one of "
+        "the classes"
+    ]
+    caplog.clear()
+    assert len(open_folder("test", tmp_path)) == 1 and not caplog.messages
+
+
+def test_splits_in_capital_letters_are_named(tmp_path, caplog):
+    write_folder(tmp_path, {f"{name}/a/1.png": plain(1) for name in ("Train", "TEST", "other")})
+    assert len(open_folder("train", tmp_path)) == 3
+    assert caplog.messages == [
+        f"{tmp_path}: all images are trained on, those in TEST/, Train/ too; splits are named train/ and test/"
+    ]
+
+
+def test_folders_of_runs_are_left_out_with_a_word(tmp_path, caplog):
+    write_folder(tmp_path, {"1.jfif": plain(1), "2.jpe": plain(2), "c/3.png": plain(3)})
+    write_folder(tmp_path, {"b/metrics.jsonl": b"", "b/1.png": plain(4)})
+    with caplog.at_level("INFO", "ssl_sec.data"):
+        assert values(open_folder("train", tmp_path).read(torch.arange(3))) == [1, 2, 3]
+    assert caplog.messages == [f"{tmp_path}: 1 folders of runs are left out, first: b"]
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_no_file_is_looked_up_by_its_own(tmp_path, monkeypatch, labels):
+    write_folder(tmp_path, {f"train/{name}/{number}.png": plain(1) for name in "ab" for number in range(50)})
+    asked, ask = [], os.stat
+    monkeypatch.setattr(os, "stat", lambda path, *args, **more: asked.append(path) or ask(path, *args, **more))
+    monkeypatch.setattr(os.path, "isdir", lambda path: pytest.fail(f"{path} is looked up"))
+    monkeypatch.setattr(os, "getcwd", lambda: pytest.fail("a path is made absolute"))
+    images = open_folder("train", tmp_path, Decoding(image_size_px=8, resident_limit_mib=0), labels=labels)
+    assert len(images) == 100 and len(asked) < 20
+
+
+def test_a_folder_may_be_the_current_one(tmp_path, monkeypatch):
+    write_folder(tmp_path, {"train/a/1.png": plain(1), "train/b/2.png": plain(2)})
+    expected = fingerprint(open_folder("train", tmp_path, Decoding(image_size_px=8, resident_limit_mib=0)))
+    monkeypatch.chdir(tmp_path)
+    for root in (".", "train/..", "train/../"):
+        images = open_folder("train", root, Decoding(image_size_px=8, resident_limit_mib=0))
+        assert fingerprint(images) == expected and values(images.read(torch.arange(2))) == [1, 2]
 
 
 def test_a_class_folder_may_hold_nothing_but_folders(tmp_path):

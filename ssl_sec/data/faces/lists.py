@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from ssl_sec.data.folders import is_number, read_matlab, read_text
+from ssl_sec.data.faces.reading import is_number, read_matlab, read_text
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
 
 

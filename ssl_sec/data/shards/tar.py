@@ -22,7 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 from jaxtyping import Int64
 from torch import Tensor
 
-from ssl_sec.data.folders import EXTENSIONS
+from ssl_sec.data.decode import EXTENSIONS
 from ssl_sec.data.image_set import MAX_CLASSES, UNLABELLED
 from ssl_sec.data.shards.cache_files import made_table
 from ssl_sec.data.shards.locations import File, one_line, stamp

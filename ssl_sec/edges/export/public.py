@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mlflow.entities import Dataset, Run
 
-from ssl_sec.data.folders import title_of_place
+from ssl_sec.data.base_config import title_of_place
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.edges.tracking.scores import PROTOCOL_TAG
