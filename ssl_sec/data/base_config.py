@@ -10,8 +10,8 @@ from typing import Literal, Self
 from ssl_sec.data.class_splits import split_by_class
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
-from ssl_sec.data.image_set import ImageSet, Split
-from ssl_sec.data.stores import limit_images
+from ssl_sec.data.image_set import EncodedImages, ImageSet, Split
+from ssl_sec.data.stores import from_store, limit_images
 from ssl_sec.errors import ConfigError, MissingDataError, printable
 from ssl_sec.settings import Count, CountOrZero, Settings, Side
 
@@ -162,6 +162,22 @@ class FilesConfig(DataSetConfig, is_base=True):
             on_bad_image=self.on_bad_image,
             resident_limit_mib=self.resident_limit_mib,
             crop=crop,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByRowConfig(FilesConfig, is_base=True):
+    """Encoded images that are read one by one, wherever they are in the set."""
+
+    def open(self, split: Split, crop: Crop | None = None) -> ImageSet:
+        """As for every data set; a subset is chosen by the labels, so that no other images are decoded."""
+        if self.max_images is None or split == "test":
+            return super().open(split, crop)
+        chosen = self._limit(replace(self, resident_limit_mib=0)._open(split, crop), split)
+        assert isinstance(chosen, EncodedImages)
+        decoding = self._decoding(crop)
+        return from_store(
+            chosen.store, chosen.labels, chosen.class_names, chosen.name, chosen.description, decoding, chosen.rows
         )
 
 

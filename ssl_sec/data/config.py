@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ssl_sec.data.base_config import DataSetConfig, FilesConfig, title_of_place
+from ssl_sec.data.base_config import ByRowConfig, DataSetConfig, FilesConfig, title_of_place
 from ssl_sec.data.class_splits import own_classes, require_disjoint
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
@@ -83,7 +83,7 @@ class MNISTConfig(_TorchvisionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FolderConfig(FilesConfig):
+class FolderConfig(ByRowConfig):
     """Your images: any tree of them in data.root, or data.root/train/<class>/ and data.root/test/<class>/.
 
     Attributes:
@@ -228,7 +228,7 @@ class WebDatasetConfig(_ShardsConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordsConfig(FilesConfig):
+class RecordsConfig(ByRowConfig):
     """MXNet's record files of faces, as InsightFace publishes them: data.root holds train.rec, train.idx, property.
 
     Attributes:

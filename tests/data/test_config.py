@@ -3,8 +3,10 @@
 import dataclasses
 
 import pytest
+import torch
 from PIL import Image
 
+from ssl_sec.data import stores
 from ssl_sec.data.config import (
     Cars196Config,
     CIFARConfig,
@@ -18,6 +20,7 @@ from ssl_sec.data.config import (
 )
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.image_set import EncodedImages, ResidentImages
+from ssl_sec.data.stores import limit_images
 from ssl_sec.errors import ConfigError, DataError, MissingDataError
 from tests.data.files import plain, write_folder, write_parquet
 
@@ -149,6 +152,22 @@ def test_a_folder_opens(tmp_path):
             Image.new("RGB", (8, 6), (place, 0, 0)).save(path)
     image_set = FolderConfig(root=str(tmp_path), image_size_px=4, num_channels=1).open("train")
     assert image_set.image_shape == (1, 4, 4) and image_set.class_names == ("a", "b")
+
+
+@pytest.mark.parametrize("resident_limit_mib", [0, 1])
+def test_only_the_images_of_a_subset_are_decoded(tmp_path, monkeypatch, resident_limit_mib):
+    write_folder(tmp_path, {f"train/{label}/{n}.png": plain(4 * n) for label in "abc" for n in range(20)})
+    data = FolderConfig(root=str(tmp_path), image_size_px=4, resident_limit_mib=resident_limit_mib)
+    expected = limit_images(data.open("train"), 6, seed=0)
+    decoded, decode = [], stores.decode_image
+    monkeypatch.setattr(stores, "decode_image", lambda *args: decoded.append(args[1]) or decode(*args))
+    images = dataclasses.replace(data, max_images=6).open("train")
+    assert len(decoded) == 6 * resident_limit_mib
+    assert isinstance(images, ResidentImages if resident_limit_mib else EncodedImages)
+    assert images.labels.tolist() == expected.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert torch.equal(images.read(torch.arange(6)).images, expected.read(torch.arange(6)).images)
+    assert images.description == expected.description
+    assert len(dataclasses.replace(data, max_images=600).open("train")) == 60
 
 
 def test_parquet_is_looked_for(tmp_path):
