@@ -101,11 +101,11 @@ class ArrowStore:
 
     def image_name(self, row: int) -> str:
         """The Parquet file and the row that the image came from."""
-        return mapped_table(self.path)["name"][row].as_py()
+        return _mapped_column(self.path, "name")[row].as_py()
 
     def source(self, row: int) -> bytes:
         """The encoded bytes; empty where the Parquet file had none."""
-        return mapped_table(self.path)["encoded"][row].as_py()
+        return _mapped_column(self.path, "encoded")[row].as_py()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +140,12 @@ def mapped_table(path: Path) -> Any:
     import pyarrow as pa  # only streamed Parquet needs it
 
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+@functools.lru_cache(maxsize=16)
+def _mapped_column(path: Path, name: str) -> Any:
+    """A column of `mapped_table`: to make it takes as long as there are record batches, to read a row of it does not."""
+    return mapped_table(path)[name]
 
 
 def from_store(
