@@ -144,7 +144,7 @@ def mapped_table(path: Path) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _mapped_column(path: Path, name: str) -> Any:
-    """A column of `mapped_table`: to make it takes as long as there are record batches, to read a row of it does not."""
+    """A column of `mapped_table`: making it takes longer with each record batch, reading a row of it does not."""
     return mapped_table(path)[name]
 
 

@@ -32,6 +32,7 @@ def find_files(locations: Locations, kind: str) -> list[File]:
     found: list[File] = []
     given = [locations] if isinstance(locations, str | Path) else locations
     for location in itertools.chain.from_iterable(_in_range(str(one)) for one in given):
+        _require_one(location)
         with one_line(location):
             file_system, path = fsspec.url_to_fs(location)
             # A file may have the characters of a glob in its name. Asking costs a request.
@@ -94,6 +95,16 @@ def one_line(what: str) -> Iterator[None]:
     # pyarrow, fsspec and its many back ends have no common base class for errors.
     except Exception as error:
         raise DataError(f"{printable(what)}: cannot be read: {first_line(error)}") from error
+
+
+def _require_one(location: str) -> None:
+    """Refuses `a.tar::b.tar`, a list as in webdataset, of which fsspec would read the first; its chained URLs pass."""
+    *wrapping, last = (part.partition("://")[0] for part in location.split("::"))
+    if any(part == last or part not in fsspec.available_protocols() for part in wrapping):
+        raise DataError(
+            f"{printable(location)}: '::' chains protocols of fsspec, not files; give several files as a list: "
+            "[a.tar,b.tar]"
+        )
 
 
 def _address(file: File) -> str:

@@ -33,3 +33,14 @@ def test_a_test_file_is_no_training_file(tmp_path, files):
     table = write_parquet(tmp_path / "a.parquet", [plain(1)], [0])
     assert line(lambda: open_parquet("test", tmp_path / "*.parquet", table)).startswith(f"{table}: data.test and ")
     require_apart(find_files(test, "tar"), None, "tar")
+
+
+def test_a_list_as_in_webdataset_is_refused(tmp_path, files):
+    for location in (f"{files[0]}::{files[1]}", f"file://{files[0]}::file://{files[1]}", f"a.tar::file://{files[1]}"):
+        assert line(lambda location=location: find_files(location, "tar"), DataError) == (
+            f"{location}: '::' chains protocols of fsspec, not files; give several files as a list: [a.tar,b.tar]"
+        )
+    ((file_system, path),) = find_files(f"simplecache::file://{files[0]}", "tar")
+    assert file_system.cat_file(path) == files[0].read_bytes()
+    ((file_system, path),) = find_files(f"tar://a.png::file://{files[0]}", "tar")
+    assert file_system.cat_file(path) == plain(1)
