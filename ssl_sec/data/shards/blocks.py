@@ -15,7 +15,7 @@ from ssl_sec.errors import DataError, MissingDataError
 
 logger = logging.getLogger("ssl_sec.data")
 
-# Seconds before each new attempt to read a block; a missing file is not tried again.
+# Seconds before each new attempt to read a block; a missing or damaged file is not tried again.
 RETRY_AFTER_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _READERS = 8
 
@@ -97,6 +97,14 @@ class BlockReader:
             except MissingDataError:
                 raise
             except DataError as error:
+                if _is_damage(error):
+                    raise
                 logger.warning("%s; trying again in %g s", error, wait_s)
                 time.sleep(wait_s)
         return self.blocks.read(number)
+
+
+def _is_damage(error: DataError) -> bool:
+    """Whether the content of a file is wrong: Arrow's errors about it have no number, unlike those of the system."""
+    cause = error.__cause__
+    return isinstance(cause, ValueError | NotImplementedError) or (type(cause) is OSError and cause.errno is None)

@@ -1,3 +1,4 @@
+import errno
 import logging
 import threading
 
@@ -9,10 +10,14 @@ from ssl_sec.data.decode import Decoding
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.image_set import EncodedImages, subset
 from ssl_sec.data.loading import batches
+from ssl_sec.data.parquet.blocks import RowGroups
+from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.data.parquet.opening import open_parquet
+from ssl_sec.data.parquet.reading import inspect
 from ssl_sec.data.samplers import ShuffledBatches
 from ssl_sec.data.shards import blocks
 from ssl_sec.data.shards.blocks import BlockReader
+from ssl_sec.data.shards.locations import one_line
 from ssl_sec.data.shards.streamed import StreamedImages, require_any_order, shuffled_batches, streamed
 from ssl_sec.data.stores import limit_images
 from ssl_sec.errors import ConfigError, DataError, MissingDataError
@@ -124,6 +129,25 @@ def test_a_failed_block_is_retried_and_a_missing_one_is_not(monkeypatch, caplog)
     source = Made([2], errors=[MissingDataError("a.tar: no such file")])
     assert line(lambda: BlockReader(source, 10)[0], MissingDataError) == "a.tar: no such file"
     assert len(source.reads) == 1
+
+
+def test_damage_is_not_tried_again(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(blocks, "RETRY_AFTER_S", (0.0, 0.0))
+    path = write_parquet(tmp_path / "a.parquet", [plain(n) for n in range(3)], [0, 1, 2])
+    groups = RowGroups(files=inspect(path, Columns()))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4] + bytes(len(whole) - 4))
+    assert line(lambda: BlockReader(groups, 10)[0]).startswith(f"{path}: cannot be read: ") and not caplog.messages
+
+    def refuse(block):
+        with one_line("a.tar"):
+            raise refused.pop()
+
+    source = Made([2])
+    for error in (OSError(errno.EIO, "busy"), TimeoutError("late"), ConnectionResetError(), RuntimeError("server")):
+        refused = [error] * 3
+        monkeypatch.setattr(source, "read", refuse)
+        assert line(lambda: BlockReader(source, 10)[0]).startswith("a.tar: cannot be read: ") and not refused
 
 
 def test_a_bad_image_is_named_or_replaced_from_its_block(caplog):
