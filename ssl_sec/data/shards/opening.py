@@ -53,13 +53,8 @@ def open_webdataset(
         require_apart(files, train, "tar")
     shards = tar.open_shards(files, Path(cache_folder).expanduser())
     name = f"webdataset/{split}"
-    if num_dotted := shards.num_dotted:
-        logger.warning(
-            "%s: %d images are not read, as a key ends at the first dot of a file's name, first: %s",
-            name,
-            num_dotted,
-            shards.first_dotted,
-        )
+    for reason, (count, first) in shards.left_out.items():
+        logger.warning("%s: %d %s, first: %s", name, count, reason, first)
     labels = shards.labels
     encoded = (
         (shards.image_name(block, row), image, int(label))

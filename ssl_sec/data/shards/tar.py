@@ -10,6 +10,7 @@ import os
 import tarfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 from jaxtyping import Int64
 from torch import Tensor
 
-from ssl_sec.data.decode import EXTENSIONS
+from ssl_sec.data.decode import EXTENSIONS, UNREAD_EXTENSIONS
 from ssl_sec.data.image_set import MAX_CLASSES, UNLABELLED
 from ssl_sec.data.shards.cache_files import made_table
 from ssl_sec.data.shards.locations import File, one_line, stamp
@@ -35,9 +36,16 @@ IMAGES_PER_BLOCK = 256
 _SCANNERS = 8
 
 # Part of the index's name; increase it when its columns or its metadata change.
-_LAYOUT = 2
-# Metadata of an index: the number of images that are not read, as their names have a further dot, and the first name.
-_NUM_DOTTED, _FIRST_DOTTED = b"num_dotted", b"first_dotted"
+_LAYOUT = 3
+# Metadata of an index: for each reason why members are left out, their number and the name of the first.
+_LEFT_OUT = b"left_out"
+_DOTTED = "images are not read, as a key ends at the first dot of a file's name"
+_LINKS = "images are not read, as they are links"
+_UNREAD = "images of formats that are not read are left out"
+_ALONE = ".cls and .json files are of no image"
+
+# The first bytes of files that are compressed as a whole: gzip, bzip2, xz, Zstandard.
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 _SCHEMA = pa.schema({"name": pa.string(), "offset": pa.int64(), "size": pa.int64(), "label": pa.int64()})
 
 
@@ -71,16 +79,14 @@ class Shards:
         return all(isinstance(file_system, LocalFileSystem) for file_system, _ in self.files)
 
     @property
-    def num_dotted(self) -> int:
-        """Number of images that are not read, as their names have a further dot (`img.0.png`)."""
-        return sum(map(_num_dotted, self.indices))
-
-    @property
-    def first_dotted(self) -> str:
-        """The shard and the member of the first of them; there must be one."""
-        shard = next(shard for shard, index in enumerate(self.indices) if _num_dotted(index))
-        member = self.indices[shard].schema.metadata[_FIRST_DOTTED].decode()
-        return f"{printable(self.files[shard][1])} member {member}"
+    def left_out(self) -> dict[str, tuple[int, str]]:
+        """Reason why members are left out -> their number, and the shard and the name of the first."""
+        found: dict[str, tuple[int, str]] = {}
+        for (_, path), index in zip(self.files, self.indices, strict=True):
+            for reason, (count, member) in json.loads(index.schema.metadata[_LEFT_OUT]).items():
+                before, first = found.get(reason, (0, f"{printable(path)} member {member}"))
+                found[reason] = before + count, first
+        return found
 
     @cached_property
     def _sizes(self) -> Int64[Tensor, " blocks"]:
@@ -191,16 +197,26 @@ def _scan(file: File) -> pa.Table:
     file_system, path = file
     images: dict[str, tuple[str, int, int]] = {}
     labels: dict[str, int] = {}
-    dotted: list[str] = []
+    left_out: dict[str, list[str]] = {_DOTTED: [], _LINKS: [], _UNREAD: []}
+    described: dict[str, str] = {}
     # Remote files are read once, in order; other caches of fsspec would read parts of them twice.
-    with one_line(path), file_system.open(path, "rb", cache_type="readahead") as opened, _archive(opened) as archive:
+    with (
+        one_line(path),
+        file_system.open(path, "rb", cache_type="readahead") as opened,
+        _archive(opened, path) as archive,
+    ):
         for member in archive:
             folder, _, base = member.name.rpartition("/")
             stem, _, extension = base.partition(".")
             key = f"{folder}/{stem}"
-            if not member.isfile() or base.startswith("."):
+            if base.startswith("."):
                 continue
-            if f".{extension.lower()}" in EXTENSIONS:
+            if extension.lower() in ("cls", "json"):
+                described.setdefault(key, member.name)
+            if not member.isfile():
+                if os.path.splitext(base)[1].lower() in EXTENSIONS and (member.issym() or member.islnk()):
+                    left_out[_LINKS].append(member.name)
+            elif f".{extension.lower()}" in EXTENSIONS:
                 if key in images:
                     raise DataError(f"{printable(path)} member {printable(member.name)}: a second image of its key")
                 images[key] = member.name, member.offset_data, member.size
@@ -208,27 +224,49 @@ def _scan(file: File) -> pa.Table:
                 content = archive.extractfile(member)
                 labels[key] = _label(b"" if content is None else content.read(), f"{path} member {member.name}")
             elif os.path.splitext(base)[1].lower() in EXTENSIONS:
-                dotted.append(printable(member.name))
-        opened.seek(archive.offset)  # tarfile treats a truncated header as the end
-        if opened.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-            raise DataError(
-                f"{printable(path)}: cut off after {archive.offset:,} bytes: it has no end-of-archive block"
-            )
+                left_out[_DOTTED].append(member.name)
+            elif f".{extension.lower()}" in UNREAD_EXTENSIONS:
+                left_out[_UNREAD].append(member.name)
+        _require_end(opened, archive.offset, path)
     if not images:
-        ends = f"; a key ends at the first dot of a file's name, as in {dotted[0]}" if dotted else ""
+        dotted = left_out[_DOTTED]
+        ends = f"; a key ends at the first dot of a file's name, as in {printable(dotted[0])}" if dotted else ""
         raise DataError(f"{printable(path)}: no images; allowed: members named {', '.join(sorted(EXTENSIONS))}{ends}")
     names, offsets, sizes = zip(*images.values(), strict=True)
     of_images = [labels.get(key, UNLABELLED) for key in images]
-    about = {_NUM_DOTTED: str(len(dotted)), _FIRST_DOTTED: dotted[0] if dotted else ""}
-    return pa.table([list(names), list(offsets), list(sizes), of_images], schema=_SCHEMA.with_metadata(about))
+    left_out[_ALONE] = [member for key, member in described.items() if key not in images]
+    about = {reason: (len(members), printable(members[0])) for reason, members in left_out.items() if members}
+    schema = _SCHEMA.with_metadata({_LEFT_OUT: json.dumps(about)})
+    return pa.table([list(names), list(offsets), list(sizes), of_images], schema=schema)
 
 
-def _num_dotted(index: pa.Table) -> int:
-    return int(index.schema.metadata[_NUM_DOTTED])
-
-
-def _archive(file: Any) -> tarfile.TarFile:
+def _archive(file: Any, path: str) -> tarfile.TarFile:
+    if file.read(6).startswith(_COMPRESSED):
+        raise DataError(f"{printable(path)}: is compressed, so that no part of it can be read alone; unpack it")
+    file.seek(0)
     return tarfile.open(fileobj=file, mode="r:")
+
+
+def _require_end(file: Any, offset: int, path: str) -> None:
+    """Refuses a shard without an end at `offset`, where its headers end, or with more members after it.
+
+    `tarfile` ends at a truncated or damaged header, as at the end of the first of several archives in one file.
+    """
+    file.seek(offset)
+    block = file.read(tarfile.BLOCKSIZE)
+    if len(block) < tarfile.BLOCKSIZE:
+        raise DataError(f"{printable(path)}: cut off after {offset:,} bytes: it has no end-of-archive block")
+    if any(block):
+        raise DataError(f"{printable(path)}: damaged at byte {offset:,}: there is no header of a member")
+    while block := file.read(tarfile.BLOCKSIZE):
+        if any(block):
+            with suppress(tarfile.HeaderError):  # other bytes after the end mean nothing
+                tarfile.TarInfo.frombuf(block, tarfile.ENCODING, "surrogateescape")
+                raise DataError(
+                    f"{printable(path)}: another archive begins at byte {file.tell() - tarfile.BLOCKSIZE:,}, as in "
+                    "files joined by cat; list the files instead"
+                )
+            return
 
 
 def _label(content: bytes, name: str) -> int:

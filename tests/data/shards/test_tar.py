@@ -1,4 +1,7 @@
+import bz2
+import gzip
 import io
+import lzma
 import tarfile
 
 import fsspec
@@ -125,6 +128,46 @@ def test_a_shard_of_nothing_but_such_images_says_where_a_key_ends(tmp_path):
     told = line(lambda: opened(tmp_path, path))
     assert told.startswith(f"{path}: no images; allowed: members named .bmp")
     assert told.endswith("; a key ends at the first dot of a file's name, as in img.0.png")
+
+
+def test_members_that_are_left_out_are_counted_by_reason(tmp_path, caplog):
+    members = {"a.png": plain(0), "a.json": b"{}", "b.heic": b"", "b.jxl": b"", "c.json": b"{}", "c.cls": b"1"}
+    path = write_tar(tmp_path / "a.tar", members)
+    with tarfile.open(path, "a") as archive:
+        for name, kind in (("e.png", tarfile.SYMTYPE), ("f.jpg", tarfile.LNKTYPE), ("g.txt", tarfile.SYMTYPE)):
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = kind, "a.png"
+            archive.addfile(link)
+    assert values(opened(tmp_path, path).read(torch.arange(1))) == [0]
+    assert sorted(caplog.messages) == [
+        f"webdataset/train: 1 .cls and .json files are of no image, first: {path} member c.json",
+        f"webdataset/train: 2 images are not read, as they are links, first: {path} member e.png",
+        f"webdataset/train: 2 images of formats that are not read are left out, first: {path} member b.heic",
+    ]
+
+
+def test_archives_joined_by_cat_are_refused(tmp_path):
+    first, second = (write_tar(tmp_path / f"{n}.tar", {f"{n}.png": plain(n)}).read_bytes() for n in (1, 2))
+    path = tmp_path / "both.tar"
+    path.write_bytes(first + second)
+    assert line(lambda: opened(tmp_path, path)) == (
+        f"{path}: another archive begins at byte {len(first):,}, as in files joined by cat; list the files instead"
+    )
+    path.write_bytes(first + b"no archive".ljust(512))
+    assert len(opened(tmp_path, path)) == 1
+
+
+def test_compressed_and_damaged_shards_are_named_as_such(tmp_path):
+    content = write_tar(tmp_path / "a.tar", {f"{n}.png": plain(n) for n in range(3)}).read_bytes()
+    path = tmp_path / "b.tar.gz"
+    for compress in (gzip.compress, bz2.compress, lzma.compress):
+        path.write_bytes(compress(content))
+        expected = f"{path}: is compressed, so that no part of it can be read alone; unpack it"
+        assert line(lambda: opened(tmp_path, path)) == expected
+    with tarfile.open(tmp_path / "a.tar") as archive:
+        offset = archive.getmembers()[1].offset
+    path.write_bytes(content[:offset] + b"\xff" * 512 + content[offset + 512 :])
+    assert line(lambda: opened(tmp_path, path)) == f"{path}: damaged at byte {offset:,}: there is no header of a member"
 
 
 def test_ranges_of_shards(tmp_path):
