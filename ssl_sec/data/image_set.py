@@ -360,7 +360,11 @@ def require_labels(image_set: ImageSet, purpose: str, key: str = "data") -> None
     """Refuses images without labels, or of one class, where every classifier is right; says why, and names the key."""
     match image_set.class_names:
         case ():
-            hint = f", or {key}.labels=true if the folders are classes" if image_set.name.startswith("folder/") else ""
+            kind = image_set.name.partition("/")[0]
+            hint = {
+                "folder": f", or {key}.labels=true if the folders are classes",
+                "parquet": f", or {key}.label_column=<name> if a column holds the classes",
+            }.get(kind, "")
             wanted = f"{purpose} needs the class of each image: give labelled images{hint}"
             raise DataError(f"{image_set.name}: {len(image_set):,} images without labels found; {wanted}")
         case (only,):

@@ -82,7 +82,8 @@ def read_labels(
     wrong = (labels < 0) | (labels >= MAX_CLASSES)
     if wrong.any():
         where = int(wrong.argmax())
-        raise DataError(f"{path} row {first_row + where}: label {labels[where]}; allowed: 0 to {MAX_CLASSES - 1}")
+        found = f"{path} row {first_row + where}: label {labels[where]}; allowed: 0 to {MAX_CLASSES - 1}"
+        raise DataError(f"{found}; data.label_column=null reads images without labels")
     return labels.astype(np.int64)
 
 

@@ -88,6 +88,7 @@ def inspect(locations: Locations, columns: Columns) -> ParquetFiles:
             schema = parquet.schema_arrow
             footers.append(parquet.metadata)
         found_column = _find_image_column(schema, found_column, path)
+        _require_bytes(footers[-1], found_column, path)
         found = labels.find_labels(schema, columns.label_column, path)
         kind = kind or found
         if found != kind:
@@ -192,7 +193,7 @@ def names_of_classes(files: ParquetFiles, found: Int64[np.ndarray, " images"]) -
         return tuple(map(str, range(largest + 1)))
     if largest >= len(files.class_names):
         raise DataError(
-            f"{files.files[0][1]}: label {largest} in column {files.label_column!r}, but the metadata names "
+            f"{_listed(files.files)}: label {largest} in column {files.label_column!r}, but the metadata names "
             f"{len(files.class_names)} classes; allowed: 0 to {len(files.class_names) - 1}"
         )
     used, named = len(np.unique(found)), len(files.class_names)
@@ -253,6 +254,28 @@ def _find_image_column(schema: pa.Schema, image_column: str | None, path: str) -
         found = schema.field(image_column).type
         raise DataError(f"{path}: column {image_column!r} is {found}; allowed: struct{{bytes, path}}")
     return image_column
+
+
+def _require_bytes(footer: pq.FileMetaData, image_column: str, path: str) -> None:
+    """Refuses a file with paths of images, but without any image, as its statistics tell."""
+    has_paths = False
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        columns = {(column := group.column(number)).path_in_schema: column for number in range(group.num_columns)}
+        of_bytes, of_paths = (columns.get(f"{image_column}.{name}") for name in ("bytes", "path"))
+        if of_bytes is None or not _is_null(of_bytes):
+            return
+        has_paths = has_paths or (of_paths is not None and not _is_null(of_paths))
+    if has_paths:
+        raise DataError(
+            f"{printable(path)}: column {image_column!r} holds only paths of images; write the file with the images "
+            "embedded, as their bytes"
+        )
+
+
+def _is_null(column: pq.ColumnChunkMetaData) -> bool:
+    """Whether all values are known to be missing."""
+    statistics = column.statistics
+    return statistics is not None and statistics.has_null_count and statistics.null_count == column.num_values
 
 
 def _is_image(column_type: pa.DataType) -> bool:

@@ -30,6 +30,7 @@ def made_once(path: Path, write: Callable[[BinaryIO], None], is_whole: Callable[
     with one_line(f"cache folder {path.parent}"):
         if is_whole(path):
             return path
+    with one_line(f"cache folder {path.parent}", "written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.with_suffix(".lock")):
             if not is_whole(path):

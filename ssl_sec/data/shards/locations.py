@@ -84,8 +84,8 @@ def stamp(file_system: AbstractFileSystem, path: str) -> list[str]:
 
 
 @contextmanager
-def one_line(what: str) -> Iterator[None]:
-    """Turns any error of the block into one line; the block may call only storage libraries."""
+def one_line(what: str, action: str = "read") -> Iterator[None]:
+    """Turns any error of the block, which may call only storage libraries, into one line: `what` cannot be `action`."""
     try:
         yield
     except DataError:
@@ -94,7 +94,7 @@ def one_line(what: str) -> Iterator[None]:
         raise MissingDataError(f"{printable(what)}: no such file; set data.train and data.test") from None
     # pyarrow, fsspec and its many back ends have no common base class for errors.
     except Exception as error:
-        raise DataError(f"{printable(what)}: cannot be read: {first_line(error)}") from error
+        raise DataError(f"{printable(what)}: cannot be {action}: {first_line(error)}") from error
 
 
 def _require_one(location: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ssl_sec.data.decode import Decoding
-from ssl_sec.data.image_set import EncodedImages, ResidentImages
+from ssl_sec.data.image_set import EncodedImages, ResidentImages, require_labels
 from ssl_sec.data.parquet import cache
 from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names
@@ -80,6 +80,8 @@ def test_the_test_images_of_parquet_have_the_classes_of_the_training_images(tmp_
     pa.parquet.write_table(table, tmp_path / "c.parquet")
     unlabelled = open_parquet("train", tmp_path / "c.parquet", None, **places)
     assert unlabelled.class_names == () and values(unlabelled.read(torch.arange(2))) == [1, 2]
+    message = line(lambda: require_labels(unlabelled, "a linear probe"))
+    assert message.endswith("give labelled images, or data.label_column=<name> if a column holds the classes")
 
 
 def test_the_classes_of_parquet_files_are_those_that_have_images(tmp_path):

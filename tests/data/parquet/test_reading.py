@@ -1,3 +1,4 @@
+import errno
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -186,6 +187,34 @@ def test_labels_without_a_name_are_refused_and_names_without_images_logged(tmp_p
         reading.names_of_classes(files, np.array([0, 4]))
 
 
+def test_a_file_of_paths_alone_says_so(tmp_path, file):
+    path = tmp_path / "b.parquet"
+
+    def write(*rows):
+        images = pa.array(rows, parquet_image())
+        pa.parquet.write_table(pa.table({"image": images, "label": [0] * len(rows)}), path, row_group_size=1)
+
+    write({"bytes": None, "path": "a.png"}, {"bytes": None, "path": "b.png"})
+    assert lines(lambda: inspect(file, path)) == (
+        f"{path}: column 'image' holds only paths of images; write the file with the images embedded, as their bytes"
+    )
+    write({"bytes": None, "path": "a.png"}, {"bytes": b"x", "path": "b.png"})
+    assert inspect(file, path).num_rows == 12
+    write(None, {"bytes": None, "path": None})  # images that cannot be read
+    assert inspect(path).num_rows == 2
+
+
+def test_a_wrong_label_of_several_files_is_not_said_to_be_in_the_first(tmp_path):
+    named = [write_parquet(tmp_path / f"{n}.parquet", [b"x"], [n], class_names=["a", "b"]) for n in (0, 2)]
+    files = inspect(*named)
+    message = lines(lambda: reading.names_of_classes(files, reading.all_labels(files)))
+    assert message.startswith(f"{named[0]} and 1 more: label 2 in column 'label'")
+    unknown = write_parquet(tmp_path / "a.parquet", [b"x"], [-1])
+    assert lines(lambda: reading.all_labels(inspect(unknown))).endswith(
+        "data.label_column=null reads images without labels"
+    )
+
+
 @pytest.mark.parametrize("twice", ["image", "label"])
 def test_a_duplicate_column(tmp_path, twice):
     table = pa.parquet.read_table(write_parquet(tmp_path / "a.parquet", [plain(1)] * 2, [0, 1]))
@@ -228,6 +257,17 @@ def test_damaged_files(tmp_path, file):
     body[4:200] = b"\xff" * 196
     file.write_bytes(body)
     assert str(file) in lines(lambda: list(reading.iterate_rows(inspect(file))))
+
+
+def test_a_full_disk_is_one_line(tmp_path, file, monkeypatch):
+    def write(files, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(cache, "_write_table", write)
+    assert lines(lambda: cache.cached_table(inspect(file), tmp_path / "cache")) == (
+        f"cache folder {tmp_path}/cache: cannot be written: [Errno 28] No space left on device"
+    )
+    assert [path.name for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"] == []
 
 
 def test_the_cache_is_made_once_and_follows_the_files(tmp_path, file):
