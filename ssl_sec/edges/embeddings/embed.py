@@ -11,7 +11,6 @@ from torch import nn
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from ssl_sec.data.base_config import FilesConfig
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.image_set import ImageSet
@@ -26,7 +25,7 @@ from ssl_sec.edges.run.signals import interruptible
 from ssl_sec.edges.run.sweeps import JobRun
 from ssl_sec.edges.storage.files import place_at
 from ssl_sec.edges.tracking.tracker import TrackedRun
-from ssl_sec.embeddings.computing import embed
+from ssl_sec.embeddings.computing import embed, undecoded
 from ssl_sec.embeddings.parts import Plan, encoded, stem_of
 from ssl_sec.errors import ConfigError, out_of_memory
 from ssl_sec.networks.convolutions import lay_out
@@ -95,7 +94,7 @@ def run_embed(config: EmbedConfig) -> Embedded:
         Stopped: if the job was interrupted; whole files are kept.
     """
     network, belongs_to = found_network_and_origin(config)
-    data = _undecoded(_data(config, network))
+    data = undecoded(_data(config, network))
     work = EmbeddingWork(config=config, network=network, data=data)
     image_set = work.open()
     logger.info("data: %s", in_words(image_set))
@@ -259,11 +258,6 @@ def _data(config: EmbedConfig, network: TravellingNetwork) -> DataConfig:
         )
     require_whole_data(to_values(network.data))
     return network.data
-
-
-def _undecoded(data: DataConfig) -> DataConfig:
-    """The set, decoded when it is read: each worker reads its own parts, and only such a set knows its paths."""
-    return replace(data, resident_limit_mib=0) if isinstance(data, FilesConfig) else data
 
 
 def _dim(loaded: nn.Module, image_set: ImageSet) -> int:

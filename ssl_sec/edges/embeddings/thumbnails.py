@@ -3,17 +3,23 @@
 import base64
 import io
 import logging
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from PIL import Image, ImageOps
+from jaxtyping import UInt8
+from PIL import Image
+from torch import Tensor
 
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.crops import CentreSquare
+from ssl_sec.data.decode import decode_image
+from ssl_sec.data.fingerprint import fingerprint
+from ssl_sec.embeddings.computing import undecoded
 from ssl_sec.embeddings.reading import EmbeddingSet
-from ssl_sec.errors import UserError, first_line
+from ssl_sec.errors import DataError, UserError, first_line
 from ssl_sec.settings import Settings, from_values
 
 logger = logging.getLogger("ssl_sec")
@@ -78,12 +84,17 @@ def _from_set(
     origin = next((file.origin for file in embeddings.files if file.split == split and file.origin), None)
     if origin is None:
         raise ValueError("the files do not say which images they are of; data=<set> does")
-    data = data or from_values(_Holder, {"data": origin["data"]}).data
-    image_set = data.open_all(origin["split"], CentreSquare(size_px=origin["image_shape"][-1]))
-    batch = image_set.read(torch.tensor([row for _, row, _ in keys]))
-    arrays = batch.images.cpu().permute(0, 2, 3, 1).numpy()
-    pictures = [Image.fromarray(array.squeeze(2) if array.shape[2] == 1 else array) for array in arrays]
-    return {key: _address(picture) for key, picture in zip(keys, pictures, strict=True)}, image_set.class_names
+    data = undecoded(data or from_values(_Holder, {"data": origin["data"]}).data)
+    *_, height, width = origin["image_shape"]
+    # Oblong images were not cropped: they have one size.
+    image_set = data.open_all(origin["split"], CentreSquare(size_px=width) if height == width else None)
+    if fingerprint(image_set) != origin["digest"]:
+        raise DataError(
+            f"the {origin['split']} split of {data.title} does not have the images that were embedded; "
+            "allowed: data=<their set>"
+        )
+    images = image_set.read(torch.tensor([row for _, row, _ in keys])).images.cpu()
+    return {key: _address(image) for key, image in zip(keys, images, strict=True)}, image_set.class_names
 
 
 def _from_files(keys: list[Key]) -> dict[Key, str]:
@@ -91,17 +102,18 @@ def _from_files(keys: list[Key]) -> dict[Key, str]:
     found: dict[Key, str] = {}
     for key in keys:
         path = key[2]
-        if path is not None and Path(path).is_file():
+        if path is not None and os.path.isfile(path):
             try:
-                with Image.open(path) as image:
-                    found[key] = _address(ImageOps.exif_transpose(image).convert("RGB"))
-            except (OSError, ValueError):
+                found[key] = _address(decode_image(Path(path), path, 3))
+            except DataError:
                 continue  # the page says that it is missing
     return found
 
 
-def _address(image: Image.Image) -> str:
+def _address(pixels: UInt8[Tensor, "channels height width"]) -> str:
     """The picture as PNG, encoded in the address itself."""
+    array = pixels.permute(1, 2, 0).numpy()
+    image = Image.fromarray(array.squeeze(2) if array.shape[2] == 1 else array)
     image.thumbnail((_SIDE_PX, _SIDE_PX))
     file = io.BytesIO()
     image.save(file, "png")

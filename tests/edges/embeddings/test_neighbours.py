@@ -16,6 +16,7 @@ import ray
 import torch
 from PIL import Image
 
+from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.composition.help_text import help_text
@@ -41,6 +42,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pixels = _pixels()
     pixels[7], pixels[200] = 2 * pixels[3], pixels[100]
     origin = {"weights": "w", "data": {"name": "digits"}, "split": "test", "image_shape": [1, 8, 8]}
+    origin["digest"] = fingerprint(digits)
     labels = digits.labels.numpy()
     for part, rows in enumerate((range(200), range(200, 360))):
         found = Rows(
@@ -237,7 +239,7 @@ def test_pictures_come_from_files_if_the_data_set_is_missing(tmp_path: Path):
         embeddings=np.eye(4, dtype=np.float32) + 0.1,
     )
     data = {"name": "folder", "root": str(tmp_path / "gone"), "image_size_px": 32}
-    origin = {"weights": "w", "data": data, "split": "train", "image_shape": [3, 32, 32]}
+    origin = {"weights": "w", "data": data, "split": "train", "image_shape": [3, 32, 32], "digest": "0"}
     (tmp_path / "train-00000-of-00001.parquet").write_bytes(encoded(rows, (), origin))
     findings = find(tmp_path, tmp_path / "out", "k=1")
     page = (tmp_path / "out/index.html").read_text()
