@@ -47,7 +47,7 @@ class TravellingNetwork(ABC):
             loaded: the result of `load`, from which the scale is taken; its other tensors may fit images of one size.
         """
         # By their values alone: the formats have other names, other files, and the scale among the weights or not.
-        scale = [value for name, value in loaded.named_buffers() if _is_scale(name)]
+        scale = [_shortest(value) for name, value in loaded.named_buffers() if _is_scale(name)]
         files = (_tensors(name, content) for name, content in self.weights.items())
         weights = [value for tensors in files for name, value in tensors.items() if not _is_scale(name)]
         return hashlib.sha256(b"".join(sorted(map(_sha256, [*weights, *scale])))).hexdigest()[:16]
@@ -166,6 +166,11 @@ def _tensors(file: str, content: bytes) -> Mapping[str, Tensor]:
 def _is_scale(name: str) -> bool:
     """Whether it is the mean or the deviation of pixels."""
     return name.rpartition(".")[2] in ("mean", "std")
+
+
+def _shortest(scale: Tensor) -> Tensor:
+    """One value if all channels have the same: a run may have one for all, and its export one for each."""
+    return scale[:1] if bool((scale == scale[:1]).all()) else scale
 
 
 def _sha256(tensor: Tensor) -> bytes:
