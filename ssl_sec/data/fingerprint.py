@@ -2,10 +2,12 @@
 
 import hashlib
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from ssl_sec.data.decode import map_in_threads
 from ssl_sec.data.image_set import EncodedImages, ImageSet, ResidentImages
 from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.data.stores import FileStore
@@ -48,6 +50,22 @@ def fingerprint(image_set: ImageSet) -> str:
 def listing(image_set: ImageSet) -> str:
     """The fingerprint without the images themselves: labels, class names, names of files, sizes of blocks."""
     return _listed(image_set).hexdigest()[:16]
+
+
+def file_sizes(image_set: ImageSet) -> str | None:
+    """Sixteen hexadecimal digits of the sizes of all files of a folder, one look at each; None for other sets."""
+    if not (isinstance(image_set, EncodedImages) and isinstance(image_set.store, FileStore)):
+        return None
+    rows = range(len(image_set)) if image_set.rows is None else image_set.rows.tolist()
+    sizes = [size for _, size in map_in_threads(partial(_size, image_set.store), rows)]
+    return hashlib.sha256(np.array(sizes, np.int64).tobytes()).hexdigest()[:16]
+
+
+def _size(store: FileStore, row: int) -> int:
+    try:
+        return store.source(row).stat().st_size
+    except OSError:  # decoding reports a missing image
+        return -1
 
 
 def _listed(image_set: ImageSet) -> "hashlib._Hash":

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssl_sec.data import fingerprint as module
 from ssl_sec.data.decode import Decoding
-from ssl_sec.data.fingerprint import fingerprint
+from ssl_sec.data.fingerprint import file_sizes, fingerprint
 from ssl_sec.data.folders import open_folder
 from ssl_sec.data.image_set import subset
 from ssl_sec.data.standard_sets import open_digits
@@ -70,3 +71,16 @@ def test_an_unreadable_image_does_not_stop_it(folder):
     streamed = opened(folder, resident_limit_mib=0)
     (folder / "train" / "a" / "1.png").unlink()
     assert len(fingerprint(streamed)) == 16
+
+
+def test_the_sizes_of_all_files_of_a_folder_are_compared(folder, monkeypatch):
+    streamed = opened(folder, resident_limit_mib=0)
+    monkeypatch.setattr(module, "_FILES", 1)
+    whole, sizes = fingerprint(streamed), file_sizes(streamed)
+    changed = folder / "train" / "b" / "2.png"
+    changed.write_bytes(changed.read_bytes() + b"\0")
+    assert fingerprint(streamed) == whole
+    assert len({sizes, file_sizes(streamed), file_sizes(subset(streamed, torch.tensor([0, 1])))}) == 3
+    changed.unlink()
+    assert file_sizes(streamed) != sizes
+    assert file_sizes(opened(folder)) is None is file_sizes(open_digits("test"))

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ssl_sec.data.config import DataConfig
-from ssl_sec.data.fingerprint import fingerprint
+from ssl_sec.data.fingerprint import file_sizes, fingerprint
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.config.embed import EmbedConfig
 from ssl_sec.edges.embeddings.network import TravellingNetwork, found_network_and_origin
@@ -36,7 +36,7 @@ from ssl_sec.training.config import LocalConfig, RuntimeConfig
 logger = logging.getLogger("ssl_sec")
 
 # Keys of the origin that must be equal for two files to belong together, as must the precision, which devices decide.
-_DECIDING = ("weights", "images", "digest", "split", "image_shape", "rows_per_part", "dim")
+_DECIDING = ("weights", "images", "digest", "file_sizes", "split", "image_shape", "rows_per_part", "dim")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +106,11 @@ def run_embed(config: EmbedConfig) -> Embedded:
     work = replace(work, precision=precision)
     work.require_precision(work.origin["precision"])
     waiting = [part for part in range(plan.num_parts) if part not in present]
-    progress = _Progress(num_images=sum(len(plan.rows(part)) for part in waiting), num_files=len(waiting))
+    progress = _Progress(
+        num_images=sum(len(plan.rows(part)) for part in waiting),
+        num_files=len(waiting),
+        left_out_before=sum(len(plan.rows(part)) - rows for part, rows in present.items()),
+    )
     if present:
         logger.info("%d of %d files already exist", len(present), plan.num_parts)
     run = start_run(config, belongs_to, data) if waiting else JobRun(None)
@@ -137,19 +141,21 @@ class _Progress:
     Attributes:
         num_images: number of images in the files to write.
         num_files: number of files to write.
+        left_out_before: number of images that the existing files lack, as they could not be read.
         written: number of images in each written file; images that cannot be read are left out.
         seconds: time taken so far.
     """
 
     num_images: int
     num_files: int
+    left_out_before: int
     written: list[int] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
     def num_left_out(self) -> int:
         """Images that could not be read, known once all files are written."""
-        return self.num_images - sum(self.written)
+        return self.left_out_before + self.num_images - sum(self.written)
 
     @property
     def images_per_s(self) -> float | None:
@@ -283,6 +289,7 @@ def _origin(
         "weights": weights,
         "data": masked_values(to_values(data)),
         "digest": fingerprint(image_set),
+        "file_sizes": file_sizes(image_set),
         "split": config.split,
         "images": len(image_set),
         "image_shape": list(image_set.image_shape),
@@ -299,8 +306,8 @@ def _precision(runtime: RuntimeConfig) -> str | None:
     return runtime.precision
 
 
-def _present(work: EmbeddingWork) -> tuple[set[int], str | None]:
-    """The parts that exist, and their precision; an incomplete file is computed again.
+def _present(work: EmbeddingWork) -> tuple[dict[int, int], str | None]:
+    """Part -> rows of its file if that exists, and the files' precision; an incomplete file is computed again.
 
     Raises:
         ConfigError: if the output holds other embeddings of this split.
@@ -309,8 +316,10 @@ def _present(work: EmbeddingWork) -> tuple[set[int], str | None]:
     place, split = place_at(work.config.output), work.config.split
     names = sorted(name for name in place.files() if stem_of(name) == split)
     by_name = {work.plan.name(part): part for part in range(work.plan.num_parts)}
-    found: dict[int, str] = {}
-    for name, origin in whole_files(place, names).items():
+    num_rows: dict[int, int] = {}
+    precision: str | None = None
+    for name, file in whole_files(place, names).items():
+        origin = {"file_sizes": work.origin["file_sizes"], **file.origin}  # files of earlier versions lack it
         other = [key for key in _DECIDING if origin.get(key) != work.origin[key]]
         if other:
             before, now = origin.get(other[0]), work.origin[other[0]]
@@ -319,5 +328,6 @@ def _present(work: EmbeddingWork) -> tuple[set[int], str | None]:
                 f"{before} instead of {now}; allowed: another folder"
             )
         if name in by_name:
-            found[by_name[name]] = origin["precision"]
-    return set(found), next(iter(found.values()), None)
+            num_rows[by_name[name]] = file.num_rows
+            precision = precision or origin["precision"]
+    return num_rows, precision

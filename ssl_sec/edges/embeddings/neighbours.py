@@ -195,8 +195,8 @@ class _Outcome:
         names = [name for name in sorted(self.place.files()) if name in own or name.startswith(f"{_NEIGHBOURS}-")]
         whole = whole_files(self.place, names)
         for found in whole.values():
-            if other := [key for key, value in self.origin.items() if found.get(key) != value]:
-                before, now = found.get(other[0]), self.origin[other[0]]
+            if other := [key for key, value in self.origin.items() if found.origin.get(key) != value]:
+                before, now = found.origin.get(other[0]), self.origin[other[0]]
                 raise ConfigError(
                     f"output: {self.config.output} holds another search, with {other[0]} {before} instead of {now}; "
                     "allowed: another folder"

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,8 +20,21 @@ logger = logging.getLogger("ssl_sec")
 _AT_ONCE = 16
 
 
-def whole_files(place: Place, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Name -> origin of the files that are whole; others, as after a crash of the machine, are named in a warning.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WholeFile:
+    """A file that is whole.
+
+    Attributes:
+        origin: what it was computed from; empty for a file of another program.
+        num_rows: number of its rows.
+    """
+
+    origin: dict[str, Any]
+    num_rows: int
+
+
+def whole_files(place: Place, names: Sequence[str]) -> dict[str, WholeFile]:
+    """The files that are whole, by name; others, as after a crash of the machine, are named in a warning.
 
     Args:
         place: the place of the files.
@@ -30,18 +44,18 @@ def whole_files(place: Place, names: Sequence[str]) -> dict[str, dict[str, Any]]
         StorageError: if a file cannot be read.
     """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = dict(zip(names, pool.map(partial(_origin, place), names), strict=True))
-    for name, origin in found.items():
-        if origin is None:
+        found = dict(zip(names, pool.map(partial(_whole, place), names), strict=True))
+    for name, file in found.items():
+        if file is None:
             logger.warning("%s/%s is not a whole Parquet file; it is computed again", place, name)
-    return {name: origin for name, origin in found.items() if origin is not None}
+    return {name: file for name, file in found.items() if file is not None}
 
 
-def _origin(place: Place, name: str) -> dict[str, Any] | None:
-    """The origin of a file; None if the file is not whole."""
+def _whole(place: Place, name: str) -> WholeFile | None:
+    """A file; None if it is not whole."""
     try:
         with place.open(name) as opened, pq.ParquetFile(opened) as file:
-            return origin_of(file.schema_arrow) or {}
+            return WholeFile(origin=origin_of(file.schema_arrow) or {}, num_rows=file.metadata.num_rows)
     except pa.ArrowInvalid:
         return None
     except OSError as error:

@@ -235,6 +235,39 @@ def test_images_that_the_encoder_does_not_take_are_refused_before_anything_is_wr
     assert pq.read_table(tmp_path / "skipped")["row"].to_pylist() == [0, 2]
 
 
+def test_a_continued_job_counts_the_images_that_it_left_out_before(run: Path, tmp_path: Path):
+    (tmp_path / "photos").mkdir()
+    for number in range(6):
+        (tmp_path / "photos" / f"{number}.png").write_bytes(b"no image" if number in (0, 3) else _png())
+    place = ["data=folder", f"data.root={tmp_path / 'photos'}", "split=train", "rows_per_part=2"]
+    given = [*place, "data.num_channels=1", "data.image_size_px=8", "data.on_bad_image=skip"]
+    output = tmp_path / "output"
+    first = embed(run, output, *given)
+    (output / "train-00001-of-00003.parquet").unlink()
+    for again, num_kept in ((embed(run, output, *given), 2), (embed(run, output, *given), 3)):
+        assert (again.num_left_out, again.num_kept) == (first.num_left_out, num_kept) == (2, num_kept)
+        assert str(again).startswith("embedded: 4 images in 64 dimensions")
+        assert "; 2 that cannot be read were left out" in str(again)
+
+
+def test_an_image_of_another_size_is_refused_but_not_files_of_an_earlier_version(run: Path, tmp_path: Path):
+    (tmp_path / "photos").mkdir()
+    for number in range(600):  # of which the first and every other are hashed
+        (tmp_path / "photos" / f"{number:03}.png").write_bytes(_png())
+    place = ["data=folder", f"data.root={tmp_path / 'photos'}", "split=train", "rows_per_part=300"]
+    given = [*place, "data.num_channels=1", "data.image_size_px=8"]
+    embed(run, tmp_path / "output", *given)
+    (tmp_path / "photos" / "001.png").write_bytes(_png() + b"0")
+    with pytest.raises(ConfigError, match="holds other embeddings of the train split, with file_sizes "):
+        embed(run, tmp_path / "output", *given)
+    for path in (tmp_path / "output").iterdir():
+        table = pq.read_table(path)
+        origin = origin_of(table.schema)
+        del origin["file_sizes"]
+        pq.write_table(table.replace_schema_metadata({b"ssl_sec": json.dumps(origin)}), path)
+    assert embed(run, tmp_path / "output", *given).num_kept == 2
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_two_workers_of_ray_write_the_files_of_one_process(run: Path, embedded: Path, tmp_path: Path):
