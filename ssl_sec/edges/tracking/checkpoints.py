@@ -5,11 +5,11 @@ read with `checkpoint=`.
 """
 
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from mlflow.artifacts import download_artifacts
-from mlflow.entities import LoggedModel, Metric
+from mlflow.entities import LoggedModel, LoggedModelStatus, Metric
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.folder.checkpoints import chosen_step, kept_checkpoints, score_among, write_network
@@ -29,7 +29,7 @@ _FREQUENT, _LOSS = ("train/", "system/"), "train/loss"
 def log_checkpoints(
     client: MlflowClient, experiment_id: str, run_id: str, recipe: RecipeRow, folder: RunFolder
 ) -> None:
-    """Logs each kept checkpoint of a run as a model, with the metrics of its step; existing models stay.
+    """Logs each kept checkpoint of a run as a model, with the metrics of its step; whole models stay.
 
     Args:
         client: client of the store.
@@ -38,10 +38,14 @@ def log_checkpoints(
         recipe: the run's recipe.
         folder: the run's folder.
     """
-    known = _models(client, experiment_id, run_id).keys()
+    logged = _logged(client, experiment_id, run_id)
+    known = _whole(logged).keys()
     new = {step: score for step, score in kept_checkpoints(folder).items() if step not in known}
     points = _points(client, run_id, [step - 1 for step in new])
     for step, score in new.items():
+        for model in logged:  # whose upload was interrupted
+            if _step(model) == step:
+                client.delete_logged_model(model.model_id)
         with tempfile.TemporaryDirectory() as made:
             write_network(folder, recipe, step, Path(made))
             model = client.create_logged_model(
@@ -74,7 +78,7 @@ def download_checkpoint(
     Raises:
         ConfigError: if there is no such checkpoint.
     """
-    models = _models(client, experiment_id, run_id)
+    models = _whole(_logged(client, experiment_id, run_id))
     kept = {step: _score(model) for step, model in models.items()}
     where = f"run {run_id} in MLflow at {client.tracking_uri}"
     if not kept:
@@ -93,14 +97,24 @@ def is_checkpoint(model: LoggedModel) -> bool:
     return model.model_type == _MODEL_TYPE
 
 
-def _models(client: MlflowClient, experiment_id: str, run_id: str) -> dict[int, LoggedModel]:
-    """Steps taken -> model of each kept checkpoint of a run, oldest first."""
+def _logged(client: MlflowClient, experiment_id: str, run_id: str) -> list[LoggedModel]:
+    """The models of the kept checkpoints of a run, also those whose upload has not finished."""
     condition = f"source_run_id = {quoted(run_id)}"
     found = all_pages(
         lambda token: client.search_logged_models([experiment_id], condition, page_token=token)  # pyright: ignore
     )
-    steps = {int(model.tags[CHECKPOINT_TAG]): model for model in found if CHECKPOINT_TAG in model.tags}
-    return dict(sorted(steps.items()))
+    return [model for model in found if CHECKPOINT_TAG in model.tags]
+
+
+def _whole(logged: Iterable[LoggedModel]) -> dict[int, LoggedModel]:
+    """Steps taken -> model of each checkpoint that was uploaded, oldest first."""
+    by_step = {_step(model): model for model in logged if model.status == LoggedModelStatus.READY}
+    return dict(sorted(by_step.items()))
+
+
+def _step(model: LoggedModel) -> int:
+    """The steps that were taken when the checkpoint was written."""
+    return int(model.tags[CHECKPOINT_TAG])
 
 
 def _score(model: LoggedModel) -> float | None:

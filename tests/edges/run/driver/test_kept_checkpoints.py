@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file
 
 from ssl_sec.edges.folder.checkpoints import chosen_step, kept_checkpoints
 from ssl_sec.edges.run.driver import run_training
+from ssl_sec.edges.tracking.checkpoints import download_checkpoint, log_checkpoints
 from ssl_sec.edges.tracking.runs import RunArchive
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.recipes.registry import PRETRAIN
@@ -81,6 +83,36 @@ def test_mlflow_has_the_metrics_of_each_kept_checkpoint(trained):
     assert len(set(losses)) == len(losses)  # the run has each point once
     jobs.replay([f"folder={trained.folder.path}"])
     assert len(client.search_logged_models([trained.experiment_id])) == 2  # none is there twice
+
+
+def test_a_checkpoint_whose_upload_was_interrupted_is_not_offered_and_is_uploaded_again(trained, tmp_path, monkeypatch):
+    client = MlflowClient(trained.uri)
+
+    def steps() -> list[str]:
+        return sorted(model.name for model in client.search_logged_models([trained.experiment_id]))
+
+    for model in client.search_logged_models([trained.experiment_id]):
+        client.delete_logged_model(model.model_id)
+    upload = MlflowClient.log_model_artifacts
+
+    def interrupted(self, model_id: str, folder: str) -> None:
+        if not client.get_logged_model(model_id).name == "checkpoint-5":
+            raise MlflowException("the store is gone")
+        upload(self, model_id, folder)
+
+    monkeypatch.setattr(MlflowClient, "log_model_artifacts", interrupted)
+    where = client, trained.experiment_id, trained.run_id
+    with pytest.raises(MlflowException, match="the store is gone"):
+        log_checkpoints(*where, PRETRAIN, trained.folder)
+    assert steps() == ["checkpoint-10", "checkpoint-5"]
+    with pytest.raises(ConfigError, match=r"checkpoint: found 10, but .* keeps only those of the steps 5$"):
+        download_checkpoint(*where, 10, tmp_path)
+    monkeypatch.setattr(MlflowClient, "log_model_artifacts", upload)
+    log_checkpoints(*where, PRETRAIN, trained.folder)
+    assert steps() == ["checkpoint-10", "checkpoint-5"]
+    download_checkpoint(*where, 10, tmp_path)
+    expected, found = weights_at(trained, 10), load_file(tmp_path / "encoder.safetensors")
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 @pytest.mark.parametrize("by", ["folder", "id"])
