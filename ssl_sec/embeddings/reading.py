@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, BinaryIO, cast
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from ssl_sec.embeddings.parts import num_parts_of, origin_of, stem_of
 from ssl_sec.errors import DataError, first_line
+
+logger = logging.getLogger("ssl_sec")
 
 # Rows that are read and compared at once: 8 MiB of 512 dimensions.
 BLOCK_ROWS = 4096
@@ -33,9 +36,10 @@ class EmbeddingFile:
         split: the beginning of its name.
         row_groups: rows of each group.
         dim: dimension of the embeddings.
-        columns: the columns that it has.
+        columns: the columns that are read, those with a usable type.
+        ignored: name -> type of those that have another type.
         origin: what its embeddings were computed from; None if another program wrote it.
-        digest: sixteen hexadecimal digits of its metadata, with the least and greatest values of its columns.
+        metadata_digest: sixteen hexadecimal digits of its metadata, with the least and greatest values of its columns.
     """
 
     name: str
@@ -44,11 +48,27 @@ class EmbeddingFile:
     row_groups: tuple[int, ...]
     dim: int
     columns: frozenset[str]
+    ignored: Mapping[str, str]
     origin: dict[str, Any] | None
-    digest: str
+    metadata_digest: str
 
     def __len__(self) -> int:
         return sum(self.row_groups)
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits that differ for other content; a file of another program is read for them.
+
+        Raises:
+            DataError: if it cannot be read.
+        """
+        if self.origin is not None:
+            return self.metadata_digest
+        try:
+            with self.open() as opened:
+                return hashlib.file_digest(cast(Any, opened), "sha256").hexdigest()[:16]
+        except (OSError, ValueError) as error:
+            raise DataError(f"embeddings: {self.name} cannot be read: {first_line(error)}") from error
 
     def batches(self, columns: Sequence[str], start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The rows from `start` to `stop`, at most BLOCK_ROWS at a time, each time with the number of the first.
@@ -92,7 +112,7 @@ class EmbeddingSet:
 
     @property
     def digest(self) -> str:
-        """Sixteen hexadecimal digits that differ for other files."""
+        """Sixteen hexadecimal digits that differ for other files; see `EmbeddingFile.digest`."""
         return _digest([file.digest for file in self.files])
 
     def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Float32[Tensor, "rows dim"]]]:
@@ -117,7 +137,7 @@ class EmbeddingSet:
     def about(self, start: int, stop: int) -> pa.Table:
         """The columns `split`, `row`, `path` and `label` at the positions from `start` to `stop`.
 
-        A file without `row` counts its rows; without the others, they are null.
+        In a file without `row`, rows are counted; without the others, they are null.
         """
         batches = self._batches(_ABOUT.names, start, stop)
         found = [self._about(first, file, batch) for _, first, file, batch in batches]
@@ -151,13 +171,13 @@ class EmbeddingSet:
             "row": pa.array(np.arange(first, first + len(batch))),
             **{name: batch.column(name) for name in _ABOUT.names if name in batch.schema.names},
         }
-        try:
-            given = [
-                columns[each.name].cast(each.type) if each.name in columns else pa.nulls(len(batch), each.type)
-                for each in _ABOUT
-            ]
-        except pa.ArrowInvalid as error:
-            raise DataError(f"embeddings: {file.name}: a column is of another type: {first_line(error)}") from error
+        given: list[pa.Array] = []
+        for each in _ABOUT:
+            try:
+                found = columns[each.name].cast(each.type) if each.name in columns else None
+            except pa.ArrowException as error:
+                raise DataError(f"embeddings: {file.name}: column {each.name!r}: {first_line(error)}") from error
+            given.append(pa.nulls(len(batch), each.type) if found is None else found)
         return pa.record_batch(given, schema=_ABOUT)
 
 
@@ -182,6 +202,13 @@ def read_set(files: Iterable[tuple[str, Callable[[], BinaryIO]]]) -> EmbeddingSe
                 "the jobs.embed that wrote them, started again, writes the others"
             )
     require_alike(found)
+    if file := next((file for file in found if file.ignored), None):
+        types = ", ".join(f"{column!r} is {kind}" for column, kind in file.ignored.items())
+        logger.warning(
+            "%s: columns are ignored: %s; allowed: numbers in 'row' and 'label', strings in 'split' and 'path'",
+            file.name,
+            types,
+        )
     return EmbeddingSet(files=tuple(found))
 
 
@@ -206,12 +233,12 @@ def _read(name: str, opener: Callable[[], BinaryIO]) -> EmbeddingFile:
         with opener() as opened, pq.ParquetFile(opened) as file:
             about, schema = file.metadata, file.schema_arrow
             groups = [about.row_group(group) for group in range(about.num_row_groups)]
-            columns = frozenset(schema.names)
-            dim = _dim(name, file) if "embedding" in columns else 0
+            dim = _dim(name, file) if "embedding" in schema.names else 0
     except (OSError, ValueError) as error:
         raise DataError(f"embeddings: {name} cannot be read: {first_line(error)}") from error
     if not dim:
-        raise DataError(f"embeddings: {name} has no column 'embedding' with lists of numbers")
+        raise DataError(f"embeddings: {name} has no column 'embedding' with lists of floats")
+    ignored = {each.name: str(each.type) for each in schema if not _is_usable(each)}
     last = name.rpartition("/")[2]
     return EmbeddingFile(
         name=name,
@@ -219,10 +246,21 @@ def _read(name: str, opener: Callable[[], BinaryIO]) -> EmbeddingFile:
         split=stem_of(last) or last.removesuffix(".parquet"),
         row_groups=tuple(group.num_rows for group in groups),
         dim=dim,
-        columns=columns,
+        columns=frozenset(schema.names) - frozenset(ignored),
+        ignored=ignored,
         origin=origin_of(schema),
-        digest=_digest([origin_of(schema), [group.to_dict() for group in groups]]),
+        metadata_digest=_digest([origin_of(schema), [group.to_dict() for group in groups]]),
     )
+
+
+def _is_usable(column: pa.Field) -> bool:
+    """Whether a column has the kind of values that its name stands for."""
+    if column.name not in _ABOUT.names:
+        return True
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_string(_ABOUT.field(column.name).type):
+        return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)
+    return any(is_kind(kind) for is_kind in (pa.types.is_integer, pa.types.is_floating, pa.types.is_null))
 
 
 def _dim(name: str, file: pq.ParquetFile) -> int:

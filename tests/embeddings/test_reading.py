@@ -76,7 +76,7 @@ def test_a_file_of_another_program_needs_only_embeddings(tmp_path: Path, kind: p
     ]
 
 
-def table(path: Path, **columns: Any) -> Path:
+def table(path: Path, /, **columns: Any) -> Path:
     pq.write_table(pa.table(columns), path)
     return path
 
@@ -86,11 +86,15 @@ def table(path: Path, **columns: Any) -> Path:
     [
         (
             lambda folder: [table(folder / "a.parquet", x=[1.0])],
-            "a.parquet has no column 'embedding' with lists of numbers",
+            "a.parquet has no column 'embedding' with lists of floats",
         ),
         (
             lambda folder: [table(folder / "a.parquet", embedding=[1.0])],
             "a.parquet has no column 'embedding' with lists",
+        ),
+        (
+            lambda folder: [table(folder / "a.parquet", embedding=pa.array([[1, 2]], pa.list_(pa.int8())))],
+            "a.parquet has no column 'embedding' with lists of floats",
         ),
         (
             lambda folder: [ours(folder / "train-00001-of-00003.parquet", values_of(2))],
@@ -140,3 +144,52 @@ def test_a_damaged_file_and_rows_without_numbers_are_named(tmp_path: Path):
 def test_different_values_have_different_digests(tmp_path: Path):
     first, second = (ours(tmp_path / f"{seed}.parquet", values_of(20) + seed) for seed in range(2))
     assert read(first).digest == read(first).digest != read(second).digest
+
+
+def test_another_order_of_the_rows_of_another_program_has_another_digest(tmp_path: Path):
+    values = values_of(20)
+    first, second = (
+        read(table(tmp_path / f"{name}.parquet", embedding=rows.tolist())).digest
+        for name, rows in (("a", values), ("b", np.roll(values, 1, axis=0)))
+    )
+    assert first == read(tmp_path / "a.parquet").digest != second
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("label", ["cat", "dog"]),
+        ("label", [[1], [2, 3]]),
+        ("label", pa.array(["cat", "dog"]).dictionary_encode()),
+        ("row", ["a", "b"]),
+        ("path", [1, 2]),
+        ("split", [1, 2]),
+    ],
+)
+def test_columns_of_other_types_are_ignored_with_a_warning(name, values, tmp_path: Path, caplog):
+    found = read(table(tmp_path / "mine.parquet", embedding=[[1.0], [2.0]], **{name: values}))
+    without = [{"split": "mine", "row": row, "path": None, "label": None} for row in (0, 1)]
+    assert found.about(0, 2).to_pylist() == without
+    assert found.about_some(np.array([1])).to_pylist() == without[1:]
+    assert f"mine.parquet: columns are ignored: {name!r} is " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("label", [1.0, None]),
+        ("row", [7, 8]),
+        ("path", pa.array(["a.png", "b.png"]).dictionary_encode()),
+        ("split", ["x", "y"]),
+    ],
+)
+def test_columns_of_usable_types_are_read(name, values, tmp_path: Path, caplog):
+    found = read(table(tmp_path / "mine.parquet", embedding=[[1.0], [2.0]], **{name: values}))
+    assert found.about(0, 2)[name].to_pylist() == (values.to_pylist() if isinstance(values, pa.Array) else values)
+    assert caplog.text == ""
+
+
+def test_a_column_that_cannot_be_converted_is_named(tmp_path: Path):
+    found = read(table(tmp_path / "mine.parquet", embedding=[[1.0]], label=[1.5]))
+    with pytest.raises(DataError, match=r"embeddings: .*mine.parquet: column 'label': Float value 1.5.* was truncated"):
+        found.about(0, 1)

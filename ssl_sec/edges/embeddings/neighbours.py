@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,8 @@ def run_neighbours(config: NeighboursConfig) -> Findings:
     num_others = len(base) - (queries is base)
     check(config.k <= num_others, "k", config.k, f"1 to {num_others:,}, the number of other images")
     logger.info("embeddings: %s of %d dimensions", f"{len(base):,}", base.dim)
-    outcome = _Outcome(config=config, origin=work.origin(base, queries), plan=work.plan(queries))
+    work = replace(work, origin=_origin(config, base, queries))
+    outcome = _Outcome(config=config, origin=work.origin, plan=work.plan(queries))
     present = outcome.present()
     waiting = [part for part in range(outcome.plan.num_parts) if part not in present]
     if present:
@@ -96,9 +97,11 @@ class SearchWork:
 
     Attributes:
         config: the job's configuration.
+        origin: the settings and files that determine the neighbours and their division into files.
     """
 
     config: NeighboursConfig
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
     def open(self) -> tuple[EmbeddingSet, EmbeddingSet]:
         """The embeddings that are searched, and the queries; one object if each is searched among the others.
@@ -117,17 +120,6 @@ class SearchWork:
         """The division of the queries into parts."""
         return Plan(split=_NEIGHBOURS, num_images=len(queries), rows_per_part=self.config.queries_per_part)
 
-    def origin(self, base: EmbeddingSet, queries: EmbeddingSet) -> dict[str, Any]:
-        """The settings and files that determine the neighbours and their division into files."""
-        return {
-            "embeddings": base.digest,
-            "queries": None if queries is base else queries.digest,
-            "k": self.config.k,
-            "duplicates_above": self.config.duplicates_above,
-            "max_duplicates": self.config.max_duplicates,
-            "queries_per_part": self.config.queries_per_part,
-        }
-
     def start(
         self, device: torch.device, on_images: Callable[[int], object] = lambda count: None
     ) -> Callable[[int], int]:
@@ -138,7 +130,7 @@ class SearchWork:
             on_images: called with the number of searched images to which the comparisons since the last call amount.
         """
         config, (base, queries) = self.config, self.open()
-        outcome = _Outcome(config=config, origin=self.origin(base, queries), plan=self.plan(queries))
+        outcome = _Outcome(config=config, origin=self.origin, plan=self.plan(queries))
 
         def do(part: int) -> int:
             rows = outcome.plan.rows(part)
@@ -164,6 +156,18 @@ class SearchWork:
         return do
 
 
+def _origin(config: NeighboursConfig, base: EmbeddingSet, queries: EmbeddingSet) -> dict[str, Any]:
+    """The settings and files that determine the neighbours and their division into files."""
+    return {
+        "embeddings": base.digest,
+        "queries": None if queries is base else queries.digest,
+        "k": config.k,
+        "duplicates_above": config.duplicates_above,
+        "max_duplicates": config.max_duplicates,
+        "queries_per_part": config.queries_per_part,
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Outcome:
     """The files of a search.
@@ -176,7 +180,7 @@ class _Outcome:
     """
 
     config: NeighboursConfig
-    origin: dict[str, Any]
+    origin: Mapping[str, Any]
     plan: Plan
     place: Place = field(init=False)
 
