@@ -51,6 +51,9 @@ class FakeJobs(Cluster):
 def pipeline(tmp_path, monkeypatch):
     """Makes the pipeline of a sweep, and its jobs: overrides, the end of the name that is refused -> both."""
     monkeypatch.delenv(JOB_ID_VARIABLE, raising=False)
+    monkeypatch.setattr(
+        "ssl_sec.edges.submit.cluster.find_gcs_addresses", lambda: {"127.0.0.1:6379"}
+    )  # a local cluster
 
     def make(*overrides, job="pretrain", refused=None):
         sent = SentJobs()
