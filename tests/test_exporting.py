@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import PIL.Image
 import pytest
+import timm.data
 import torch
 from torch import nn
 
@@ -30,7 +31,7 @@ from ssl_sec.networks import (
 )
 from ssl_sec.networks.architecture import OwnNetwork, TimmModel, TorchvisionGoogLeNet, TorchvisionResNet
 from ssl_sec.networks.backbones.timm import timm_arguments
-from ssl_sec.networks.config import ResNetConfig
+from ssl_sec.networks.config import ResNetConfig, TimmConfig
 from ssl_sec.networks.heads import BatchNormLinearHead, LinearBatchNormHead, LinearHead, MaxoutHead, ProjectionHead
 from tests.data.files import noise
 
@@ -272,6 +273,23 @@ def test_timms_config_states_scaling_and_size(tmp_path):
     assert not config["pretrained_cfg"]["fixed_input_size"]
 
 
+@pytest.mark.parametrize(("short_side_px", "size_px"), [(36, 32), (14, 9), (32, 32)])
+def test_timms_own_transform_makes_the_images_of_the_card(short_side_px, size_px, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    noise(77, 50).save("photo.jpg", quality=95)
+    exportable = exportable_timm("test_vit", 3, size_px)
+    crop = CentreCrop(short_side_px=short_side_px, size_px=size_px)
+    encoder = TimmConfig(model="test_vit", mean=(0.0,), std=(1.0,))
+    record = Record(run="a", encoder=encoder, head=None, image_shape=exportable.image_shape, crop=crop)
+    exportable = replace(exportable, record=record)
+    FORMATS["timm"].write(exportable, some_images(exportable), tmp_path)
+    model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model))
+    exec(reading(exportable), names := {})
+    photo = transform(PIL.Image.open("photo.jpg").convert("RGB"))
+    torch.testing.assert_close(photo[None], names["images"], rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize(("stem", "width"), [("cifar", 1.0), ("imagenet", 0.5), ("cifar", 0.125)])
 def test_a_resnet_that_timm_cannot_build_is_refused_with_the_possible_formats(stem, width, tmp_path):
     exportable = exportable_resnet(18, stem, width, 3)
@@ -279,17 +297,9 @@ def test_a_resnet_that_timm_cannot_build_is_refused_with_the_possible_formats(st
         FORMATS["timm"].write(exportable, some_images(exportable), tmp_path)
 
 
-def test_a_head_is_refused_by_timm(tmp_path):
-    exportable = exportable_embedding(LinearHead(64, 5), stem="imagenet")
-    with pytest.raises(
-        ConfigError, match="format: found 'timm', .* a head; allowed .*: safetensors, torchscript, onnx$"
-    ):
-        FORMATS["timm"].write(exportable, some_images(exportable), tmp_path)
-
-
 def test_a_googlenet_is_refused_by_timm(tmp_path):
     exportable = exportable_googlenet(3)
-    with pytest.raises(ConfigError, match="format: found 'timm', .* allowed .*: safetensors, torchscript, onnx$"):
+    with pytest.raises(ConfigError, match="format: found 'timm', .* allowed .*: safetensors, torchscript, onnx, hub$"):
         FORMATS["timm"].write(exportable, some_images(exportable), tmp_path)
 
 
@@ -298,7 +308,7 @@ def test_a_bn_inception_is_refused_by_formats_without_the_forward_pass(name, tmp
     exportable = exportable_bn_inception()
     images = some_images(exportable)
     with pytest.raises(
-        ConfigError, match=f"format: found '{name}', but .* BN-Inception; allowed .*: torchscript, onnx$"
+        ConfigError, match=f"format: found '{name}', but .* BN-Inception; allowed .*: torchscript, onnx, hub$"
     ):
         FORMATS[name].write(exportable, images, tmp_path)
         check_export(FORMATS[name], exportable, images, tmp_path)

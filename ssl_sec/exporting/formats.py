@@ -1,6 +1,7 @@
 """The formats of an export: how each is written, and the Python code that loads it."""
 
 import json
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ssl_sec.data.crops import CentreCrop
 from ssl_sec.errors import ConfigError, StorageError, first_line
 from ssl_sec.exporting.record import RECORD, Record
 from ssl_sec.networks.architecture import Architecture
@@ -270,12 +272,12 @@ class TimmFolder(Format):
 
     def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
         """Writes both files; mean and standard deviation are where timm's transforms expect them."""
+        model, arguments = exportable.architecture.timm_model()
         if exportable.head is not None:
             raise ConfigError(
                 "format: found 'timm', but its folder holds only a backbone, and this run's embeddings are the output "
-                "of a head; allowed for this run: safetensors, torchscript, onnx"
+                "of a head; allowed for this run: safetensors, torchscript, onnx, hub"
             )
-        model, arguments = exportable.architecture.timm_model()
         import timm  # its registry takes a second to import
 
         registered = timm.get_pretrained_cfg(model)
@@ -290,7 +292,7 @@ class TimmFolder(Format):
                 "fixed_input_size": known.get("fixed_input_size", False)
                 and not arguments.get("dynamic_img_size", False),
                 "interpolation": "bilinear",
-                "crop_pct": 1.0,
+                "crop_pct": 1.0 if exportable.record is None else _crop_pct(exportable.record.crop),
                 "mean": exportable.mean,
                 "std": exportable.std,
                 "num_classes": 0,
@@ -325,6 +327,14 @@ class TimmFolder(Format):
             f"timm's models take scaled pixels: (images - mean) / std with mean {exportable.mean} and std "
             f"{exportable.std}, which config.json states and timm's own transforms apply."
         )
+
+
+def _crop_pct(crop: CentreCrop | None) -> float:
+    """The part of the short side that is kept; timm divides by it, rounds down, and gets the short side."""
+    if crop is None:
+        return 1.0
+    part = crop.size_px / crop.short_side_px
+    return part if math.floor(crop.size_px / part) == crop.short_side_px else math.nextafter(part, 0)
 
 
 def save_file_or_fail(path: Path, write: Callable[[Path], object]) -> None:

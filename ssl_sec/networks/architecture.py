@@ -144,7 +144,7 @@ class TorchvisionGoogLeNet:
         """
         raise ConfigError(
             f"format: found 'timm', but timm has no {self.title}; "
-            "allowed for this encoder: safetensors, torchscript, onnx"
+            "allowed for this encoder: safetensors, torchscript, onnx, hub"
         )
 
 
@@ -181,7 +181,7 @@ class OwnNetwork:
 
     def _refusal(self, name: str, reason: str) -> ConfigError:
         return ConfigError(
-            f"format: found {name!r}, but {reason} {self.title}; allowed for this encoder: torchscript, onnx"
+            f"format: found {name!r}, but {reason} {self.title}; allowed for this encoder: torchscript, onnx, hub"
         )
 
 
