@@ -365,5 +365,8 @@ def test_a_missing_package_is_named_with_the_command_to_install_it(monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else found(name))
     require_packages(FORMATS["torchscript"])
-    with pytest.raises(ConfigError, match=r"onnxruntime is not installed; install with: pip install .*\[onnx\]"):
+    with pytest.raises(ConfigError, match=r"onnxruntime is not installed; install with: pip .* -e '.\[onnx\]'$"):
         require_packages(FORMATS["onnx"])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "timm" else found(name))
+    with pytest.raises(ConfigError, match=r"timm is not installed; install with: pip install .* -e \.$"):
+        require_packages(FORMATS["timm"])

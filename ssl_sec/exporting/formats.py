@@ -85,6 +85,7 @@ class Format(ABC):
         name: name of the format.
         library: name of its library on the Hugging Face Hub.
         packages: packages that are needed to write and check it.
+        install: what pip installs them by.
         takes_numpy: whether the loaded encoder takes and returns numpy arrays instead of tensors.
         tolerance: the largest difference that the check allows, relative to the largest value.
     """
@@ -92,6 +93,7 @@ class Format(ABC):
     name: ClassVar[FormatName]
     library: ClassVar[str] = "pytorch"
     packages: ClassVar[tuple[str, ...]]
+    install: ClassVar[str] = "."
     takes_numpy: ClassVar[bool] = False
     tolerance: ClassVar[float] = 1e-5
 
@@ -233,6 +235,7 @@ class ONNX(Format):
     name = "onnx"
     library = "onnx"
     packages = ("onnx", "onnxscript", "onnxruntime")
+    install = "'.[onnx]'"
     takes_numpy = True
     # ONNX Runtime's kernels are not torch's, and sum in another order.
     tolerance = 1e-4

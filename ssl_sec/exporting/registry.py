@@ -32,7 +32,7 @@ def require_packages(form: Format) -> None:
     if missing:
         raise ConfigError(
             f"format: {form.name} needs {', '.join(form.packages)}, and {', '.join(missing)} is not installed; "
-            "install with: pip install -c constraints.txt -e '.[onnx]'"
+            f"install with: pip install -c constraints.txt -e {form.install}"
         )
 
 

@@ -26,7 +26,7 @@ from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
 from ssl_sec.edges.tracking.runs import RunArchive, beside
 from ssl_sec.edges.tracking.scores import child_probes
 from ssl_sec.edges.tracking.store import store_errors
-from ssl_sec.errors import UserError, first_line
+from ssl_sec.errors import MissingDataError, UserError, first_line
 from ssl_sec.exporting import FORMATS, Exportable, Format, check_export, require_packages
 from ssl_sec.exporting.checking import Check
 from ssl_sec.exporting.record import Record
@@ -93,7 +93,10 @@ def run_export(config: ExportConfig) -> Exported:
         destination.require_replaceable(config.overwrite)
         size_px = trained.size_px_of(source.image_shape)
         data = trained.data if config.data is None else config.data.read_as(size_px)
-        image_set = trained.open_examples(data)
+        try:
+            image_set = trained.open_examples(data)
+        except MissingDataError as error:
+            raise MissingDataError(f"{error}; the check of an export needs images; allowed: data=<set>") from error
         channels, height, width = image_set.image_shape
         network = load_network(source.recipe, trained, image_set.image_shape, source.files)
         exportable = Exportable(

@@ -12,6 +12,7 @@ from ssl_sec.edges.export.public import (
     described_data,
     described_measurement,
     described_probe,
+    hub_datasets,
     newest_of_each_protocol,
     public_settings,
 )
@@ -76,7 +77,7 @@ def model_card(
         "library_name": form.library_of(exportable),
         "pipeline_tag": "image-feature-extraction",
         "tags": [*recipe.hub_tags, "image-feature-extraction", form.name],
-        **({"datasets": list(dict.fromkeys(data.name.partition("/")[0] for data in inputs))} if inputs else {}),
+        **({"datasets": ids} if (ids := hub_datasets(inputs)) else {}),
         **({"metrics": ["accuracy"]} if probes or "val/knn_top1" in _own_metrics(run, checkpoint) else {}),
     }
     parts = [

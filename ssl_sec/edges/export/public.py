@@ -16,6 +16,10 @@ _UNKNOWN_DATA = "data that MLflow does not name"
 # What a description says after the place of its set.
 _AFTER_THE_PLACE = re.compile(r"[,;] ((?:\w+ split\b|digest |\d+ of \d+ images|read by blocks).*)$")
 _QUERY = re.compile(r"\?\S*?(?=[,;]?(?:\s|$))")
+# Sets that are on the Hub too, as a description names them.
+_HUB_IDS = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100", "mnist": "ylecun/mnist"}
+_BY_TORCHVISION = re.compile(rf"^({'|'.join(_HUB_IDS)}) by torchvision\b")
+_IN_THE_HUB = re.compile(r"\bhf://datasets/([\w.-]+/[\w.-]+)")
 # Scores that a run with `monitor.data` measures on that set.
 _OF_THE_MONITOR = ("val/knn_top1", "val/probe_top1")
 
@@ -25,6 +29,15 @@ def described_data(data: Dataset) -> str:
     counts = json.loads(data.profile) if data.profile else {}
     numbers = [f"{value} {key.replace('_', ' ')}" for key, value in counts.items()]
     return f"{data.name}: {', '.join([*_origin(data.source), *numbers])}"
+
+
+def hub_datasets(data: Iterable[Dataset]) -> list[str]:
+    """The ids on the Hugging Face Hub of those sets that are there, each once."""
+    ids: list[str] = []
+    for each in data:
+        ids += [_HUB_IDS[name] for name in _BY_TORCHVISION.findall(each.source)]
+        ids += _IN_THE_HUB.findall(each.source)
+    return list(dict.fromkeys(ids))
 
 
 def described_measurement(run: Run, name: str) -> str:

@@ -9,6 +9,7 @@ from ssl_sec.edges.export.public import (
     described_data,
     described_measurement,
     described_probe,
+    hub_datasets,
     newest_of_each_protocol,
     public_settings,
 )
@@ -85,3 +86,17 @@ def test_settings_have_the_names_of_files_and_not_their_places():
     given = {"encoder.weights": "/home/me/a.pth", "head.weights": "~/b.pth", "loss.name": "sec", "data.root": "/home"}
     kept = {"encoder.weights": "a.pth", "head.weights": "b.pth", "loss.name": "sec"}
     assert public_settings(given, ("encoder.", "loss.", "head.")) == kept
+
+
+def test_only_sets_of_the_hub_have_an_id_there():
+    sources = [
+        "cifar100 by torchvision, official train split; 4 of 9 images, held out",
+        "9 images of 2 classes in /data/mnist by torchvision, train split",
+        "9 images without labels in /home/me/photos, train split",
+        "9 images in hf://datasets/me/set@main/data/a.parquet and 3 more files, digest 1a2b",
+        "5 images in hf://datasets/me/set@main/data/b.parquet, digest 1a2b",
+        "9 images in s3://bucket/datasets/me/other/a.parquet, digest 1a2b",
+        "scikit-learn's digits, train split of a stratified 80/20 split, seed 0",
+    ]
+    data = [Dataset("set/train", "d", "ssl_sec", source, profile=None) for source in sources]
+    assert hub_datasets(data) == ["uoft-cs/cifar100", "me/set"]
