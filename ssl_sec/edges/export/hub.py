@@ -55,15 +55,23 @@ class HubRepository:
     def require_replaceable(self, overwrite: bool) -> bool:
         """Refuses an existing repository, unless its files may be replaced; returns whether there is one.
 
+        One without files, as a push that failed leaves it, counts as new if it is private or public as asked for.
+
         Raises:
             ConfigError: if the repository must not be replaced.
             StorageError: if the Hub cannot be used.
         """
         with self._errors():
             exists = self._api.repo_exists(self.hub_name)
-        if exists and not overwrite:
+            may_be_filled = overwrite or not exists or self._is_new()
+        if not may_be_filled:
             raise ConfigError(f"output: {self._output} already exists; allowed: a new name, or overwrite=true")
         return exists
+
+    def _is_new(self) -> bool:
+        about = self._api.model_info(self.hub_name)
+        files = {file.rfilename for file in about.siblings or []}
+        return files <= {".gitattributes"} and about.private == self._private  # the Hub itself adds this file
 
     @contextmanager
     def filled(self, overwrite: bool) -> Iterator[Path]:

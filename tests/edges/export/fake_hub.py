@@ -15,12 +15,13 @@ COMMIT = "0" * 40
 
 @dataclass
 class FakeHub:
-    """Its repositories: the files of each by name, and whether it is private."""
+    """Its repositories: the files of each by name, and whether it is private; and why commits are refused, if so."""
 
     address: str = ""
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
     private: dict[str, bool] = field(default_factory=dict)
     commits: list[str] = field(default_factory=list)
+    refusal: str | None = None
 
     def answer(self, verb: str, path: str, body: bytes) -> tuple[int, object]:
         path = path.partition("?")[0]
@@ -36,7 +37,7 @@ class FakeHub:
             if name in self.files:
                 return 409, {"error": "You already created this model repo", "url": f"{self.address}/{name}"}
             self.files[name], self.private[name] = (
-                {},
+                {".gitattributes": b""},
                 bool(wanted.get("private")) or wanted.get("visibility") == "private",
             )
             return 200, {"url": f"{self.address}/{name}", "name": name}
@@ -50,6 +51,8 @@ class FakeHub:
                 "files": [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False} for one in asked]
             }
         if what.startswith("commit/"):
+            if self.refusal is not None:
+                return 403, {"error": self.refusal}
             self._commit(name, body)
             url = f"{self.address}/{name}/commit/{COMMIT}"
             return 200, {"success": True, "commitOid": COMMIT, "commitUrl": url, "hookOutput": ""}

@@ -85,7 +85,7 @@ def test_the_card_has_the_scores_of_the_run_and_a_license_only_if_it_is_given(ru
     assert "license" not in metadata(cards[0])
     card = metadata(cards[1])
     assert (card["license"], card["library_name"]) == ("cc-by-nc-4.0", "pytorch")
-    assert (card["datasets"], card["metrics"]) == (["digits"], ["accuracy"])
+    assert "datasets" not in card and card["metrics"] == ["accuracy"]
     assert "hub" in card["tags"]
     assert f"(`probe/top1`) | {finished.metrics['probe/top1']:.4g} |" in cards[0]
     assert "hf download" not in cards[0]
@@ -111,6 +111,18 @@ def test_a_push_is_one_commit_and_replaces_only_on_request(runs, hub):
     now = hub.files["me/networks"]
     assert "encoder.pt" not in now and now["notes.txt"] == b"by hand"
     assert json.loads(now["config.json"])["output"] == "features"
+
+
+def test_a_push_that_failed_is_repeated_by_the_same_command(runs, hub):
+    hub.refusal = "Private repository storage limit reached"
+    with pytest.raises(StorageError, match="hf://networks cannot be written: .*storage limit reached"):
+        export(runs["resnet"], "hf://networks")
+    assert hub.files["me/networks"].keys() == {".gitattributes"}
+    hub.refusal = None
+    with pytest.raises(ConfigError, match="output: hf://networks already exists"):
+        export(runs["resnet"], "hf://networks", "private=false")  # it would be private
+    export(runs["resnet"], "hf://networks")
+    assert hub.commits == ["me/networks"] and "config.json" in hub.files["me/networks"]
 
 
 def test_a_push_has_the_files_of_a_folder(runs, hub, tmp_path: Path):
