@@ -151,6 +151,12 @@ class NetworkOfExport(TravellingNetwork):
                 f"data: found images of {shape}, which do not fit the encoder: it takes {trained} channels"
             )
         if (files / "encoder.pt").is_file():
+            if image_shape != self.record.image_shape:
+                found, recorded = (" x ".join(map(str, shape)) for shape in (image_shape, self.record.image_shape))
+                raise ConfigError(
+                    f"data: found images of {found}, which do not fit the encoder: TorchScript has the computation for "
+                    f"images of {recorded}"
+                )
             return torch.jit.load(str(files / "encoder.pt"), "cpu").eval()
         (path,) = (files / name for name in self.weights if name != "head.safetensors")
         return exported_network(self.record, image_shape, path).whole

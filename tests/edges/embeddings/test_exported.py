@@ -116,6 +116,14 @@ def test_an_export_that_was_checked_with_other_images_has_the_size_of_the_traini
     assert record.image_shape == (1, 8, 8)
 
 
+def test_torchscript_takes_images_of_the_recorded_size_alone(runs, tmp_path: Path):
+    """Others could get other features than by the run, which rebuilds its network for them or refuses them."""
+    folder, data = export(runs["scaled"], "torchscript", tmp_path / "export"), photos(tmp_path / "photos")
+    with pytest.raises(ConfigError, match="data: found images of 1 x 12 x 12, which .* for images of 1 x 8 x 8$"):
+        embeddings(folder, tmp_path / "output", *data, "data.image_size_px=12")
+    assert len(embeddings(folder, tmp_path / "output", *data)) == 2
+
+
 def test_a_given_size_is_that_of_the_images(runs, tmp_path: Path, caplog):
     caplog.set_level("INFO", "ssl_sec")
     embeddings(runs["scaled"].folder.path, tmp_path / "run", *photos(tmp_path / "photos"), "data.image_size_px=12")
