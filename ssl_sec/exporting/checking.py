@@ -27,12 +27,24 @@ class Check:
         largest_difference: largest absolute difference of an output value.
         largest_value: largest absolute value of our output.
         allowed: the largest difference that passes.
+        is_tied_to_cpu: whether the files have steps that were recorded for the CPU, and may fail on a GPU.
     """
 
     num_images: int
     largest_difference: float
     largest_value: float
     allowed: float
+    is_tied_to_cpu: bool = False
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the user of the files should know; nothing if they run everywhere."""
+        if not self.is_tied_to_cpu:
+            return []
+        return [
+            "TorchScript has steps of this encoder that were recorded for the CPU, and may fail on a GPU; the other "
+            "formats run on both."
+        ]
 
 
 def check_export(
@@ -63,7 +75,23 @@ def check_export(
     if not difference <= allowed:  # true for NaN
         found = f"differs from the trained network by {difference:.3g}, and {allowed:.3g} is allowed"
         raise ConfigError(f"{written} {found}; {nothing_kept}")
-    return Check(num_images=len(images), largest_difference=difference, largest_value=largest_value, allowed=allowed)
+    return Check(
+        num_images=len(images),
+        largest_difference=difference,
+        largest_value=largest_value,
+        allowed=allowed,
+        is_tied_to_cpu=is_tied_to_cpu(folder),
+    )
+
+
+def is_tied_to_cpu(folder: Path) -> bool:
+    """Whether a TorchScript file creates tensors on the device of its recording; XCiT and others of timm do."""
+    path = folder / "encoder.pt"
+    if not path.is_file():
+        return False
+    graph = torch.jit.load(str(path), "cpu").inlined_graph  # its nodes do not outlive it
+    constants = graph.findAllNodes("prim::Constant")
+    return any(constant.output().type().kind() == "DeviceObjType" for constant in constants)
 
 
 _SCRIPT = """

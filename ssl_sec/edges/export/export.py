@@ -69,6 +69,7 @@ class Exported:
                 f"check: loaded without this package, {check.num_images} images; largest difference "
                 f"{check.largest_difference:.3g} ({self.exportable.output} up to {check.largest_value:.3g}, "
                 f"{check.allowed:.3g} allowed)",
+                *check.remarks,
                 f"folder: {self.folder}" if self.url is None else f"repository: {self.url}",
                 "",
                 *(f"    {line}".rstrip() for line in loading),

@@ -99,6 +99,7 @@ def model_card(
         "its data at once and with one alone: the output differs from the trained network's by at most "
         f"{check.largest_difference:.3g}. Values are up to {check.largest_value:.3g}; {check.allowed:.3g} "
         f"({form.tolerance:g} of that) is allowed.",
+        *check.remarks,
         "## Data",
         "\n".join(f"- {printable(described_data(data))}" for data in inputs) or "MLflow has no record.",
         "## Recipe",

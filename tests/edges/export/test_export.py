@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -234,7 +235,9 @@ def test_the_card_of_a_run_without_metrics_says_not_evaluated(finished, exported
     bare = client.get_run(client.create_run("0", run_name="a | b", tags={"job": "pretrain"}).info.run_id)
     one = exported["safetensors"]
     card = model_card(bare, [], one.form, one.exportable, one.check)
-    assert "Not evaluated." in card
+    assert "Not evaluated." in card and "GPU" not in card
+    tied = replace(one.check, is_tied_to_cpu=True)
+    assert "may fail on a GPU" in model_card(bare, [], one.form, one.exportable, tied)
     assert "metrics:" not in card
     assert "| run name | a \\| b |" in card
     assert "| commit | unknown |" in card
