@@ -2,7 +2,8 @@
 
 The points are turned, scaled and moved to those of a mean face of 112 x 112 pixels (ArcFace, Deng et al., 2019) by the
 similarity transform of least squares (Umeyama, 1991), and the image with them: bilinearly, and black beyond its
-borders. A point (x, y) is in pixels to the right and down; (0, 0) is the centre of the first pixel.
+borders. A point (x, y) is in pixels to the right and down; (0, 0) is the centre of the first pixel. The image is
+upright, as its EXIF orientation turns it.
 """
 
 import os
@@ -51,9 +52,11 @@ class FaceAlignment:
 
     Attributes:
         transform: transform of the image, from `similarity_transform` to the REFERENCE_POINTS.
+        name: name of the image in errors.
     """
 
     transform: Float64[np.ndarray, "2 3"]
+    name: str = "image"
 
     @property
     def size_px(self) -> int:
@@ -61,8 +64,18 @@ class FaceAlignment:
         return ALIGNED_SIZE_PX
 
     def __call__(self, image: Image.Image, draw: int | None = None) -> Image.Image:
-        """The aligned face, whatever the draw."""
+        """The aligned face, whatever the draw.
+
+        Raises:
+            DataError: the centre of the points is not on the image.
+        """
         back = np.linalg.inv(np.vstack([self.transform, (0, 0, 1)]))[:2]
+        x, y = back @ (*REFERENCE_POINTS.mean(axis=0), 1)  # the mean of the points
+        if not (-0.5 <= x <= image.width - 0.5 and -0.5 <= y <= image.height - 0.5):
+            raise DataError(
+                f"{printable(self.name)}: the points are around ({x:.0f}, {y:.0f}), but the upright image has "
+                f"{image.width} x {image.height} pixels"
+            )
         # In Pillow, (0, 0) is a pixel's corner: (x, y) is at (x + 0.5, y + 0.5) in both images.
         back[:, 2] += 0.5 - back[:, :2].sum(axis=1) * 0.5
         # Pillow cuts grey levels off instead of rounding them, so that 1e-14 of a pixel may darken it by one.
@@ -151,15 +164,15 @@ def align_file(source: Path, target: Path, points: Float64[np.ndarray, "5 2"]) -
     Args:
         source: an image of any size.
         target: a path whose ending is one of FORMATS; its folder is created.
-        points: points of the face in the image.
+        points: points of the face in the upright image.
 
     Raises:
-        DataError: the image cannot be read, or the points cannot be those of a face.
+        DataError: the image cannot be read, or the points cannot be those of a face on it.
         StorageError: the result cannot be written.
     """
     name = str(source)
     try:
-        alignment = FaceAlignment(transform=similarity_transform(points, REFERENCE_POINTS))
+        alignment = FaceAlignment(transform=similarity_transform(points, REFERENCE_POINTS), name=name)
     except DataError as error:
         raise DataError(f"{printable(name)}: {error}") from error
     pixels = decode_image(source, name, 3, alignment)

@@ -36,8 +36,8 @@ class AlignConfig(Settings):
 
     Attributes:
         images: the folder of the images, at any depth.
-        landmarks: a CSV file with the columns path, x1, y1, …, x5, y5: eyes, nose and corners of the mouth, in pixels;
-            paths are relative to the folder.
+        landmarks: a CSV file with the columns path, x1, y1, …, x5, y5: eyes, nose and corners of the mouth, in pixels
+            of the upright image (as its EXIF orientation turns it); paths are relative to the folder.
         output: folder for the aligned images, under the same paths; images that already exist are kept.
         num_workers: number of processes; 0 aligns in the job's own, None takes one for each core.
     """

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import ExifTags, Image
 
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import decode_image
@@ -168,12 +168,27 @@ def test_images_that_cannot_be_aligned_are_named(tmp_path):
     source, target = tmp_path / "a.png", tmp_path / "b.png"
     source.write_bytes(b"text")
     assert line(lambda: align_file(source, target, REFERENCE_POINTS)).startswith(f"{source}: not an image")
-    source.write_bytes(encode(noise()))
+    source.write_bytes(encode(noise(90, 90)))
     output = line(lambda: align_file(source, target, REFERENCE_POINTS * 0), DataError)
     assert output == f"{source}: the points are not those of a face: no rotation brings them close to the template"
+    output = line(lambda: align_file(source, target, REFERENCE_POINTS + 100), DataError)
+    assert output == f"{source}: the points are around (156, 172), but the upright image has 90 x 90 pixels"
+    align_file(source, tmp_path / "c.png", REFERENCE_POINTS)  # some of its points are beside the image
+    (tmp_path / "c.png").unlink()
     beside = tmp_path / "a.png" / "b.png"
     assert line(lambda: align_file(source, beside, REFERENCE_POINTS), StorageError).startswith(f"{beside}: cannot be")
     assert sorted(os.listdir(tmp_path)) == ["a.png"]
+
+
+def test_points_are_those_of_the_upright_image(tmp_path):
+    upright, turned = noise(300, 200), noise(300, 200).transpose(Image.Transpose.ROTATE_90)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6  # turned clockwise when shown
+    (tmp_path / "a.png").write_bytes(encode(upright))
+    (tmp_path / "b.png").write_bytes(encode(turned, exif=exif))
+    for name in "ab":
+        align_file(tmp_path / f"{name}.png", tmp_path / f"{name}_out.png", REFERENCE_POINTS + (180, 80))
+    assert torch.equal(*(decode_image(tmp_path / f"{name}_out.png", name, 3) for name in "ab"))
 
 
 def test_names_of_aligned_images():
