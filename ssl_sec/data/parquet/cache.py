@@ -6,8 +6,13 @@ Arrow IPC file, which is mapped and not loaded.
 
 import hashlib
 import json
+import logging
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
@@ -15,35 +20,69 @@ from ssl_sec.data.parquet.reading import ParquetFiles, iterate_rows
 from ssl_sec.data.shards.cache_files import made_table
 from ssl_sec.data.shards.locations import stamp
 
+logger = logging.getLogger("ssl_sec.data")
+
 # Part of the cache's key; increase it when the columns change.
 CACHE_LAYOUT = 1
+
+# Time since the last opening after which a copy is removed if its files have changed.
+_KEPT_S = 30 * 24 * 3600
 
 
 def cached_table(parquet_files: ParquetFiles, cache_folder: Path) -> Path:
     """The rows as an Arrow IPC file with the columns `name`, `encoded` and `label`, written if missing or damaged.
+
+    Copies that were made before the same files changed are removed once no process has opened them for 30 days: a
+    process on another machine with this folder may still map them. On one machine, a mapped file stays readable.
 
     Args:
         parquet_files: files to copy.
         cache_folder: folder of the copy, created if missing; it needs as much space as the Parquet files.
 
     Returns:
-        The file, named by a digest of the Parquet files' names, sizes and modification times.
+        The file, named by digests of the Parquet files' names, and of these with sizes and modification times.
 
     Raises:
         DataError: a Parquet file is damaged, or the folder cannot be written.
     """
-    path = cache_folder / f"{digest(parquet_files)}.arrow"
+    stamps = _stamps(parquet_files)
+    of_files = _digest(parquet_files, [address for address, *_ in stamps])[:16]
+    path = cache_folder / f"{of_files}-{_digest(parquet_files, stamps)}.arrow"
     made_table(path, lambda file: _write_table(parquet_files, file))
+    with suppress(OSError):  # a folder that cannot be written
+        os.utime(path, (time.time(), path.stat().st_mtime))
+        _remove_former(path, cache_folder.glob(f"{of_files}-*.arrow"))
     return path
 
 
 def digest(parquet_files: ParquetFiles) -> str:
     """32 hexadecimal digits that change with a file's name, size or modification time."""
-    stamps = [stamp(file_system, path) for file_system, path in parquet_files.files]
-    key = [CACHE_LAYOUT, parquet_files.image_column, parquet_files.label_column, stamps]
+    return _digest(parquet_files, _stamps(parquet_files))
+
+
+def _stamps(parquet_files: ParquetFiles) -> list[list[str]]:
+    return [stamp(file_system, path) for file_system, path in parquet_files.files]
+
+
+def _digest(parquet_files: ParquetFiles, of_files: list[Any]) -> str:
+    key = [CACHE_LAYOUT, parquet_files.image_column, parquet_files.label_column, of_files]
     if parquet_files.numbers is not None:  # the labels are numbers of these names
         key.append(parquet_files.class_names)
     return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
+
+
+def _remove_former(path: Path, copies: Iterable[Path]) -> None:
+    """Removes the copies beside `path` that were not opened for long, and logs the others."""
+    for copy in copies:
+        about = copy.stat()
+        if copy == path:
+            continue
+        if time.time() - about.st_atime > _KEPT_S:
+            copy.unlink()
+            found = "removed"
+        else:
+            found = "removed 30 days after it was last opened; delete it earlier if no run reads it"
+        logger.info("%s: a copy of %.1f MiB from before its files changed: %s", copy, about.st_size / 2**20, found)
 
 
 def _write_table(parquet_files: ParquetFiles, file: BinaryIO) -> None:
@@ -53,3 +92,5 @@ def _write_table(parquet_files: ParquetFiles, file: BinaryIO) -> None:
             writer.write_batch(
                 pa.record_batch([pa.array(rows.names), rows.encoded, pa.array(rows.labels)], schema=schema)
             )
+    first = parquet_files.files[0][1]
+    logger.info("%s: %d images are copied, %.1f MiB", first, parquet_files.num_rows, file.tell() / 2**20)

@@ -1,6 +1,7 @@
 import errno
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from ssl_sec.data.parquet import blocks, cache, reading
 from ssl_sec.data.parquet.blocks import RowGroups
 from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.data.shards.locations import find_files
+from ssl_sec.data.stores import mapped_table
 from ssl_sec.errors import DataError, MissingDataError
 from tests.data.files import plain, write_parquet
 
@@ -257,6 +259,26 @@ def test_damaged_files(tmp_path, file):
     body[4:200] = b"\xff" * 196
     file.write_bytes(body)
     assert str(file) in lines(lambda: list(reading.iterate_rows(inspect(file))))
+
+
+def test_copies_of_changed_files_are_removed_when_they_are_old(tmp_path, file, caplog):
+    folder, month = tmp_path / "cache", 30 * 24 * 3600
+    with caplog.at_level("INFO", "ssl_sec.data"):
+        first = cache.cached_table(inspect(file), folder)
+        assert caplog.messages[-1].startswith(f"{file}: 10 images are copied, 0.0 MiB")
+        other = cache.cached_table(inspect(write_parquet(tmp_path / "b.parquet", [b"x"], [0])), folder)
+        os.utime(file, ns=(0, 0))
+        second = cache.cached_table(inspect(file), folder)
+        assert first.exists() and caplog.messages[-1].startswith(f"{first}: a copy of 0.0 MiB from before its files")
+        mapped = mapped_table(first)
+        for each in (first, second, other):
+            os.utime(each, (time.time() - month - 10, each.stat().st_mtime))
+        assert cache.cached_table(inspect(file), folder) == second and not first.exists() and other.exists()
+        assert caplog.messages[-1].endswith("from before its files changed: removed")
+        assert mapped["encoded"][4].as_py() == plain(4)  # who reads it goes on
+        caplog.clear()
+        cache.cached_table(inspect(file), folder)
+    assert not caplog.messages and time.time() - second.stat().st_atime < month
 
 
 def test_a_full_disk_is_one_line(tmp_path, file, monkeypatch):
