@@ -97,6 +97,7 @@ def test_the_classes_of_parquet_files_are_those_that_have_images(tmp_path):
 
 
 def test_a_damaged_cache_is_made_again(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "ssl_sec.data")
     path = write_parquet(tmp_path / "a.parquet", [plain(i) for i in range(5)], [0, 1, 2, 0, 1])
 
     def opened():
