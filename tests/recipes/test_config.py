@@ -20,7 +20,7 @@ from ssl_sec.data.config import (
 )
 from ssl_sec.data.faces import config as faces_config
 from ssl_sec.edges.composition.compose import compose
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, shown
 from ssl_sec.networks import config as networks_config
 from ssl_sec.networks.config import (
     HEAD_CONFIGS,
@@ -120,7 +120,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("key", "value", "allowed"), WRONG)
 def test_a_wrong_value_is_named_with_its_key_and_what_is_allowed(key, value, allowed):
-    assert message(key, value) == f"{key}: found {value!r}, must be {allowed}"
+    assert message(key, value) == f"{key}: found {shown(value)}, must be {allowed}"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_wrong_value_of_another_group_is_named(group, key, value, allowed):
     from_values(PretrainConfig, start)
     with pytest.raises(ConfigError) as caught:
         from_values(PretrainConfig, changed(start, key, value))
-    assert str(caught.value) == f"{key}: found {value!r}, must be {allowed}"
+    assert str(caught.value) == f"{key}: found {shown(value)}, must be {allowed}"
 
 
 @pytest.mark.parametrize(
