@@ -113,10 +113,8 @@ class Upload:
     def end(self, tracked: TrackedRun, status: str, reason: str | None) -> None:
         """Ends the run in MLflow; if it has finished, compares its encoder with others."""
         self._try(lambda: self._log_data(tracked))
-        if self.patience.is_exhausted:
-            self._try(lambda: tracked.end(status, reason), Patience(_END_S, self._tracking.ping))
-        else:
-            self._try(lambda: tracked.end(status, reason))
+        last_try = Patience(_END_S, self._tracking.ping) if self.patience.is_exhausted else None
+        self._try(lambda: tracked.end(status, reason), last_try)
         if status == "FINISHED":
             self._try(lambda: self._compare(tracked))
 

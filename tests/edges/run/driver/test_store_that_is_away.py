@@ -115,11 +115,12 @@ def test_a_store_too_slow_for_files_has_the_end_of_the_run_and_a_replay_that_fai
     assert "encoder.safetensors" in {file.path for file in client.list_artifacts(finished.run_id)}
 
 
+def refused(*_):
+    raise MlflowException("500: the artifact store is full")
+
+
 @pytest.mark.parametrize("what", ["network", "checkpoints"])
 def test_a_replay_uploads_what_was_refused_and_registers_a_network_once(quick, monkeypatch, caplog, what):
-    def refused(*_):
-        raise MlflowException("500: the artifact store is full")
-
     quick = [*quick, "tracking.register_model=true", f"recipe={what}_later"]
     with monkeypatch.context() as patch:
         owner, name = (TrackedRun, "log_network") if what == "network" else (uploading, "log_checkpoints")
@@ -136,7 +137,7 @@ def test_a_replay_uploads_what_was_refused_and_registers_a_network_once(quick, m
 
 def test_a_replay_of_a_folder_without_its_features_ends_the_run_with_the_reason(quick, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(TrackedRun, "log_file", lambda *_: (_ for _ in ()).throw(MlflowException("full")))
+        patch.setattr(TrackedRun, "log_file", refused)
         finished = run_training(PRETRAIN, pretrain_config(quick))
     finished.folder.features_path.unlink()
     with pytest.raises(StorageError, match=r"features\.pt is missing"):
