@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ssl_sec.edges.packaging import command
 from ssl_sec.errors import ConfigError
 from ssl_sec.files import is_own
 
@@ -88,6 +89,24 @@ def find_cluster() -> str | None:
         socket.create_connection((host, int(port)), timeout=2).close()
     except (OSError, ValueError):
         return None
+    return address
+
+
+def cluster_address(given: str | None) -> str | None:
+    """The address of the Ray cluster that a job joins; None if it starts one.
+
+    Args:
+        given: the configuration's address: None for the one that `find_cluster` finds, "local" to start one.
+
+    Raises:
+        ConfigError: if it is the address of a cluster's dashboard.
+    """
+    address = None if given == "local" else given or find_cluster()
+    if address is not None and address.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"{'runtime.address' if given else 'RAY_ADDRESS'}: found {address!r}, a cluster's dashboard, to which "
+            f"{command('submit')} sends jobs; allowed here: <head>:6379, or 'local' to start Ray here"
+        )
     return address
 
 

@@ -4,9 +4,7 @@ import logging
 
 import torch
 
-from ssl_sec.edges.environment import find_cluster
-from ssl_sec.edges.packaging import command
-from ssl_sec.errors import ConfigError
+from ssl_sec.edges.environment import cluster_address
 from ssl_sec.training.config import LocalConfig, RuntimeConfig
 
 logger = logging.getLogger("ssl_sec")
@@ -39,12 +37,7 @@ def describe_runtime(runtime: RuntimeConfig) -> str:
         count = f"{workers[0]} to {workers[1]}"
     else:
         count = "one for each GPU, or one on CPUs" if workers is None else str(workers)
-    address = runtime.address or find_cluster()
-    if address is not None and address.startswith(("http://", "https://")):
-        raise ConfigError(
-            f"{'runtime.address' if runtime.address else 'RAY_ADDRESS'}: found {address!r}, a cluster's dashboard, to "
-            f"which {command('submit')} sends jobs; allowed here: <head>:6379, or runtime=local"
-        )
+    address = cluster_address(runtime.address)
     where = f"the Ray cluster at {address}" if address else "Ray on this machine"
     precision = runtime.precision or "bfloat16 on GPUs that have it"
     return f"workers: {count}, on {where}; device: {runtime.device}, {precision}"

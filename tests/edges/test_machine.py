@@ -21,6 +21,10 @@ from ssl_sec.training.config import LocalConfig, RayConfig
             "workers: 2 to 8, on the Ray cluster at head:6379; device: cuda, bfloat16 on GPUs that have it",
         ),
         (
+            RayConfig(num_workers=1, address="local", precision="float32"),
+            "workers: 1, on Ray on this machine; device: auto, float32",
+        ),
+        (
             RayConfig(num_workers=3, precision="float32"),
             "workers: 3, on Ray on this machine; device: auto, float32",
         ),

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from ssl_sec.data.config import DataConfig
 from ssl_sec.edges.config import ReplayConfig
-from ssl_sec.edges.environment import find_cluster
+from ssl_sec.edges.environment import cluster_address
 from ssl_sec.edges.folder.checkpoints import network_files
 from ssl_sec.edges.folder.commands import replay_command, resume_command
 from ssl_sec.edges.folder.finding import find_folder
@@ -135,7 +135,7 @@ def require_data(data: DataConfig, runtime: RuntimeConfig) -> None:
     Raises:
         MissingDataError: if they do not.
     """
-    is_here = isinstance(runtime, LocalConfig) or (runtime.address in (None, "local") and find_cluster() is None)
+    is_here = isinstance(runtime, LocalConfig) or cluster_address(runtime.address) is None
     if is_here:
         data.require_training_places()
 

@@ -21,6 +21,7 @@ from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialSch
 from ray.tune.search import BasicVariantGenerator, SearchAlgorithm, Searcher
 
 from ssl_sec.edges.config.tune import TuneConfig
+from ssl_sec.edges.environment import cluster_address
 from ssl_sec.edges.folder.names import new_name
 from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.packaging import command
@@ -73,6 +74,7 @@ def run_search(search: Search) -> tuple[list[Trial], int, Path]:
         The measured trials, the best first; the number of failed trials; the folder of their tables and logs.
     """
     config = search.config
+    cluster_address(None)  # refuses an address that Ray cannot join
     if is_remote(config.output_dir):
         raise ConfigError(f"output_dir: found {config.output_dir!r}, must be a folder, which all nodes share")
     name = config.run_name or new_name(f"{config.recipe_name}-tune")

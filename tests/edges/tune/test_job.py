@@ -10,7 +10,8 @@ import pytest
 from mlflow.entities import Run
 
 from ssl_sec.edges.config.tune import TuneConfig
-from ssl_sec.edges.tune.job import _claimed, _resources
+from ssl_sec.edges.tune.job import _claimed, _resources, run_search
+from ssl_sec.edges.tune.space import read_search
 from ssl_sec.errors import ConfigError, StorageError
 from tests.edges.conftest import QUICK
 
@@ -28,6 +29,14 @@ def test_a_damaged_description_of_a_search_is_one_line(tmp_path: Path):
     (tmp_path / "it.tune.json").write_text('{"tri')
     with pytest.raises(StorageError, match=r"run_name: .*it.tune.json cannot be read: Unterminated .*another name"):
         _claimed(tmp_path / "it.tune.json", {"trials": 2})
+
+
+def test_the_address_of_a_dashboard_is_refused_before_a_search_is_made(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
+    search = read_search(["experiment=digits", "epochs=16", "constraint=choice(none,sec)", f"output_dir={tmp_path}"])
+    with pytest.raises(ConfigError, match="^RAY_ADDRESS: found 'http://head:8265', a cluster's dashboard, to which"):
+        run_search(search)
+    assert not list(tmp_path.iterdir())
 
 
 FOUR_AND_TWO = [{"CPU": 4.0}, {"CPU": 2.0}]

@@ -25,7 +25,7 @@ from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
 from ray.train.v2._internal.execution.context import get_train_context as get_internal_train_context
 
 from ssl_sec.data.samplers import worker_rows
-from ssl_sec.edges.environment import find_cluster, require_files_for_ray
+from ssl_sec.edges.environment import cluster_address, require_files_for_ray
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored import StoredFolder
 from ssl_sec.edges.patience import Call
@@ -215,19 +215,23 @@ def connect(address: str | None, name: str | None = None, **resources: Any) -> N
     """Joins a cluster, or starts one on this machine; a second call does nothing.
 
     Args:
-        address: address of the cluster; None for the one that `find_cluster` finds, or a new one.
+        address: address of the cluster; None for the one that `find_cluster` finds, or a new one; "local" for a new one.
         name: name of this job in Ray's dashboard.
         resources: number of CPUs and GPUs of a cluster that is started; those of this machine by default.
+
+    Raises:
+        ConfigError: if there is no cluster at the address.
     """
     if ray.is_initialized():
         return
     require_files_for_ray()
-    address = None if address == "local" else address or find_cluster()
+    key = "runtime.address" if address else "RAY_ADDRESS"
+    address = cluster_address(address)
     logging.getLogger("ray").setLevel(logging.ERROR)
     # Ray gives its workers a low priority, so that they wait for its own services if workers use all cores. It reads
     # this variable when it starts nodes.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    _check_listening(address)
+    _check_listening(address, key)
     logger.info("starting Ray on this machine" if address is None else "connecting to the Ray cluster")
     with _own_signal_handlers():
         ray.init(
@@ -282,15 +286,19 @@ def _own_signal_handlers() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _check_listening(address: str | None) -> None:
+def _check_listening(address: str | None, key: str) -> None:
     """Checks the cluster's port first, as Ray itself retries for minutes.
+
+    Args:
+        address: address of the cluster; None to start one.
+        key: the key or the variable that has the address.
 
     Raises:
         ConfigError: if nothing listens at an address of the form host:port.
     """
     if address is not None and (error := _refusal(address)) is not None:
         raise ConfigError(
-            f"runtime.address: no Ray cluster at {address} ({error.strerror or error}); start one with "
+            f"{key}: no Ray cluster at {address} ({error.strerror or error}); start one with "
             "`ray start --head`, or leave the address out to start Ray here"
         ) from error
 

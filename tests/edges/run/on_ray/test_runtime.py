@@ -216,6 +216,9 @@ def test_an_address_without_a_cluster_is_one_line(monkeypatch):
         ray.shutdown()
     with pytest.raises(ConfigError, match="runtime.address: no Ray cluster at 127.0.0.1:1"):
         connect("127.0.0.1:1")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:2")
+    with pytest.raises(ConfigError, match="RAY_ADDRESS: no Ray cluster at 127.0.0.1:2"):
+        connect(None)
 
 
 def test_a_run_has_its_name_in_the_dashboard(monkeypatch):
