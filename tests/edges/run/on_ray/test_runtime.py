@@ -14,9 +14,10 @@ import pytest
 
 from ssl_sec.data.samplers import worker_counts
 from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.cpu import ENVIRONMENT
 from ssl_sec.edges.run.driver import run_training
-from ssl_sec.edges.run.on_ray.runtime import _is_preempted, _join_again, connect, describe_workers
+from ssl_sec.edges.run.on_ray.runtime import _failure_of, _is_preempted, _join_again, connect, describe_workers
 from ssl_sec.edges.run.on_ray.scaling import find_shortage, make_scaling
 from ssl_sec.errors import ConfigError, DataError, Stopped
 from ssl_sec.recipes.pretraining.config import PretrainConfig
@@ -207,6 +208,20 @@ def test_a_preemption_notice_is_seen_without_the_other_workers(monkeypatch):
     assert not _is_preempted()
     preemption.preemption_info = PreemptionInfo(deadline_ms=None, preempted_node_to_ranks={"node": [1]})
     assert _is_preempted()
+
+
+@pytest.mark.parametrize("outcome", [None, "finished"])
+def test_a_stop_does_not_wait_for_workers_that_never_start_again(outcome, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("ssl_sec.edges.run.on_ray.runtime._CONTROLLER_ENDS_WITHIN_S", 0.5)
+    folder, is_over = RunFolder(tmp_path), threading.Event()
+    folder.stop_path.touch()
+    if outcome is not None:
+        folder.write_outcome(outcome)
+    try:
+        assert _failure_of(SimpleNamespace(fit=is_over.wait), folder) is None
+    finally:
+        is_over.set()
+    assert folder.outcome() == (outcome or "stopped")
 
 
 def test_an_address_without_a_cluster_is_one_line(monkeypatch):
