@@ -1,7 +1,8 @@
 """Common steps of the recipes from a config to a trained network, on this worker of any runtime."""
 
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from ssl_sec.networks.batch_norm import globalise_batch_norm
 from ssl_sec.networks.convolutions import lay_out
 from ssl_sec.networks.heads import PredictionHead, ProjectionHead
 from ssl_sec.networks.recomputation import recompute_blocks
+from ssl_sec.networks.weights import UnfitWeightsError
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.class_sharding import template_losses
@@ -216,6 +218,24 @@ def in_words(image_set: ImageSet) -> str:
     num_channels, height, width = image_set.image_shape
     classes = f"{len(image_set.class_names):,} classes" if image_set.class_names else "no labels"
     return f"{image_set.name}, {len(image_set):,} images of {num_channels} x {height} x {width}, {classes}"
+
+
+@contextmanager
+def building_for(image_shape: tuple[int, int, int], run: str | None, remedy: str) -> Iterator[None]:
+    """Makes the error about a run's weights that do not fit a ConfigError with the name of the run.
+
+    Args:
+        image_shape: channels, height and width of the images.
+        run: the run whose weights are loaded; None if they are from a file, which the error names already.
+        remedy: what the user can do about it.
+    """
+    try:
+        yield
+    except UnfitWeightsError as error:
+        if run is None:
+            raise
+        shape = " x ".join(map(str, image_shape))
+        raise ConfigError(f"run: {run} does not fit {error.what}, for images of {shape}; {remedy}") from error
 
 
 def save_network(recipe: Recipe, store: RunStore, with_head: bool) -> None:

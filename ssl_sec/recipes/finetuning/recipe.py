@@ -37,8 +37,7 @@ from ssl_sec.evaluation.splits import (
 )
 from ssl_sec.networks import Encoder, Network
 from ssl_sec.networks.stages import freeze_all_but
-from ssl_sec.networks.weights import UnfitWeightsError
-from ssl_sec.recipes.assembly import RunStore, assemble, extractor, save_network, train_recipe
+from ssl_sec.recipes.assembly import RunStore, assemble, building_for, extractor, save_network, train_recipe
 from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.finetuning.objective import MixedObjective
 from ssl_sec.training.objective import Objective
@@ -181,15 +180,8 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
     log_once(runtime, "labels of %s of %s images", f"{len(images.trained_on):,}", f"{len(train_set):,}")
     if config.run is not None:
         config = replace(config, encoder=replace(config.encoder, weights=str(store.initial_path)))
-    try:
+    with building_for(images.trained_on.image_shape, config.run, "data.image_size_px is their size"):
         recipe = build_recipe(config, images.trained_on, runtime)
-    except UnfitWeightsError as error:
-        if config.run is None:
-            raise
-        shape = " x ".join(map(str, images.trained_on.image_shape))
-        raise ConfigError(
-            f"run: {config.run} does not fit {error.what}, for images of {shape}; data.image_size_px is their size"
-        ) from error
     best = BestNetwork(recipe.encoder, recipe.head) if config.evaluated == "best" else None
     recipe = replace(recipe, best=best)
     extract = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=256)

@@ -22,7 +22,6 @@ from ssl_sec.data.image_set import ImageSet, on_device, require_labels, subset
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import ShuffledBatches
 from ssl_sec.data.shards.streamed import require_any_order
-from ssl_sec.errors import ConfigError
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.features import readable_rows
 from ssl_sec.evaluation.knn import knn_top1
@@ -44,8 +43,7 @@ from ssl_sec.evaluation.splits import (
     with_test_images,
 )
 from ssl_sec.networks.convolutions import lay_out
-from ssl_sec.networks.weights import UnfitWeightsError
-from ssl_sec.recipes.assembly import extractor
+from ssl_sec.recipes.assembly import building_for, extractor
 from ssl_sec.recipes.probing.adapting import Adapted
 from ssl_sec.recipes.probing.config import ProbedRun, ProbeJobConfig
 from ssl_sec.recipes.probing.measures import corrupted_top1, corruption_metrics, stop_if_requested, transfer_metrics
@@ -131,14 +129,9 @@ def run(config: ProbeJobConfig, runtime: Runtime, store: ProbeStore) -> None:
     channels, height, width = test_set.image_shape
     num_channels, size = config.probe.num_channels or channels, config.probe.image_size_px or min(height, width)
     weights = replace(trained.encoder, weights=str(store.encoder_path))
-    try:
+    remedy = "probe.image_size_px and probe.num_channels convert them"
+    with building_for((num_channels, size, size), config.run, remedy):
         encoder: nn.Module = weights.build(num_channels, size)
-    except UnfitWeightsError as error:
-        shape = " x ".join(map(str, (num_channels, size, size)))
-        raise ConfigError(
-            f"run: {config.run} does not fit {error.what}, for images of {shape}; probe.image_size_px and "
-            "probe.num_channels convert them"
-        ) from error
     if config.probe.num_channels is not None or config.probe.image_size_px is not None:
         encoder = Adapted(encoder, config.probe.image_size_px, num_channels)
     encoder.to(runtime.device)
