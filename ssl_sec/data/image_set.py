@@ -212,7 +212,7 @@ class EncodedImages:
     def read(self, indices: Int64[Tensor, " batch"], draws: Int64[Tensor, " batch"] | None = None) -> Batch:
         """The images at `indices`, on the CPU; `Batch.indices` are those of the images actually read."""
         batch, bad = self.decode(indices, draws)
-        self.record_bad(bad)
+        record_bad(self, bad)
         return batch
 
     def decode(
@@ -231,13 +231,6 @@ class EncodedImages:
             where = f" of class {self.class_names[self.labels[index]]}" if self.within_class else ""
             images[position], read[position] = first_readable(self, self._in_turn(index), draw, bad, where)
         return Batch(images=images, labels=self.labels[read], indices=read), bad
-
-    def record_bad(self, bad: dict[int, str]) -> None:
-        """Counts the images in `bad` (index to reason) and logs the new ones."""
-        for index, reason in bad.items():
-            if index not in self.bad_indices:
-                self.bad_indices.add(index)
-                logger.warning("%s: an image is skipped: %s", self.name, reason)
 
     def candidates(self, indices: Int64[Tensor, " chosen"]) -> Iterator[Candidate]:
         """The encoded images at `indices` with their names."""
@@ -277,6 +270,11 @@ class Decoded(Protocol):
         """The action on an unreadable image."""
         ...
 
+    @property
+    def bad_indices(self) -> set[int]:
+        """The unreadable images met so far."""
+        ...
+
 
 def first_readable(
     image_set: Decoded, candidates: Iterable[Candidate], draw: int | None, bad: dict[int, str], where: str = ""
@@ -307,6 +305,14 @@ def first_readable(
             check_shape(image, image_set.image_shape, name)
             return image, index
     raise DataError(f"{image_set.name}: {len(reasons)} images{where} in a row cannot be read, the first: {reasons[0]}")
+
+
+def record_bad(image_set: Decoded, bad: dict[int, str]) -> None:
+    """Counts the images in `bad` (index to reason) and logs the new ones."""
+    for index, reason in bad.items():
+        if index not in image_set.bad_indices:
+            image_set.bad_indices.add(index)
+            logger.warning("%s: an image is skipped: %s", image_set.name, reason)
 
 
 def unreadable(error: DataError, on_bad_image: OnBadImage | None) -> DataError:

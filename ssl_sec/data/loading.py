@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ssl_sec.batch import Batch
-from ssl_sec.data.image_set import EncodedImages, ImageSet
+from ssl_sec.data.image_set import EncodedImages, ImageSet, record_bad
 from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.errors import DataError
 
@@ -88,7 +88,7 @@ def _decode_in_workers(
             if isinstance(result, DataError):
                 raise result
             batch, bad = result
-            image_set.record_bad(bad)
+            record_bad(image_set, bad)
             yield batch.to(device)
     finally:
         # The last reference: the loader's iterator ends and joins its processes when it is collected.

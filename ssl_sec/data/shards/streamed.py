@@ -1,7 +1,6 @@
 """A set that is read by blocks and may be larger than the memory and the disk."""
 
 import itertools
-import logging
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,14 +14,12 @@ from torch import Tensor
 from ssl_sec.batch import Batch
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
-from ssl_sec.data.image_set import MAX_BAD_IN_A_ROW, Candidate, ImageSet, first_readable
+from ssl_sec.data.image_set import MAX_BAD_IN_A_ROW, Candidate, ImageSet, first_readable, record_bad
 from ssl_sec.data.samplers import Sampler, ShuffledBatches
 from ssl_sec.data.shards.blocks import BlockReader, Blocks
 from ssl_sec.data.shards.order import BlockShuffledBatches
 from ssl_sec.errors import ConfigError
 from ssl_sec.seeding import derived_seed
-
-logger = logging.getLogger("ssl_sec.data")
 
 # Largest number of batches whose blocks are read ahead.
 _BATCHES_AHEAD = 16
@@ -229,7 +226,7 @@ class StreamedImages:
             index, block = int(indices[place]), int(blocks[place])
             image, read[place] = self._next_readable(index, block, each_draw[place], bad)
             images.numpy()[place] = image  # torch would start its own threads in each decoding thread
-        self._record_bad(bad)
+        record_bad(self, bad)
         return Batch(images=images, labels=self.labels[read], indices=read)
 
     def _next_readable(self, index: int, block: int, draw: int | None, bad: dict[int, str]) -> tuple[Tensor, int]:
@@ -247,12 +244,6 @@ class StreamedImages:
                 yield first_index + place, self.reader.blocks.image_name(block, row), partial(encoded.__getitem__, row)
 
         return first_readable(self, candidates(), draw, bad)
-
-    def _record_bad(self, bad: dict[int, str]) -> None:
-        for index, reason in bad.items():
-            if index not in self.bad_indices:
-                self.bad_indices.add(index)
-                logger.warning("%s: an image is skipped: %s", self.name, reason)
 
 
 def streamed(
