@@ -1,4 +1,4 @@
-"""Runs a job in a child process, whose death by a signal is reported.
+"""Child processes: jobs whose death by a signal is reported, and commands that end with the process that started them.
 
 A crash in native code, or a kill for lack of memory, leaves a process no time to report it. The supervisor forwards
 signals, waits, and if a signal killed the job, reports that in one line and closes its runs in MLflow.
@@ -7,9 +7,11 @@ signals, waits, and if a signal killed the job, reports that in one line and clo
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -67,7 +69,7 @@ def supervised(job: Callable[[], int]) -> int:
     supervisor = os.getpid()
     job_id = os.fork()
     if job_id == 0:
-        end_with(supervisor)
+        _end_with(supervisor)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return job()
     code = os.waitstatus_to_exitcode(_wait(job_id, signals))
@@ -99,11 +101,36 @@ def dumped_signal(dump: Path) -> signal.Signals | None:
     return _FATAL.get(first.removeprefix("Fatal Python error: ").replace("-", " "))
 
 
-def end_with(supervisor: int) -> None:
+def _end_with(supervisor: int) -> None:
     """Makes the kernel kill this process when its supervisor dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if os.getppid() != supervisor:  # the supervisor has already died
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def start_command(
+    arguments: Sequence[str], log: Path, cwd: str | None = None, env: Mapping[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
+    """Starts a command of this package, whose output is appended to a log; the process ends with this one.
+
+    Args:
+        arguments: the command and its overrides.
+        log: file of the output; its folder is made.
+        cwd: its working directory; this process's by default.
+        env: its environment; this process's by default.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "ssl_sec", *arguments],
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # a Ctrl-C goes to this process alone, which then stops the one that it started
+            preexec_fn=partial(_end_with, os.getpid()) if sys.platform.startswith("linux") else None,
+        )
 
 
 def _wait(job_id: int, signals: set[signal.Signals]) -> int:

@@ -3,14 +3,12 @@
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
@@ -18,7 +16,7 @@ from types import FrameType
 import torch
 
 from ssl_sec.edges.run.signals import announce_stop, handled
-from ssl_sec.edges.run.supervision import end_with
+from ssl_sec.edges.run.supervision import start_command
 
 # After this many failures without a run that ended well, no further run is started.
 _FAILURES_TO_GIVE_UP = 3
@@ -125,20 +123,10 @@ def _visible_gpus() -> list[str]:
 
 
 def _started(task: Task, num_threads: int, gpu: str | None) -> "subprocess.Popen[bytes]":
-    task.log.parent.mkdir(parents=True, exist_ok=True)
     environment = {"OMP_NUM_THREADS": str(num_threads), **os.environ}
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
-    with task.log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "ssl_sec", *task.arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=environment,
-            start_new_session=True,  # a Ctrl-C goes to the study alone, which then stops its runs
-            preexec_fn=partial(end_with, os.getpid()) if sys.platform.startswith("linux") else None,
-        )
+    return start_command(task.arguments, task.log, env=environment)
 
 
 @contextmanager

@@ -4,18 +4,15 @@ It is the same command that a user would start: it has its own folder and its ru
 its effects on memory and devices end with it.
 """
 
-import os
 import signal
 import subprocess
-import sys
-from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
 from ray.tune import Trainable
 
 from ssl_sec.edges.folder.text import json_lines, text_of
-from ssl_sec.edges.run.supervision import end_with
+from ssl_sec.edges.run.supervision import start_command
 from ssl_sec.edges.tune.space import Space, chosen_overrides
 from ssl_sec.errors import nearest
 
@@ -87,19 +84,8 @@ class PretrainingTrial(Trainable):
         name = self.trial_name
         self._folder = Path(plan["folder"]) / name
         self._log = log_of(plan, name)
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        arguments = [*plan["overrides"], *chosen_overrides(space, config), f"run_name={name}", "resume=auto"]
-        parent = os.getpid()
-        with self._log.open("ab") as log:
-            self._run = subprocess.Popen(
-                [sys.executable, "-m", "ssl_sec", "pretrain", *arguments],
-                cwd=plan["cwd"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # a Ctrl-C is for the search, which then stops its trials
-                preexec_fn=partial(end_with, parent) if sys.platform.startswith("linux") else None,
-            )
+        overrides = [*plan["overrides"], *chosen_overrides(space, config), f"run_name={name}", "resume=auto"]
+        self._run = start_command(["pretrain", *overrides], self._log, cwd=plan["cwd"])
 
     def step(self) -> dict[str, Any]:
         """The next measurement; the last one again when the pretraining has ended.
