@@ -1,4 +1,4 @@
-"""Adds what an environment lacks, as in containers and services.
+"""Adds what an environment lacks, as in containers and services, and sets variables for a while.
 
 A user id may have no name and no home, a home may not be writable, the limit of open files may be low, and a locale may
 lack characters.
@@ -12,6 +12,7 @@ import resource
 import socket
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -108,6 +109,20 @@ def cluster_address(given: str | None) -> str | None:
             f"{command('submit')} sends jobs; allowed here: <head>:6379, or 'local' to start Ray here"
         )
     return address
+
+
+@contextlib.contextmanager
+def with_variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables of the environment, and restores them afterwards."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def is_loopback(address: str) -> bool:

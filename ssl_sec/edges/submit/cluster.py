@@ -20,7 +20,7 @@ from ray._private.services import canonicalize_bootstrap_address_or_die, find_gc
 from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
-from ssl_sec.edges.environment import is_loopback
+from ssl_sec.edges.environment import is_loopback, with_variables
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE, checkout, command, packaged
 from ssl_sec.edges.tables import in_table
@@ -72,7 +72,7 @@ class Cluster:
         )
         try:
             _require_answer(address)
-            with _ray_address(address):
+            with with_variables({"RAY_API_SERVER_ADDRESS": address}):  # Ray's client prefers it to the argument
                 self._client = JobSubmissionClient(address)
         except AuthenticationError as error:
             raise ConfigError(
@@ -254,20 +254,6 @@ def _require_answer(address: str) -> None:
         requests.get(f"{address.rstrip('/')}/api/version", timeout=_ANSWER_WITHIN_S)
     elif url.hostname and url.port:
         socket.create_connection((url.hostname, url.port), timeout=_ANSWER_WITHIN_S).close()
-
-
-@contextlib.contextmanager
-def _ray_address(address: str) -> Iterator[None]:
-    """Makes Ray's client use this address instead of the environment's."""
-    name = "RAY_API_SERVER_ADDRESS"
-    before = os.environ.get(name)
-    os.environ[name] = address
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
 
 
 def _reason(error: BaseException) -> str:

@@ -32,6 +32,7 @@ from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
 from torch import nn
 
 from ssl_sec import __version__
+from ssl_sec.edges.environment import with_variables
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
@@ -288,15 +289,13 @@ class TrackedRun:
 @contextlib.contextmanager
 def _fluent(uri: str) -> Iterator[None]:
     """Points MLflow's fluent interface, which models need, to `uri`; its global address is restored afterwards."""
-    before = os.environ.get("MLFLOW_TRACKING_URI")
-    mlflow.set_tracking_uri(uri)
-    try:
-        yield
-    finally:
-        # MLflow writes the address to the environment, where the next run of this process would find it.
-        mlflow.set_tracking_uri(None)  # pyright: ignore[reportArgumentType]
-        if before is not None:
-            os.environ["MLFLOW_TRACKING_URI"] = before
+    # MLflow writes the address to the environment, where the next run of this process would find it.
+    with with_variables({"MLFLOW_TRACKING_URI": uri}):
+        mlflow.set_tracking_uri(uri)
+        try:
+            yield
+        finally:
+            mlflow.set_tracking_uri(None)  # pyright: ignore[reportArgumentType]
 
 
 def _experiment_id(client: MlflowClient, identity: RunIdentity) -> str:

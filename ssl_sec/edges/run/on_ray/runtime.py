@@ -25,7 +25,7 @@ from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
 from ray.train.v2._internal.execution.context import get_train_context as get_internal_train_context
 
 from ssl_sec.data.samplers import worker_rows
-from ssl_sec.edges.environment import cluster_address, require_files_for_ray
+from ssl_sec.edges.environment import cluster_address, require_files_for_ray, with_variables
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored import StoredFolder
 from ssl_sec.edges.patience import Call
@@ -215,7 +215,7 @@ def connect(address: str | None, name: str | None = None, **resources: Any) -> N
     """Joins a cluster, or starts one on this machine; a second call does nothing.
 
     Args:
-        address: address of the cluster; None for the one that `find_cluster` finds, or a new one; "local" for a new one.
+        address: address of the cluster; None for that of `find_cluster`, or a new one; "local" for a new one.
         name: name of this job in Ray's dashboard.
         resources: number of CPUs and GPUs of a cluster that is started; those of this machine by default.
 
@@ -263,16 +263,9 @@ def _named_cluster() -> Iterator[None]:
     that cluster does not know the controller.
     """
     own = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RAY_API_SERVER_ADDRESS": ""}
-    before = {name: os.environ.get(name) for name in own}
     ENV_VARS_TO_PROPAGATE.update(own)
-    os.environ.update(own)
-    try:
+    with with_variables(own):
         yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager
