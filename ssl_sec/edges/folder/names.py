@@ -112,19 +112,20 @@ def claim_name(folder: Path, name: str) -> str:
     """
     url = url_of(folder / name)
     bucket = None if url is None else Bucket(url.rpartition("/")[0])
-    for candidate in with_numbers(name):
-        if bucket is not None:
-            if not bucket.files(candidate) and bucket.create(f"{candidate}/.claim", uuid.uuid4().bytes):
-                return candidate
-            continue
-        try:
-            (folder / candidate).mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise StorageError(f"output_dir: {folder / candidate} cannot be written: {error.strerror}") from error
-        return candidate
-    raise AssertionError("counting does not end")
+    return next(candidate for candidate in with_numbers(name) if _claim(folder / candidate, bucket))
+
+
+def _claim(folder: Path, bucket: Bucket | None) -> bool:
+    """Makes a new folder for a run, in the bucket if there is one; whether its name was free."""
+    if bucket is not None:
+        return not bucket.files(folder.name) and bucket.create(f"{folder.name}/.claim", uuid.uuid4().bytes)
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise StorageError(f"output_dir: {folder} cannot be written: {error.strerror}") from error
+    return True
 
 
 def new_name(what: str) -> str:

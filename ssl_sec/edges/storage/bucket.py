@@ -5,7 +5,6 @@ The only assumption is that a file appears whole or not at all: there is no rena
 
 import contextlib
 import errno
-import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -215,7 +214,8 @@ class Bucket:
     def _try(self, what: str, name: str, request: Callable[[], T]) -> T:
         """Retries a request until it succeeds, is refused, or `ANSWER_S` have passed."""
         deadline = time.monotonic() + ANSWER_S
-        for count in itertools.count():
+        count = 0
+        while True:
             try:
                 return request()
             except Exception as error:  # each kind of storage has its own errors
@@ -229,7 +229,7 @@ class Bucket:
                 if count == 1:  # a single failure is ordinary
                     logger.warning("%s; it is retried", failed)
                 time.sleep(min(0.25 * 2**count, _LONGEST_PAUSE_S))
-        raise AssertionError("counting does not end")
+                count += 1
 
 
 def _is_final(error: BaseException) -> bool:
