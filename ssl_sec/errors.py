@@ -109,6 +109,11 @@ def shown(value: object) -> str:
     return printable(repr(value))
 
 
+def counted(count: int, noun: str) -> str:
+    """A count with its noun, for example ``1 seed`` or ``2 seeds``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type if it has none; for invalid YAML the line and the reason."""
     if (mark := getattr(error, "problem_mark", None)) is not None:

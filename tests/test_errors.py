@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from ssl_sec.errors import ConfigError, StorageError, out_of_memory, out_of_space, printable, shown
+from ssl_sec.errors import ConfigError, StorageError, counted, out_of_memory, out_of_space, printable, shown
 
 TOO_MANY = 2**46  # more bytes than an address has bits for
 
@@ -88,3 +88,7 @@ def test_printed_errors_are_one_line_of_limited_length():
 )
 def test_a_value_is_shown_as_a_configuration_has_it(value, text):
     assert shown(value) == text
+
+
+def test_one_thing_is_not_in_the_plural():
+    assert [counted(number, "run") for number in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]

@@ -5,6 +5,7 @@ import logging
 import torch
 
 from ssl_sec.edges.environment import cluster_address
+from ssl_sec.errors import counted
 from ssl_sec.training.config import LocalConfig, RuntimeConfig
 
 logger = logging.getLogger("ssl_sec")
@@ -30,7 +31,7 @@ def describe_runtime(runtime: RuntimeConfig) -> str:
         device = runtime.resolve_device()
         is_gpu = device.type == "cuda"
         threads = torch.get_num_threads()
-        kind = torch.cuda.get_device_name(device) if is_gpu else "1 thread" if threads == 1 else f"{threads} threads"
+        kind = torch.cuda.get_device_name(device) if is_gpu else counted(threads, "thread")
         return f"device: {device.type} ({kind}), one process, {runtime.on(device).precision}"
     workers = runtime.num_workers
     if isinstance(workers, tuple):

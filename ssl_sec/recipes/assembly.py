@@ -23,7 +23,7 @@ from ssl_sec.data.class_splits import hold_out_classes
 from ssl_sec.data.fingerprint import listing
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import Sampler, worker_rows
-from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.errors import ConfigError, DataError, counted
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.losses import Loss, TeacherLoss
 from ssl_sec.losses.config import TeacherLossConfig, Transformed
@@ -329,7 +329,7 @@ def _restore(recipe: Recipe, runtime: Runtime, store: RunStore) -> int:
     state = store.restored_state(runtime.device, recipe.held_classes)
     first_step = 0 if state is None else recipe.restore(state)
     if first_step:
-        workers = "1 worker" if runtime.world_size == 1 else f"{runtime.world_size} workers"
+        workers = counted(runtime.world_size, "worker")
         log_once(runtime, "resuming after step %d of %d on %s", first_step, recipe.total_steps, workers)
     if runtime.rank == 0:
         store.describe_data(recipe.image_set, is_resumed=first_step > 0)

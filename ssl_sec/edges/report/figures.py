@@ -15,7 +15,7 @@ from ssl_sec.edges.report.table import remove_probe
 from ssl_sec.edges.tables import deviation
 from ssl_sec.edges.tracking.comparing import differing
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, newest_of_each_seed
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, counted
 from ssl_sec.figures.comparing import Comparison
 from ssl_sec.figures.training import Curve, compared_curves_figure
 from ssl_sec.papers import Paper, PaperFigure
@@ -234,12 +234,11 @@ def _average_curves(histories: Sequence[Points]) -> Curve:
 
 
 def _label_with_seeds(arm: str, count: int) -> str:
-    return f"{arm} ({count} seed{'s' if count > 1 else ''})"
+    return f"{arm} ({counted(count, 'seed')})"
 
 
 def _count_runs(arms: Arms) -> str:
-    count = sum(map(len, arms.values()))
-    return f"{count} run{'s' if count > 1 else ''}"
+    return counted(sum(map(len, arms.values())), "run")
 
 
 def _list_arms(arms: Mapping[str, Sequence[Any]]) -> str:

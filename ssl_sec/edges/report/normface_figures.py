@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from ssl_sec.edges.report.files import Report
 from ssl_sec.edges.tracking.comparing import differing
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, newest_of_each_seed
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, counted
 from ssl_sec.figures.normface import AtWeight, bounds_figure, weights_figure
 from ssl_sec.losses import normalized_softmax_lower_bound
 from ssl_sec.recipes.registry import FACE
@@ -135,4 +135,4 @@ def _make_labels(settings: Sequence[dict[str, str]]) -> list[str]:
 
 def _count_weights(points: Sequence[AtWeight]) -> str:
     count = sum(point.weight is not None for point in points)
-    return f"{count} weight{'s' if count > 1 else ''}" if count else "no second loss"
+    return counted(count, "weight") if count else "no second loss"

@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -291,17 +292,10 @@ def as_table(jobs: Sequence[JobDetails]) -> str:
             job.submission_id,
             job.status.value.lower(),
             time.strftime("%Y-%m-%d %H:%M", time.localtime((job.start_time or 0) / 1000)),
-            _duration(job),
+            timedelta(seconds=round(((job.end_time or time.time() * 1000) - (job.start_time or 0)) / 1000)),
             (job.metadata or {}).get("recipe", ""),
             (job.metadata or {}).get("parent", ""),
         ]
         for job in jobs
     ]
     return in_table(rows, ["job", "state", "started", "took", "recipe", "part of"]) if rows else "no jobs"
-
-
-def _duration(job: JobDetails) -> str:
-    seconds = ((job.end_time or time.time() * 1000) - (job.start_time or 0)) / 1000
-    minutes, seconds_left = divmod(round(seconds), 60)
-    hours, minutes_left = divmod(minutes, 60)
-    return f"{hours}:{minutes_left:02d}:{seconds_left:02d}"

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray._private.worker import get_dashboard_url
 
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.errors import first_line
+from ssl_sec.errors import counted, first_line
 
 if TYPE_CHECKING:
     from ssl_sec.edges.tracking.deferred import DeferredRun
@@ -69,9 +69,9 @@ def describe_cluster() -> str:
                 types[name.removeprefix(_ACCELERATOR)] += int(node["Resources"].get("GPU", 0))
     known = ", ".join(f"{count} {name}" for name, count in sorted(types.items()) if count)
     parts = [
-        f"{len(alive)} node{'s' if len(alive) > 1 else ''}",
-        f"{cpus} CPU{'s' if cpus > 1 else ''}",
-        *([f"{gpus} GPU{'s' if gpus > 1 else ''}{f' ({known})' if known else ''}"] if gpus else []),
+        counted(len(alive), "node"),
+        counted(cpus, "CPU"),
+        *([counted(gpus, "GPU") + (f" ({known})" if known else "")] if gpus else []),
         f"Ray {ray.__version__}",
     ]
     if dashboard := get_dashboard_url():

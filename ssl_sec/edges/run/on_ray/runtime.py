@@ -46,7 +46,7 @@ from ssl_sec.edges.run.on_ray.policies import (
 from ssl_sec.edges.run.on_ray.scaling import find_shortage, make_scaling, node_resources
 from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.run.worker import Worker, work
-from ssl_sec.errors import ConfigError, UserError
+from ssl_sec.errors import ConfigError, UserError, counted
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.settings import to_values
 from ssl_sec.training.config import RayConfig
@@ -250,7 +250,7 @@ def describe_workers(scaling: ScalingConfig) -> str:
     workers = scaling.num_workers
     count = f"{workers[0]} to {workers[1]}" if isinstance(workers, tuple) else str(workers)
     cpus = int(cast(dict[str, float], scaling.resources_per_worker)["CPU"])
-    each = f"{cpus} CPU{'s' if cpus > 1 else ''}{' and 1 GPU' if scaling.use_gpu else ''}"
+    each = counted(cpus, "CPU") + (" and 1 GPU" if scaling.use_gpu else "")
     return f"1 worker with {each}" if count == "1" else f"{count} workers with {each} each"
 
 
