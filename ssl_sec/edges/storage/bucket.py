@@ -202,11 +202,13 @@ class Bucket:
         if self.url.partition("://")[0] not in ("s3", "s3a"):
             return  # other storage removes them itself
         container, _, prefix = self._path.partition("/")
-        with contextlib.suppress(Exception):  # optional: not all servers and policies allow it
+        try:
             for upload in self._fs.list_multipart_uploads(container):
                 if upload["Key"].startswith(f"{prefix}/"):
                     which = {"Bucket": container, "Key": upload["Key"], "UploadId": upload["UploadId"]}
                     self._fs.call_s3("abort_multipart_upload", **which)
+        except Exception:  # optional: not all servers and policies allow it
+            logger.debug("interrupted uploads below %s are kept", self.url, exc_info=True)
 
     def _full(self, name: str) -> str:
         return f"{self._path}/{name}" if name else self._path

@@ -28,6 +28,8 @@ from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.provenance import write_code_state
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line
 
+logger = logging.getLogger("ssl_sec")
+
 # How long a driver may take to save before it is killed; Ray's default is 3 s.
 _STOP_WITHIN_S = 300
 _POLL_S = 1.0
@@ -217,9 +219,10 @@ class Cluster:
 
         last_answer = time.monotonic()
         while True:
-            # However the stream ends, the details say whether the job continues.
-            with contextlib.suppress(Exception):
+            try:
                 asyncio.run(tail())
+            except Exception:  # however the stream ends, the details say whether the job continues
+                logger.debug("the output of %s broke off", job_id, exc_info=True)
             try:
                 details = self.details(job_id)
                 last_answer = time.monotonic()

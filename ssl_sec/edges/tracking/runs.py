@@ -360,7 +360,8 @@ def tracked_beside(
         return near, run_id
     try:
         Patience(_LOOK_S).call(lambda: connect_to_store(uri).get_run(run_id))
-    except Exception:  # for some reason, the run cannot be found there
+    except Exception:  # whatever the reason, the job is tracked without the run
+        logger.debug("%s has no run %s", masked(uri), run_id, exc_info=True)
         return near, None
     return near, run_id
 

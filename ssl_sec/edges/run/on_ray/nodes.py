@@ -5,7 +5,6 @@ pages and logs them. So the workers need neither MLflow nor its credentials, any
 affected.
 """
 
-import contextlib
 import logging
 import threading
 import urllib.request
@@ -150,10 +149,12 @@ class NodeMonitor(threading.Thread):
     def run(self) -> None:
         """Samples the nodes."""
         while not self._closed.wait(self._interval_s):
-            with contextlib.suppress(Exception):  # lost metrics of a machine do not matter; an outage is reported once
+            try:
                 metrics = self._sample(self._find_pages())
                 if metrics and not self._closed.is_set():
                     self._log(metrics)
+            except Exception:  # lost metrics of a machine do not matter; an outage is reported once
+                logger.debug("no metrics of the nodes", exc_info=True)
 
     def close(self) -> None:
         """Stops it; does not wait for a store that does not answer."""
