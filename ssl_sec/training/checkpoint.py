@@ -284,7 +284,7 @@ def _held_rows(path: Path, held: slice) -> dict[str, Tensor]:
     for part in sorted(path.glob(_PARTS)):
         with safe_open(part, framework="pt") as file:  # pyright: ignore[reportUnknownVariableType]
             first = int(file.metadata()[_FIRST])
-            for name in file.keys():  # noqa: SIM118  # it is not a mapping
+            for name in file.keys():  # it is not a mapping
                 rows = file.get_slice(name)
                 last = first + rows.get_shape()[0]
                 following = held.start + sum(map(len, pieces.get(name, [])))

@@ -19,7 +19,7 @@ from ssl_sec.data.decode import decode_image
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.embeddings.computing import undecoded
 from ssl_sec.embeddings.reading import EmbeddingSet
-from ssl_sec.errors import DataError, UserError, first_line
+from ssl_sec.errors import DataError, first_line
 from ssl_sec.settings import Settings, from_values
 
 logger = logging.getLogger("ssl_sec")
@@ -68,7 +68,7 @@ def thumbnails(images: Iterable[Key], embeddings: EmbeddingSet, data: DataConfig
     for split, keys in by_split.items():
         try:
             found, names = _from_set(split, keys, embeddings, data)
-        except (UserError, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
             found, why = _from_files(keys), first_line(error)
             if len(found) < len(keys):
                 missing = why

@@ -24,12 +24,12 @@ from ssl_sec.edges.overrides import assigned, parsed
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.errors import ConfigError, shown
 from ssl_sec.recipes.registry import FINETUNE, PROBE, RECIPES, probed, trainings
+from ssl_sec.recipes.tracking import Checkpoint, TrackingConfig
 from ssl_sec.settings import check, flattened, from_values, to_values
 
 if TYPE_CHECKING:
     from ssl_sec.data.config import DataConfig
     from ssl_sec.recipes.config import TrainingConfig
-    from ssl_sec.recipes.tracking import Checkpoint, TrackingConfig
 
 logger = logging.getLogger("ssl_sec")
 
@@ -270,8 +270,6 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
         if values.get("data") is None:
             raise ConfigError("data: found null, must be given without run=<id>: data=<name>")
         return values
-    from ssl_sec.recipes.tracking import TrackingConfig  # with torch
-
     typed = [override for override in overrides if override.startswith("encoder.")]
     for key in ("encoder", "encoder.weights"):
         if (found := _value_of(key, overrides)) is not None:
@@ -329,7 +327,7 @@ def _require_channels(data: "DataConfig", run: _StoredRun, hint: str = "") -> No
 
 
 def _stored(
-    values: Mapping[str, Any], tracking: "TrackingConfig", checkpoint: "Checkpoint", jobs: Sequence[str]
+    values: Mapping[str, Any], tracking: TrackingConfig, checkpoint: Checkpoint, jobs: Sequence[str]
 ) -> _StoredRun:
     """The run; the shape of its images is looked up where the job has a data set of its own."""
     from ssl_sec.edges.folder.folder import RunFolder  # with torch

@@ -96,7 +96,7 @@ def fake_hub() -> Iterator[FakeHub]:
             self.end_headers()
             self.wfile.write(content)
 
-        do_GET = do_POST = _serve  # noqa: N815
+        do_GET = do_POST = _serve
 
         def log_message(self, format: str, *args: object) -> None: ...
 

@@ -113,7 +113,7 @@ def faulty(address: str) -> Iterator[tuple[str, Faults]]:
             if self.command != "HEAD":
                 self.wfile.write(content)
 
-        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward  # noqa: N815
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True

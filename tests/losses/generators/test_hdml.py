@@ -38,7 +38,7 @@ def slowly_moved(z, labels, anchor, lam):
             to_positive = (z[positive] - z[anchor]).norm()
             if to_negative > to_positive:
                 reach = lam * to_negative + (1 - lam) * to_positive
-                row = z[anchor] + reach * (row - z[anchor]) / to_negative  # noqa: PLW2901
+                row = z[anchor] + reach * (row - z[anchor]) / to_negative
         found.append(row)
     return torch.stack(found)
 

@@ -296,7 +296,7 @@ def test_the_state_of_a_run_is_requested_from_its_own_cluster(quick, monkeypatch
     asked = []
 
     class Other(BaseHTTPRequestHandler):
-        def do_GET(self):  # noqa: N802
+        def do_GET(self):
             asked.append(self.path)
             self.send_error(500)
 
