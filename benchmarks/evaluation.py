@@ -202,7 +202,8 @@ def _draw_rows(num_images: int, num_classes: int, device: torch.device) -> tuple
     return rows.to(device), labels.to(device)
 
 
-def _compare_probes(num_images: int, device: torch.device, num_classes: int = 10) -> list[Comparison]:
+def _compare_probes(num_images: int, device: torch.device) -> list[Comparison]:
+    num_classes = 10
     features, labels = _draw_rows(num_images, num_classes, device)
     train, test = slice(0, num_images * 9 // 10), slice(num_images * 9 // 10, None)
 
@@ -255,7 +256,8 @@ def _compare_probes(num_images: int, device: torch.device, num_classes: int = 10
     ]
 
 
-def _compare_knn(num_images: int, device: torch.device, num_classes: int = 100) -> Comparison:
+def _compare_knn(num_images: int, device: torch.device) -> Comparison:
+    num_classes = 100
     rows, labels = _draw_rows(num_images, num_classes, device)
     num_queries = num_images // 5
     bank, queries = slice(num_queries, None), slice(0, num_queries)
@@ -324,7 +326,8 @@ def _compute_recall_by_faiss(embeddings: Tensor, labels: Tensor, ks: tuple[int, 
     return {k: (is_right & (position <= k)).any(1).double().mean().item() for k in ks}
 
 
-def _compare_kmeans(num_images: int, num_classes: int = 100) -> Comparison:
+def _compare_kmeans(num_images: int) -> Comparison:
+    num_classes = 100
     rows, labels = _draw_rows(num_images, num_classes, torch.device("cpu"))
 
     def theirs() -> float:

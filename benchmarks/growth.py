@@ -138,12 +138,12 @@ def _measure_time_and_memory(ours: Callable[[], None], dense: Callable[[], None]
     return figures
 
 
-def measure_images(num_images: int, batch: int = 256) -> dict[str, Any]:
+def measure_images(num_images: int) -> dict[str, Any]:
     """Measures the sampling and reading of a batch from a resident set of small images."""
     pixels = torch.zeros(num_images, 1, 8, 8, dtype=torch.uint8)
     labels = torch.zeros(num_images, dtype=torch.int64)
     images = ResidentImages(images=pixels, labels=labels, class_names=("any",), name="zeros", description="")
-    sampler = ShuffledBatches(num_images=num_images, global_batch_size=batch, seed=0)
+    sampler = ShuffledBatches(num_images=num_images, global_batch_size=256, seed=0)
     step = 0
 
     def read_batch() -> Batch:

@@ -320,7 +320,7 @@ def measure_parts(contender: Contender | ContenderProcess, device: torch.device)
     return {**parts, "flops_per_image": count_flops_per_image(recipe), "shares": measure_shares(recipe, device)}
 
 
-def measure_shares(recipe: Recipe, device: torch.device, steps: int = 2) -> dict[str, float]:
+def measure_shares(recipe: Recipe, device: torch.device) -> dict[str, float]:
     """Measures the share of each part in a step that waits for the device after each part."""
     recipe.model.train()
     spent: dict[str, float] = {}
@@ -333,7 +333,7 @@ def measure_shares(recipe: Recipe, device: torch.device, steps: int = 2) -> dict
         spent[part] = spent.get(part, 0.0) + now - clock
         clock = now
 
-    for step in range(steps + 1):
+    for step in range(3):
         if step == 1:
             spent.clear()  # the first step is the warm-up
         end("other")

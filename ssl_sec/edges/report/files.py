@@ -9,8 +9,6 @@ from matplotlib.figure import Figure
 
 from ssl_sec.edges.tables import in_csv
 
-Cells = Sequence[Sequence[str]]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Report:

@@ -40,8 +40,9 @@ from ssl_sec.training.step import Runtime, log_once
 _ROWS_AT_ONCE = 8192
 # Number of embeddings on the plane, as in NormFace's Fig. 2.
 _ON_THE_PLANE = 10_000
+_FOLDS = 10
 # The least number of pairs of either kind: one for each fold.
-_LEAST_PAIRS = 10
+_LEAST_PAIRS = _FOLDS
 
 
 @runtime_checkable
@@ -239,13 +240,13 @@ class _Monitor:
         images, places = torch.cat([first, second]).unique(return_inverse=True)
         embeddings = self._embed(self._watched, images)
         scores = cosines(embeddings[places[: len(first)]], embeddings[places[len(first) :]])
-        # In the place of an image that cannot be read is another one, of the same person as its own pair or not.
+        # An unreadable image was replaced by another, whose person may differ from the pair's: leave such pairs out.
         is_read = readable(self._watched, self._runtime.device).cpu()
         is_read = is_read[first] & is_read[second]
         scores, same = scores[is_read], same[is_read]
         if min(int(same.sum()), int((~same).sum())) < _LEAST_PAIRS:
             return {}
-        accuracy = kfold_accuracy_of_scores(scores, same, 10)
+        accuracy = kfold_accuracy_of_scores(scores, same, _FOLDS)
         return {
             f"{self._name}/verification_accuracy": 100 * accuracy.mean,
             f"{self._name}/verification_eer": 100 * equal_error_rate(scores, same),
