@@ -31,7 +31,7 @@ _Rows = Float[Tensor, "triplets dim"]
 class AngularLoss(Loss):
     """Angular loss (Eq. 8).
 
-    The angular loss on normalised rows (Eq. 8); the mean over rows, each an anchor once.
+    log(1 + Σ_n exp f_apn) on normalised rows; the mean over rows, each an anchor once.
 
     The positive is the first other row of the class; a row without one contributes 0.
 
@@ -60,7 +60,7 @@ class AngularLoss(Loss):
 class NPairAngularLoss(Loss):
     """N-pair + angular loss (angular loss, Eq. 9).
 
-    N-pair loss on raw rows + λ · angular loss on normalised rows (Eq. 9).
+    N-pair loss on raw rows + λ · angular loss on normalised rows.
 
     Args:
         alpha_degrees: α in (0, 90), the largest angle at the negative.
@@ -103,7 +103,7 @@ class DisjointLoss(Loss):
 
 
 def require_disjoint_triplets(name: str, labels: Labels) -> None:
-    """Refuses rows that do not form triplets, by their number and, where no device is waited for, by their labels."""
+    """Raises a ValueError if the rows do not form triplets; labels are checked only where that waits for no device."""
     needed = "rows 3i, 3i + 1 and 3i + 2 must be an anchor, a positive and a negative, as of sampler=triplets"
     if len(labels) % 3 != 0 or len(labels) == 0:
         raise ValueError(f"{name} needs a multiple of 3 rows: the batch has {len(labels)}; {needed}")
@@ -120,7 +120,7 @@ def require_disjoint_triplets(name: str, labels: Labels) -> None:
 class DisjointTripletLoss(DisjointLoss):
     """Disjoint triplets, Triplet-I (angular loss, Eq. 2).
 
-    max(0, d²_ap − d²_an + m) (angular loss, Eq. 2) of disjoint triplets (Fig. 4a); the mean over triplets.
+    max(0, d²_ap − d²_an + m) of disjoint triplets (Fig. 4a); the mean over triplets.
 
     Rows 3i, 3i + 1 and 3i + 2 are the anchor, the positive and the negative of a triplet, as in sampler=triplets.
 
@@ -142,7 +142,7 @@ class DisjointTripletLoss(DisjointLoss):
 class AngularHingeLoss(DisjointLoss):
     """Angular loss of disjoint triplets on raw rows (Eq. 6).
 
-    max(0, ‖x_a − x_p‖² − 4 tan²α ‖x_n − (x_a + x_p) / 2‖²) on raw rows (angular loss, Eq. 6); the mean over triplets.
+    max(0, ‖x_a − x_p‖² − 4 tan²α ‖x_n − (x_a + x_p) / 2‖²) on raw rows; the mean over triplets.
 
     Rows 3i, 3i + 1 and 3i + 2 are the anchor, the positive and the negative of a triplet, as in sampler=triplets.
 

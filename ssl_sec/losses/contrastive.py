@@ -143,7 +143,7 @@ class DCLLoss(NTXentLoss):
 class ContrastiveLoss(Loss):
     """Contrastive loss (NormFace, Eq. 7).
 
-    d² for a positive pair, max(0, m − d²) for a negative (NormFace, Eq. 7); the mean over ordered pairs i ≠ j.
+    d² for a positive pair, max(0, m − d²) for a negative; the mean over ordered pairs i ≠ j.
 
     Args:
         margin: m ≥ 0, a squared distance beyond which negatives are left alone.

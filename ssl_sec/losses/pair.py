@@ -29,7 +29,7 @@ _NO_TARGET = -100
 class TripletLoss(Loss):
     """All triplets of the batch (SEC, Eq. 2).
 
-    max(0, d²_ap − d²_an + m) (SEC, Eq. 2); the mean over all valid triplets, including those that are 0.
+    max(0, d²_ap − d²_an + m); the mean over all valid triplets, including those that are 0.
 
     Args:
         margin: m ≥ 0, how much farther negatives must be than positives, in squared distances.
@@ -128,7 +128,7 @@ class SemihardTripletLoss(Loss):
 class NormalizedNPairLoss(Loss):
     """Normalised N-pair (SEC, Eq. 3).
 
-    log(1 + Σ_n exp(s (s_an − s_ap))) (SEC, Eq. 3); the mean over classes.
+    log(1 + Σ_n exp(s (s_an − s_ap))); the mean over classes.
 
     The first row of a class is the anchor, the second the positive; the negatives are the other classes' positives.
     A class with a single row takes no part.
@@ -173,7 +173,7 @@ class NormalizedNPairLoss(Loss):
 class NPairLoss(Loss):
     """N-pair on raw rows (angular loss, Eq. 10).
 
-    log(1 + Σ_n exp(⟨f_a, f_n⟩ − ⟨f_a, f_p⟩)) on raw rows (angular loss, Eq. 10); the mean over rows.
+    log(1 + Σ_n exp(⟨f_a, f_n⟩ − ⟨f_a, f_p⟩)) on raw rows; the mean over rows.
 
     Each row is an anchor once, the first other row of its class its positive, every row of another class a
     negative. A row without a positive contributes 0.
@@ -193,7 +193,7 @@ class NPairLoss(Loss):
 class MultiSimilarityLoss(Loss):
     """Multi-similarity (Wang et al. 2019).
 
-    Pairs mined and weighted by self- and relative similarity (Wang et al. 2019).
+    Pairs mined and weighted by self- and relative similarity.
 
     The negatives with s_an + ε > min_p s_ap and the positives with s_ap − ε < max_n s_an are kept. An anchor without
     any on either side contributes 0; the sum over anchors is divided by the number of rows.
@@ -236,7 +236,7 @@ class MultiSimilarityLoss(Loss):
 class LiftedStructureLoss(Loss):
     """Lifted structure (Oh Song et al. 2016).
 
-    max(0, log Σ exp(m − d) + d_ap)² / 2, the sum over the negatives of a and of p (Oh Song et al. 2016).
+    max(0, log Σ exp(m − d) + d_ap)² / 2, the sum over the negatives of a and of p.
 
     d is the Euclidean distance, not squared; the mean over ordered positive pairs. A pair needs the negatives of both
     of its rows, so that a share of the anchors still needs the distances of the whole batch.
@@ -264,7 +264,7 @@ class LiftedStructureLoss(Loss):
 class RankedListLoss(Loss):
     """Ranked list (Wang et al. 2019b).
 
-    Positives are drawn within α − m, negatives are pushed beyond α (Wang et al. 2019b); the mean over rows.
+    Positives are drawn within α − m, negatives are pushed beyond α; the mean over rows.
 
     On Euclidean distances d, with weights w = exp(T_p (d − (α − m))) of the positives with d > α − m, and
     w = exp(T_n (α − d)) of the negatives with d < α,

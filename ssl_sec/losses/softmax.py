@@ -102,7 +102,7 @@ class _SoftmaxLoss(TemplateLoss):
 class SoftmaxLoss(_SoftmaxLoss):
     """Softmax on raw rows (NormFace, Eq. 1).
 
-    Cross-entropy of the inner products with the templates, plus an optional bias for each class (NormFace, Eq. 1).
+    Cross-entropy of the inner products with the templates, plus an optional bias for each class.
 
     The bias is a last column of the templates, which multiplies 1: it is drawn, decayed and sharded like them.
 
@@ -128,7 +128,7 @@ class SoftmaxLoss(_SoftmaxLoss):
 class L2SoftmaxLoss(_SoftmaxLoss):
     """L2-softmax (Ranjan et al. 2017).
 
-    Cross-entropy of s ⟨f̂, w_k⟩: features on a sphere of radius s, free templates (Ranjan et al. 2017).
+    Cross-entropy of s ⟨f̂, w_k⟩: features on a sphere of radius s, free templates.
 
     Args:
         num_classes: n ≥ 2.
@@ -146,7 +146,7 @@ class L2SoftmaxLoss(_SoftmaxLoss):
 class ModifiedSoftmaxLoss(_SoftmaxLoss):
     """Modified softmax (Liu et al. 2017).
 
-    Cross-entropy of ⟨f, ŵ_k⟩: templates of length 1, free features (SphereFace's modified softmax; Liu et al. 2017).
+    Cross-entropy of ⟨f, ŵ_k⟩: templates of length 1, free features (SphereFace's modified softmax).
 
     A row's own norm is its scale.
 
@@ -165,7 +165,7 @@ class ModifiedSoftmaxLoss(_SoftmaxLoss):
 class NormFaceLoss(_SoftmaxLoss):
     """NormFace (Eq. 6).
 
-    Cross-entropy of s cos θ_k (NormFace, Eq. 6).
+    Cross-entropy of s cos θ_k.
 
     A learned scale starts at the least s for which Proposition 2's bound is no more than `reachable_loss`, so that
     the loss is not trapped above it.
@@ -228,7 +228,7 @@ class SphereFaceLoss(_SoftmaxLoss):
 class CosFaceLoss(_SoftmaxLoss):
     """CosFace (SEC, Eq. 19).
 
-    cos θ_y is replaced by cos θ_y − m (SEC, Eq. 19).
+    cos θ_y is replaced by cos θ_y − m.
 
     Args:
         num_classes: n ≥ 2.
@@ -249,7 +249,7 @@ class CosFaceLoss(_SoftmaxLoss):
 class ArcFaceLoss(_SoftmaxLoss):
     """ArcFace (Deng et al. 2019).
 
-    cos θ_y is replaced by cos(θ_y + m) (Deng et al. 2019).
+    cos θ_y is replaced by cos(θ_y + m).
 
     Beyond θ_y + m = π it continues as −2 − cos(θ_y + m), which keeps falling and is smooth; the original would reward a
     larger angle there.

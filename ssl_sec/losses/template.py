@@ -222,7 +222,7 @@ class AgentLoss(TemplateLoss):
 class CContrastiveLoss(AgentLoss):
     """C-contrastive (NormFace, Eq. 10).
 
-    d²_y + Σ_{k ≠ y} max(0, m − d²_k) against the class agents (NormFace, Eq. 10).
+    d²_y + Σ_{k ≠ y} max(0, m − d²_k) against the class agents.
 
     Args:
         num_classes: n ≥ 2.
@@ -243,7 +243,7 @@ class CContrastiveLoss(AgentLoss):
 class CTripletLoss(AgentLoss):
     """C-triplet (NormFace, Eq. 11).
 
-    Σ_{k ≠ y} max(0, m + d²_y − d²_k) against the class agents (NormFace, Eq. 11).
+    Σ_{k ≠ y} max(0, m + d²_y − d²_k) against the class agents.
 
     Args:
         num_classes: n ≥ 2.
@@ -261,7 +261,7 @@ class CTripletLoss(AgentLoss):
 class CenterLoss(_ClassLoss):
     """Center loss (Wen et al. 2016), centres moved by SFT's Eq. 9.
 
-    ½ ‖f − μ_y‖² on raw rows (Wen et al. 2016); the centres move by SFT's Eq. 9, after their use.
+    ½ ‖f − μ_y‖² on raw rows; the centres move by SFT's Eq. 9, after their use.
 
     In training mode a call updates the centres, from the whole batch, whatever the anchors.
 
