@@ -6,15 +6,20 @@ correct if fewer than K images of other classes are at least as similar as its m
 counts them is enough.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from ssl_sec.batch import Batch
 from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.arrays import Embeddings, Labels, Selection, as_tensor, tiles, unit_rows
+from ssl_sec.seeding import derived_seed
+
+# Number of images that a run shows with their neighbours.
+_EXAMPLES = 8
 
 
 class _Images(NamedTuple):
@@ -135,6 +140,38 @@ def nearest(
     similarities = (rows[chosen] @ rows.T).nan_to_num(nan=-2.0)
     similarities = similarities.masked_fill(~is_listed, -torch.inf).scatter(1, chosen.unsqueeze(1), -torch.inf)
     return similarities.topk(k, dim=1).indices
+
+
+def examples(
+    read: Callable[[Int64[Tensor, " chosen"]], Batch],
+    embeddings: Embeddings,
+    k: int,
+    queries: Bool[Tensor, " images"] | None = None,
+) -> dict[str, Tensor]:
+    """The pixels of eight images and of their k nearest neighbours; all runs on the same images show the same ones.
+
+    Args:
+        read: reads the images of some rows of the embeddings.
+        embeddings: one row for each image, of any norm.
+        k: number of neighbours; fewer if the gallery is smaller.
+        queries: mask of the queries, with the others as the gallery, on the CPU; None: each image is both.
+
+    Returns:
+        `queries`, uint8 [queries, channels, height, width]; `neighbours`, uint8 [queries, k, channels, height, width],
+        nearest first; and `correct`, bool [queries, k]: whether they have the query's label.
+    """
+    candidates = torch.arange(len(embeddings)) if queries is None else queries.nonzero().flatten()
+    gallery = None if queries is None else ~queries
+    generator = torch.Generator().manual_seed(derived_seed(0, "examples"))
+    chosen = candidates[torch.randperm(len(candidates), generator=generator)[:_EXAMPLES]]
+    num_listed = len(embeddings) - 1 if gallery is None else int(gallery.sum())
+    found = nearest(embeddings, chosen, min(k, num_listed), gallery).cpu()
+    asking, answers = read(chosen), read(found.flatten())
+    return {
+        "queries": asking.images.cpu(),
+        "neighbours": answers.images.unflatten(0, found.shape).cpu(),
+        "correct": (answers.labels.unflatten(0, found.shape) == asking.labels.unsqueeze(1)).cpu(),
+    }
 
 
 def _ranks(queries: _Images, gallery: _Images, ks: list[int], tile_size: int) -> Int64[Tensor, " queries"]:

@@ -18,18 +18,16 @@ from ssl_sec.errors import DataError
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.feature_maps import strongest_feature_maps
 from ssl_sec.evaluation.features import readable
-from ssl_sec.evaluation.retrieval import nearest, num_without_positive, recall_at_k
+from ssl_sec.evaluation.retrieval import examples, num_without_positive, recall_at_k
 from ssl_sec.evaluation.splits import stratified_sample
 from ssl_sec.evaluation.variation import rotation_shifts
 from ssl_sec.losses.geometry import norms
 from ssl_sec.recipes.assembly import RunStore, assemble, extractor, hold_out, save_network, train_recipe
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig, RetrievalConfig
-from ssl_sec.seeding import derived_seed
 from ssl_sec.training.recipe import Recipe
 from ssl_sec.training.step import Runtime, log_once
 
 # How many test images a figure shows with their neighbours, and how many of those with their feature maps.
-_EXAMPLES = 8
 _MAPPED = 4
 _CHANNELS = 6
 
@@ -80,9 +78,9 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
         save_network(recipe, store, with_head=True)
         kept = {"features": embeddings.cpu(), "labels": labels.cpu(), "training_norms": norms(trained).cpu()}
         torch.save(kept, store.features_path)
-        examples = _examples(embeddings, test, config.evaluation.neighbours)
-        maps = strongest_feature_maps(recipe.encoder, examples["queries"][:_MAPPED], _CHANNELS)
-        torch.save({**examples, **({} if maps is None else maps._asdict())}, store.examples_path)
+        shown = examples(test.read, embeddings, config.evaluation.neighbours, test.queries)
+        maps = strongest_feature_maps(recipe.encoder, shown["queries"][:_MAPPED], _CHANNELS)
+        torch.save({**shown, **({} if maps is None else maps._asdict())}, store.examples_path)
 
 
 def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
@@ -203,23 +201,3 @@ class _Monitor:
             embeddings, labels, tested = self._embed(self._tested)
             metrics["test/recall_at_1"] = 100 * recall_at_k(embeddings, labels, (1,), tested.queries)[1]
         return metrics
-
-
-def _examples(embeddings: Float[Tensor, "images dim"], test: ImageSet, num_neighbours: int) -> dict[str, Tensor]:
-    """The pixels of some test images and their nearest neighbours, and which neighbours are of the image's class.
-
-    All runs on the same test set show the same images.
-    """
-    queries = torch.ones(len(test), dtype=torch.bool) if test.queries is None else test.queries
-    gallery = None if test.queries is None else ~test.queries
-    candidates = queries.nonzero().flatten()
-    generator = torch.Generator().manual_seed(derived_seed(0, "examples"))
-    chosen = candidates[torch.randperm(len(candidates), generator=generator)[:_EXAMPLES]]
-    num_listed = len(test) - 1 if gallery is None else int(gallery.sum())
-    found = nearest(embeddings, chosen, min(num_neighbours, num_listed), gallery).cpu()
-    asking, answers = test.read(chosen), test.read(found.flatten())
-    return {
-        "queries": asking.images.cpu(),
-        "neighbours": answers.images.unflatten(0, found.shape).cpu(),
-        "correct": (answers.labels.unflatten(0, found.shape) == asking.labels.unsqueeze(1)).cpu(),
-    }

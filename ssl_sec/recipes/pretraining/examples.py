@@ -12,9 +12,8 @@ from torch.nn.functional import interpolate
 from ssl_sec.augment.views import Views, unit_range
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import Sampler
-from ssl_sec.evaluation.retrieval import nearest
+from ssl_sec.evaluation.retrieval import examples
 from ssl_sec.files import replaced
-from ssl_sec.seeding import derived_seed
 
 NUM_EXAMPLES = 8
 NUM_NEIGHBOURS = 6
@@ -69,17 +68,13 @@ def neighbours(
         `queries`, uint8 [queries, channels, height, width]; `neighbours`, uint8 [queries, k, channels, height, width],
         nearest first; and, of images with labels, `correct`, bool [queries, k]: whether they have the query's class.
     """
-    generator = torch.Generator().manual_seed(derived_seed(0, "examples"))
-    chosen = torch.randperm(len(images), generator=generator)[:NUM_EXAMPLES]
-    found = nearest(features, chosen, min(NUM_NEIGHBOURS, len(images) - 1)).cpu()
-    asking, answers = image_set.read(images[chosen]), image_set.read(images[found.flatten()])
-    shown = {
-        "queries": _stored(unit_range(asking.images)),
-        "neighbours": _stored(unit_range(answers.images)).unflatten(0, found.shape),
-    }
+    shown = examples(lambda rows: image_set.read(images[rows]), features, NUM_NEIGHBOURS)
+    found = shown["neighbours"]
+    shown["queries"] = _stored(unit_range(shown["queries"]))
+    shown["neighbours"] = _stored(unit_range(found.flatten(0, 1))).unflatten(0, found.shape[:2])
     if not image_set.class_names:
-        return shown
-    return {**shown, "correct": (answers.labels.unflatten(0, found.shape) == asking.labels.unsqueeze(1)).cpu()}
+        del shown["correct"]
+    return shown
 
 
 def _stored(
