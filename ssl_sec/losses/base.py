@@ -98,8 +98,8 @@ def from_views(*views: Float[Tensor, "images dim"]) -> tuple[Float[Tensor, "batc
 
     Returns:
         The rows of the views, one view after the other, and for each row the number of its image: views of one image
-        are positives of each other. With a process group, a worker's numbers go on from those of the workers before it,
-        which have as many images, so that `Objective` takes no images of two workers for one.
+        are positives of each other. With a process group, the numbers of each worker continue after those of the worker
+        before it, which has as many images, so that `Objective` takes no images of two workers for one.
 
     Raises:
         ValueError: there are fewer than two views, or their shapes differ.

@@ -86,7 +86,7 @@ def _in_own_precision(rows: Tensor) -> AbstractContextManager[object]:
 
 
 def _refuse_second_derivative() -> None:
-    """Raises a RuntimeError in a backward pass that is itself to be differentiated."""
+    """Raises a RuntimeError if a second derivative is requested."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise RuntimeError("create_graph=True: found a loss that is summed in tiles, which has no second derivative")
 

@@ -138,7 +138,7 @@ def assemble(
     _require_parameters(config, (encoder, head, objective), total_steps)
     rate = config.optimiser.schedule(sampler.steps_per_epoch, total_steps)
     if isinstance(rate, Cosine) and 0 < total_steps < rate.warmup_steps:
-        without = "optimiser.warmup_epochs: the rate rises in all %s steps, to %.3g, and never reaches %g"
+        without = "optimiser.warmup_epochs: the run's %s steps are all warm-up: the rate ends at %.3g, below %g"
         log_once(runtime, without, f"{total_steps:,}", rate(total_steps - 1), rate.value)
     computation = agreed_computation(config.runtime, runtime.device)
     if (reason := config.runtime.why_not_compiled(runtime.device)) is not None:

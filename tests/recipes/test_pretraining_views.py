@@ -251,5 +251,5 @@ def test_a_teacher_follows_the_network_without_its_predictor():
 def test_a_warm_up_longer_than_the_run_is_said(tmp_path, caplog, warmup_epochs, is_said):
     with caplog.at_level("INFO"):
         run(tmp_path, optimiser={"learning_rate": 0.3, "warmup_epochs": warmup_epochs})
-    said = "optimiser.warmup_epochs: the rate rises in all 10 steps, to 0.2, and never reaches 0.3"
+    said = "optimiser.warmup_epochs: the run's 10 steps are all warm-up: the rate ends at 0.2, below 0.3"
     assert (said in caplog.messages) == is_said

@@ -27,8 +27,8 @@ class NeighboursConfig(Settings):
         duplicates_above: least cosine of near-duplicates.
         max_duplicates: number of pairs of near-duplicates that are listed, the most similar first; all are counted.
         num_outliers: number of the most unusual images that outliers.parquet lists by norm, and as many by distance, in
-            order; they are to be looked at, since nothing decides whether one is an error. None takes 1 % of the
-            images, at least 1 and at most 100.
+            order; look at them, since nothing here decides whether one is an error. None takes 1 % of the images,
+            at least 1 and at most 100.
         queries_per_part: images in a file of neighbours, which are compared with each block that is read.
         images_shown: images of each kind on the page.
         data: data set of the images on the page; None takes the one that was embedded.

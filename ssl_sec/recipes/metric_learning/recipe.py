@@ -101,7 +101,7 @@ def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Run
 
 
 def watched_images(labels: Int64[Tensor, " images"], max_images: int) -> Int64[Tensor, " chosen"]:
-    """At most `max_images` images to measure Recall@1 on: a stratified sample without those that are alone in it.
+    """A stratified sample of at most `max_images` images, without those whose class has no other image in it.
 
     An image without another of its class would be wrong with any embedding.
 

@@ -93,7 +93,7 @@ def check_images(config: PretrainConfig, image_set: ImageSet, runtime: Runtime, 
 def check(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) -> ImageCheck | None:
     """Reads the images of a user's files, at most `config.check_images` of them; None for a published set.
 
-    Of a larger set, images at equal distances are read; of a set that is read by blocks, those of one window.
+    Of a larger set, evenly spaced images are read; of a set read by blocks, those of one window.
 
     Raises:
         DataError: images cannot be decoded, and the data set's option is not to skip them.
