@@ -85,7 +85,7 @@ def sum_over_workers(value: Tensor) -> Tensor:
     return value if world_size() == 1 else _apply(_SumOverWorkers, value)
 
 
-def highest_over_workers(value: Tensor) -> Tensor:
+def max_over_workers(value: Tensor) -> Tensor:
     """The elementwise maximum over workers, the same on every worker, without gradients."""
     highest = value.detach().clone()
     if world_size() > 1:
@@ -124,9 +124,9 @@ def _rows_of(worker: int, num_rows: int) -> slice:
     return slice(worker * num_rows // world_size(), (worker + 1) * num_rows // world_size())
 
 
-def highest_of_workers(value: int, device: torch.device) -> int:
+def max_int_over_workers(value: int, device: torch.device) -> int:
     """The highest of the workers' numbers; every worker must call this."""
-    return value if world_size() == 1 else int(highest_over_workers(torch.tensor(value, device=device)).item())
+    return value if world_size() == 1 else int(max_over_workers(torch.tensor(value, device=device)).item())
 
 
 def average_gradients(model: nn.Module, device: torch.device) -> nn.Module:

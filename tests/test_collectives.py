@@ -8,7 +8,7 @@ from ssl_sec.collectives import (
     average_parameter_gradients,
     gather_objects,
     gather_rows,
-    highest_of_workers,
+    max_int_over_workers,
     own_rows,
     rank,
     sum_over_workers,
@@ -26,7 +26,7 @@ def test_without_a_process_group_there_is_one_worker():
     assert gather_objects({"any": 3}) == [{"any": 3}]
     assert sum_over_workers(rows) is rows
     assert own_rows(7) == slice(0, 7)
-    assert highest_of_workers(3, CPU) == 3
+    assert max_int_over_workers(3, CPU) == 3
     model = nn.Linear(2, 2)
     assert average_gradients(model, CPU) is model
     average_parameter_gradients(model)
@@ -47,7 +47,7 @@ def everything():
         "labels": gather_rows(torch.tensor([10 * rank(), 10 * rank() + 1])).tolist(),
         "sum": sum_over_workers(mine).tolist(),
         "own": own_rows(8),
-        "highest": highest_of_workers(rank() + 1, CPU),
+        "highest": max_int_over_workers(rank() + 1, CPU),
         "objects": gather_objects({"rank": rank(), "bytes": bytes(rank())}),  # of different sizes
         "mine": mine.tolist(),
     }

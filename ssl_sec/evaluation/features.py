@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from ssl_sec.augment.views import unit_range
-from ssl_sec.collectives import gather_rows, highest_over_workers, rank, world_size
+from ssl_sec.collectives import gather_rows, max_over_workers, rank, world_size
 from ssl_sec.data.image_set import EncodedImages, ImageSet
 from ssl_sec.data.loading import batches
 from ssl_sec.data.shards.streamed import StreamedImages
@@ -76,7 +76,7 @@ def readable(
     is_bad = torch.zeros(len(image_set), dtype=torch.int32)
     if isinstance(image_set, EncodedImages | StreamedImages):
         is_bad[sorted(image_set.bad_indices)] = 1
-    return highest_over_workers((is_bad if indices is None else is_bad[indices]).to(device)) == 0
+    return max_over_workers((is_bad if indices is None else is_bad[indices]).to(device)) == 0
 
 
 def readable_rows(

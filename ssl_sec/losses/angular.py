@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, log_one_plus_sum_exp, require_triplets
-from ssl_sec.losses.classes import can_look, classes_of, negative_pairs, take_rows
+from ssl_sec.losses.classes import classes_of, may_read_values, negative_pairs, take_rows
 from ssl_sec.losses.geometry import directions
 from ssl_sec.losses.pair import NPairLoss
 from ssl_sec.settings import Range
@@ -107,7 +107,7 @@ def require_disjoint_triplets(name: str, labels: Labels) -> None:
     needed = "rows 3i, 3i + 1 and 3i + 2 must be an anchor, a positive and a negative, as of sampler=triplets"
     if len(labels) % 3 != 0 or len(labels) == 0:
         raise ValueError(f"{name} needs a multiple of 3 rows: the batch has {len(labels)}; {needed}")
-    if not can_look(labels):
+    if not may_read_values(labels):
         return
     has_no_positive, has_no_negative = labels[0::3] != labels[1::3], labels[0::3] == labels[2::3]
     for missing, wrong in (("positive", has_no_positive), ("negative", has_no_negative)):

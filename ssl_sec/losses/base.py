@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int64, Integer
 from torch import Tensor, nn
 
 from ssl_sec.collectives import rank
-from ssl_sec.losses.classes import Classes, can_look, classes_of
+from ssl_sec.losses.classes import Classes, classes_of, may_read_values
 from ssl_sec.losses.geometry import in_full_precision
 from ssl_sec.settings import Range
 
@@ -46,7 +46,7 @@ class Loss(nn.Module, ABC):
         labels = labels.long()
         with torch.autocast(embeddings.device.type, enabled=False):
             share = self._share(in_full_precision(embeddings), labels, anchors)
-        return share if can_look(labels) else torch.where(self.compares(labels), share, torch.nan)
+        return share if may_read_values(labels) else torch.where(self.compares(labels), share, torch.nan)
 
     def compares(self, labels: Labels) -> Bool[Tensor, ""]:
         """Whether a batch with these labels has something to compare; it does not wait for the device.
@@ -154,7 +154,7 @@ def described(value: object) -> str:
 
 def require_triplets(name: str, classes: Classes) -> None:
     """Refuses a batch in which no row has a positive, or none a negative, unless the check would wait for a device."""
-    if not can_look(classes.size):
+    if not may_read_values(classes.size):
         return
     largest = int(classes.size.max()) if len(classes.size) else 0
     if largest < 2:

@@ -102,6 +102,6 @@ def sum_rows(
     return sums.index_put((index,), rows, accumulate=True) if rows.is_cuda else sums.index_add(0, index, rows)
 
 
-def can_look(labels: Tensor) -> bool:
+def may_read_values(labels: Tensor) -> bool:
     """Whether values may be read: on the CPU that waits for nothing; during the capture of a graph there are none."""
     return labels.device.type == "cpu" and not torch.compiler.is_compiling()

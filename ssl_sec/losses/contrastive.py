@@ -32,7 +32,7 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
 
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, described, require_labels, require_range
-from ssl_sec.losses.classes import Classes, can_look, classes_of, positive_pairs, sum_rows, take_rows
+from ssl_sec.losses.classes import Classes, classes_of, may_read_values, positive_pairs, sum_rows, take_rows
 from ssl_sec.losses.geometry import directions, in_full_precision, squared_distances
 from ssl_sec.losses.tiles import log_sum_exp_of_keys, log_sum_exp_of_others
 from ssl_sec.settings import Range
@@ -59,7 +59,7 @@ class NTXentLoss(Loss):
         classes = classes_of(labels)
         if not len(labels):
             raise ValueError(f"{type(self).__name__} needs a positive for every row: the batch has no rows")
-        if can_look(labels) and (alone := classes.size == 1).any():
+        if may_read_values(labels) and (alone := classes.size == 1).any():
             raise ValueError(
                 f"{type(self).__name__} needs a positive for every row: label {int(labels[alone][0])} occurs once in "
                 "the batch"
@@ -100,7 +100,7 @@ class SupConLoss(NTXentLoss):
     def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         classes = classes_of(labels)
         compared = classes.size > 1
-        if can_look(labels) and not compared.any():
+        if may_read_values(labels) and not compared.any():
             raise ValueError("SupConLoss needs a positive: no label occurs twice in the batch")
         terms = self._terms(embeddings, classes, anchors)
         return terms.masked_fill(~compared[anchors], 0).sum() / compared.sum()
@@ -125,7 +125,7 @@ class DCLLoss(NTXentLoss):
         super().__init__(temperature)
 
     def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
-        if can_look(labels) and (classes_of(labels).size == len(labels)).any():
+        if may_read_values(labels) and (classes_of(labels).size == len(labels)).any():
             raise ValueError("DCLLoss needs a negative: all rows of the batch have one label")
         return super()._share(embeddings, labels, anchors)
 
@@ -204,7 +204,7 @@ class TeacherLoss(nn.Module, ABC):
                 "the same views, one row or more"
             )
         classes = classes_of(labels.long())
-        if can_look(labels) and (alone := classes.size == 1).any():
+        if may_read_values(labels) and (alone := classes.size == 1).any():
             raise ValueError(
                 f"{name} needs two views of every image: label {int(labels[alone][0])} occurs once in the batch"
             )

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, log_one_plus_sum_exp, require_triplets
-from ssl_sec.losses.classes import Classes, can_look, classes_of, negative_pairs, positive_pairs
+from ssl_sec.losses.classes import Classes, classes_of, may_read_values, negative_pairs, positive_pairs
 from ssl_sec.losses.geometry import directions, inner_products, root, squared_distances
 from ssl_sec.settings import Range
 
@@ -46,7 +46,7 @@ class TripletLoss(Loss):
         squares = squared_distances(directions(embeddings), anchors)
         # A sum of hinges is linear between its kinks: Σ_p c_ap (d²_ap + m) − Σ_n e_an d²_an, where c counts the
         # negatives that violate the positive and e the positives that the negative violates.
-        if can_look(labels) and classes.size.max() <= FEW_POSITIVES:
+        if may_read_values(labels) and classes.size.max() <= FEW_POSITIVES:
             counts = _violations_one_by_one(squares.detach(), labels, classes, anchors, self.margin)
         else:
             counts = _violations(squares.detach(), labels, anchors, self.margin)
@@ -146,7 +146,7 @@ class NormalizedNPairLoss(Loss):
         classes = classes_of(labels)
         is_anchor = (classes.occurrence == 0) & (classes.size > 1)
         num_pairs = is_anchor.sum()
-        if can_look(labels) and num_pairs < 2:
+        if may_read_values(labels) and num_pairs < 2:
             missing = "negative" if num_pairs else "positive"
             raise ValueError(
                 f"NormalizedNPairLoss needs a {missing}: "

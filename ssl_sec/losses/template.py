@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar
 from ssl_sec.losses.centres import move_centres, snapshot
-from ssl_sec.losses.classes import can_look, take_rows
+from ssl_sec.losses.classes import may_read_values, take_rows
 from ssl_sec.losses.geometry import directions, in_full_precision
 from ssl_sec.losses.tiles import over_tiles, without_own
 from ssl_sec.settings import Range, check
@@ -43,7 +43,7 @@ class _ClassLoss(Loss):
             raise ValueError(
                 f"{type(self).__name__} needs rows of dim {self.dim}: the batch is {list(embeddings.shape)}"
             )
-        if can_look(labels) and ((outside := (labels < 0) | (labels >= self.num_classes)).any()):
+        if may_read_values(labels) and ((outside := (labels < 0) | (labels >= self.num_classes)).any()):
             raise ValueError(
                 f"{type(self).__name__} has {self.num_classes} classes: "
                 f"found label {int(labels[outside][0])}, must be in [0, {self.num_classes - 1}]"

@@ -16,7 +16,7 @@ from ssl_sec.collectives import (
     average_gradients,
     average_parameter_gradients,
     gather_objects,
-    highest_of_workers,
+    max_int_over_workers,
     world_size,
 )
 from ssl_sec.data.class_splits import hold_out_classes
@@ -267,7 +267,7 @@ def require_same_images(image_set: ImageSet) -> None:
 def agreed_computation(options: RuntimeConfig, device: torch.device) -> Computation:
     """How the network computes, in one precision on all workers: without a given one, in bfloat16 if all have it."""
     own = options.on(device)
-    if options.precision is None and highest_of_workers(int(own.precision == "float32"), device):
+    if options.precision is None and max_int_over_workers(int(own.precision == "float32"), device):
         return replace(own, precision="float32")
     return own
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ssl_sec.collectives import highest_over_workers, own_rows, sum_over_workers
+from ssl_sec.collectives import max_over_workers, own_rows, sum_over_workers
 from ssl_sec.losses.template import TEMPLATE_STD, TemplateLoss
 from ssl_sec.seeding import derived_seed
 
@@ -40,7 +40,7 @@ class _Workers:
         return sum_over_workers(values)
 
     def highest(self, values: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        return highest_over_workers(values)
+        return max_over_workers(values)
 
 
 def draw_templates(loss: nn.Module, seed: int, sharded: bool) -> None:

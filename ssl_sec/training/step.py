@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ssl_sec.collectives import gather_rows, highest_of_workers, world_size
+from ssl_sec.collectives import gather_rows, max_int_over_workers, world_size
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import worker_rows
 from ssl_sec.errors import Stopped
@@ -101,7 +101,7 @@ class Cadence:
 SizedViews = Float[Tensor, "views channels height width"] | tuple[Float[Tensor, "_ channels _ _"], ...]
 
 
-class Taken(NamedTuple):
+class StepResult(NamedTuple):
     """The result of a step.
 
     Attributes:
@@ -114,7 +114,7 @@ class Taken(NamedTuple):
 
 
 # Takes a step with views and their labels; the last argument is its number.
-TakeStep = Callable[[SizedViews, Tensor, int], Taken]
+TakeStep = Callable[[SizedViews, Tensor, int], StepResult]
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
@@ -127,7 +127,7 @@ def train_step(
     views: SizedViews,
     labels: Int64[Tensor, " all_views"],
     step: int,
-) -> Taken:
+) -> StepResult:
     """One step of the optimiser on this worker's views of global step `step`."""
     set_learning_rate(recipe.optimiser, recipe.learning_rate(step))
     return update_weights(recipe, views, labels, step)
@@ -139,7 +139,7 @@ def update_weights(
     labels: Int64[Tensor, " all_views"],
     step: int,
     eta: Float[Tensor, ""] | None = None,
-) -> Taken:
+) -> StepResult:
     """The part of a step that computes on the device alone, at the optimiser's current learning rate.
 
     Args:
@@ -162,7 +162,7 @@ def update_weights(
     recipe.optimiser.step()
     if recipe.teacher is not None:
         recipe.teacher.follow(step)
-    return Taken(terms, features.detach())
+    return StepResult(terms, features.detach())
 
 
 def _by_size(views: SizedViews) -> tuple[Tensor, ...]:
@@ -200,7 +200,7 @@ class ReplayedSteps:
         views: SizedViews,
         labels: Int64[Tensor, " all_views"],
         step: int,
-    ) -> Taken:
+    ) -> StepResult:
         """As for `train_step`; the result holds until the next step."""
         set_learning_rate(self._recipe.optimiser, self._recipe.learning_rate(step))
         self._eta.fill_(self._recipe.objective.eta(step))
@@ -265,7 +265,7 @@ def train(
         is_saved = last or taken % cadence.save_every_steps == 0
         if step % cadence.log_every_steps and not (at_epoch_end or is_monitored or is_saved):
             continue
-        metrics = _metrics(recipe, terms, step, _turn_metrics(recipe, views, terms.embeddings))
+        metrics = _metrics(recipe, terms, step, _step_angle_metrics(recipe, views, terms.embeddings))
         _require_finite(recipe, metrics, step)
         now = time.perf_counter()
         metrics["train/images_per_s"] = (taken - clock_step) * sampler.global_batch_size / (now - clock)
@@ -279,7 +279,7 @@ def train(
             _save(recipe, runtime, step)
             saved_step = taken
         if not last:
-            request = highest_of_workers(runtime.request(), runtime.device)
+            request = max_int_over_workers(runtime.request(), runtime.device)
             if request >= Request.SAVE and saved_step != taken:
                 _save(recipe, runtime, step)
                 saved_step = taken
@@ -296,7 +296,7 @@ def _save(recipe: Recipe, runtime: Runtime, step: int) -> None:
     are_finite = torch.stack([weight.isfinite().all() for weight in weights.values()]).cpu().tolist()
     # Sharded templates may be finite on some workers only; all of them name the same weight.
     found = max((number for number, is_finite in enumerate(are_finite) if not is_finite), default=-1)
-    found = highest_of_workers(found, runtime.device)
+    found = max_int_over_workers(found, runtime.device)
     if found >= 0:
         raise FloatingPointError(f"{list(weights)[found]} is not finite after step {step}")
     runtime.save(step + 1, recipe.state(step + 1))
@@ -337,7 +337,7 @@ def _terms_metrics(recipe: Recipe, terms: Terms, more: Mapping[str, Tensor] = Ma
 
 
 @torch.no_grad()
-def _turn_metrics(recipe: Recipe, views: SizedViews, before: Float[Tensor, "rows dim"]) -> dict[str, Tensor]:
+def _step_angle_metrics(recipe: Recipe, views: SizedViews, before: Float[Tensor, "rows dim"]) -> dict[str, Tensor]:
     """How far the step has turned the embeddings of its own views, in radians; it takes one more forward pass.
 
     Args:

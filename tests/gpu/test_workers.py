@@ -16,7 +16,7 @@ from ssl_sec.collectives import (
     _SumOverWorkers,
     average_gradients,
     gather_rows,
-    highest_of_workers,
+    max_int_over_workers,
     own_rows,
     sum_over_workers,
 )
@@ -175,7 +175,7 @@ def one_of_two(rank, kind, rendezvous):
             "rows": torch.arange(8)[own],
             "sum": total,
             "of the sum": of_mine,
-            "highest": torch.tensor(highest_of_workers(5 + rank, device)),
+            "highest": torch.tensor(max_int_over_workers(5 + rank, device)),
         }
         found |= {f"of {name}": parameter.grad for name, parameter in model.module.named_parameters()}
         found |= dict(model.module.named_buffers())

@@ -63,6 +63,6 @@ def test_labels_that_are_no_triplets_are_refused(loss, labels, message):
 @BOTH
 @pytest.mark.parametrize("labels", [[0, 0, 1, 1, 2, 0], [0, 0, 1, 2, 2, 2]])
 def test_the_loss_is_nan_if_labels_may_not_be_read(loss, labels, monkeypatch):
-    monkeypatch.setattr(angular, "can_look", lambda labels: False)
+    monkeypatch.setattr(angular, "may_read_values", lambda labels: False)
     assert loss(rows(6), torch.tensor(labels)).isnan()
     assert loss(rows(6), torch.tensor([0, 0, 1, 1, 1, 0])).isfinite()

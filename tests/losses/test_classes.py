@@ -38,7 +38,7 @@ def test_positives_share_the_label_and_no_row_is_its_own(anchors):
 @pytest.mark.parametrize("labels", [[0, 0, 1, 1, 2, 2], [0, 0], [0], [1] * 6, [0, 1, 2, 3, 4, 5], [0, 0, 1, 2]])
 def test_a_batch_with_nothing_to_compare_is_nan_if_labels_cannot_be_read(case, labels, monkeypatch):
     for module in (angular, base, contrastive, pair, template):
-        monkeypatch.setattr(module, "can_look", lambda labels: False)
+        monkeypatch.setattr(module, "may_read_values", lambda labels: False)
     loss, labels = case.build(), torch.tensor(labels)
     try:
         value = loss(rows(len(labels), DIM), labels)

@@ -325,7 +325,7 @@ def test_workers_with_as_many_but_other_files_do_not_train(tmp_path: Path, monke
 def test_workers_compute_in_one_precision(monkeypatch, given, is_short, expected):
     """One worker's GPU has no bfloat16 if `is_short`; this worker's has."""
     options = SimpleNamespace(precision=given, on=lambda device: Computation(precision="bfloat16", compiled=True))
-    monkeypatch.setattr(assembly, "highest_of_workers", lambda own, device: max(own, is_short))
+    monkeypatch.setattr(assembly, "max_int_over_workers", lambda own, device: max(own, is_short))
     found = assembly.agreed_computation(options, torch.device("cpu"))
     assert found == Computation(precision=expected, compiled=True)
 

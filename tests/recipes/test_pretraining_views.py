@@ -108,7 +108,7 @@ def test_the_head_takes_the_features_of_all_sizes_at_once():
 def test_replayed_steps_equal_called_steps(monkeypatch):
     graphs = FakeGraphs()
     monkeypatch.setattr(training_module, "CUDAGraphs", lambda device: graphs)
-    monkeypatch.setattr(contrastive, "can_look", lambda labels: False)  # as on a GPU
+    monkeypatch.setattr(contrastive, "may_read_values", lambda labels: False)  # as on a GPU
 
     def trained(**changes):
         labels = {"row_labels": lambda batch, rows: image_labels(batch, rows, 4)}

@@ -235,7 +235,7 @@ def test_templates_that_are_not_finite_are_never_saved(spoiled_worker, monkeypat
         loss.weight.data[1] = math.nan
     else:
         highest = names.index("objective.loss.weight")
-        monkeypatch.setattr(training_module, "highest_of_workers", lambda number, device: max(number, highest))
+        monkeypatch.setattr(training_module, "max_int_over_workers", lambda number, device: max(number, highest))
     with pytest.raises(FloatingPointError, match=r"^objective\.loss\.weight is not finite after step 3$"):
         training_module._save(training, runtime, 3)
     assert runtime.saves == []

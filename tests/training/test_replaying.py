@@ -66,7 +66,7 @@ def test_functions_that_cannot_be_recorded_are_called(caplog):
 def test_replayed_steps_keep_the_entries_that_are_drawn_for_each(monkeypatch):
     fake = FakeGraphs()
     monkeypatch.setattr(step, "CUDAGraphs", lambda device: fake)
-    monkeypatch.setattr(contrastive, "can_look", lambda labels: False)  # as on a GPU
+    monkeypatch.setattr(contrastive, "may_read_values", lambda labels: False)  # as on a GPU
 
     def trained(**changes):
         torch.manual_seed(1)

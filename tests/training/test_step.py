@@ -345,7 +345,7 @@ def foreach_lars(groups):
 def graphs(monkeypatch):
     fake = FakeGraphs()
     monkeypatch.setattr(training_module, "CUDAGraphs", lambda device: fake)
-    monkeypatch.setattr(contrastive, "can_look", lambda labels: False)  # as on a GPU
+    monkeypatch.setattr(contrastive, "may_read_values", lambda labels: False)  # as on a GPU
     return fake
 
 

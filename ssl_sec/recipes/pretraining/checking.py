@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from ssl_sec.collectives import gather_objects, highest_of_workers, own_rows
+from ssl_sec.collectives import gather_objects, max_int_over_workers, own_rows
 from ssl_sec.data.config import ParquetConfig, WebDatasetConfig
 from ssl_sec.data.decode import decode_image, map_in_threads
 from ssl_sec.data.image_set import Candidate, EncodedImages, ImageSet, ResidentImages, check_shape
@@ -81,7 +81,7 @@ def check_images(config: PretrainConfig, image_set: ImageSet, runtime: Runtime, 
     Raises:
         DataError: images cannot be decoded, and the data set's option is not to skip them.
     """
-    is_done = highest_of_workers(int(runtime.rank == 0 and path.exists()), runtime.device)
+    is_done = max_int_over_workers(int(runtime.rank == 0 and path.exists()), runtime.device)
     found = None if is_done or not config.check_images else check(config, image_set, runtime)
     if found is None or runtime.rank > 0:
         return

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ssl_sec.collectives import highest_of_workers
+from ssl_sec.collectives import max_int_over_workers
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.errors import DataError, Stopped
 from ssl_sec.evaluation.classification.corruptions import STRENGTHS, corruptions
@@ -106,7 +106,7 @@ def stop_if_requested(runtime: Runtime) -> None:
     Raises:
         Stopped: a stop was requested.
     """
-    if highest_of_workers(runtime.request(), runtime.device) == Request.STOP:
+    if max_int_over_workers(runtime.request(), runtime.device) == Request.STOP:
         raise Stopped("stopped; a probe saves nothing before its end")
 
 
