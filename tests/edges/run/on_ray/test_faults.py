@@ -159,6 +159,7 @@ def test_a_run_that_diverges_stops_on_all_workers_and_is_not_retried(cluster, tm
     assert "\n" not in outcome.get("message", "")
 
 
+@pytest.mark.timeout(1800)
 def test_twenty_kills_at_random_moments_of_one_run_change_nothing(cluster, tmp_path_factory, tmp_path):
     """Failures are counted since the newest checkpoint, so that three in a row suffice for twenty in all."""
     longer = ("epochs=24", "monitor.every_epochs=24")

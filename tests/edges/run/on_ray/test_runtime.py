@@ -65,7 +65,10 @@ def test_two_workers_give_the_curve_of_one(cluster, quick, probed):
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_a_workers_data_error_reaches_the_user_unchanged(cluster, quick, tmp_path: Path):
-    with pytest.raises(DataError, match="no such folder; data.root must hold") as caught:
+    (tmp_path / "images").mkdir()  # a missing one would be an error before the workers start
+    with pytest.raises(
+        DataError, match=r"images: no images in it or below it; allowed: .*; data.root must hold"
+    ) as caught:
         run_training(
             PRETRAIN,
             config_of("data=folder", f"data.root={tmp_path / 'images'}", f"output_dir={tmp_path}", *TWO_WORKERS),
