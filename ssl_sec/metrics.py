@@ -4,7 +4,7 @@ A name may have variable parts: `probe/few_shot_{labels}` stands for `probe/few_
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -187,6 +187,18 @@ def known_metrics(names: Iterable[str]) -> list[tuple[str, Metric]]:
 
     known = {name: found for name in names if (found := metric(name)) is not None}
     return [(name, known[name]) for name in sorted(known, key=place)]
+
+
+def chosen_metrics(chosen: Sequence[str], names: Iterable[str]) -> list[str]:
+    """The names that are chosen, each itself or by its key of `METRICS`, in order; those of a key by set and number."""
+    places: dict[str, tuple[int, str, list[float]]] = {}
+    for name in names:
+        row, parts = _row_and_parts(name)
+        by = name if name in chosen else row
+        if by in chosen:
+            numbers = [float(number) for number in _NUMBER.findall(name)]
+            places[name] = (chosen.index(by), parts.get("test_set", ""), numbers)
+    return sorted(places, key=places.__getitem__)
 
 
 def _row_and_parts(name: str) -> tuple[str | None, Mapping[str, str]]:

@@ -9,6 +9,7 @@ torch nor matplotlib.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class RecipeRow:
         score: the metric that ranks checkpoints during training.
         score_without_labels: the metric that does so if the images have no labels.
         view_metrics: the metrics that MLflow's view of the scores shows; runs are sorted by the first.
+        test_metrics: the metrics of a trained network by which runs are compared, beside those of the view; a key of
+            `METRICS` with variable parts stands for all of its metrics.
         tags: the tags that the view shows beside constraint and seed.
         paper_figure: the metric that the help shows for an experiment, and its title there.
         network: a description of the trained network for its model card; {} is its dimension.
@@ -87,6 +90,7 @@ class RecipeRow:
     score: str | None = None
     score_without_labels: str | None = None
     view_metrics: tuple[str, ...] = ()
+    test_metrics: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     paper_figure: tuple[str, str] | None = None
     network: str = ""
@@ -170,6 +174,14 @@ PROBE = RecipeRow(
     usage="run=<id, name or folder> [group=option ...] [key=value ...]",
     is_training=False,
     last_artifact="confusion.json",
+    test_metrics=(
+        "probe/top1",
+        "probe/top5",
+        "probe/knn_top1",
+        "probe/logistic_top1",
+        "probe/logistic_mean_per_class",
+        "probe/few_shot_{labels}",
+    ),
 )
 METRIC_LEARNING = RecipeRow(
     name="metric_learning",
@@ -211,6 +223,12 @@ FACE = RecipeRow(
     leaves_head=True,
     score="val/verification_accuracy",
     view_metrics=("val/verification_accuracy", "train/verification_accuracy"),
+    test_metrics=(
+        "face/{test_set}_accuracy",
+        "face/{test_set}_tar_at_far_{far}",
+        "face/{test_set}_dir_at_far_{far}",
+        "face/{test_set}_{size}_rank1",
+    ),
     tags=("loss",),
     paper_figure=("face/lfw_accuracy", "LFW %"),
     network="An embedding of aligned faces in {} dimensions: two images of one person should have a greater cosine "
@@ -233,6 +251,7 @@ FINETUNE = RecipeRow(
     usage="[run=<id, name or folder>] [group=option ...] [key=value ...]",
     score="val/top1",
     view_metrics=("finetune/top1", "val/top1"),
+    test_metrics=("finetune/top1", "finetune/top5", "finetune/mean_per_class"),
     tags=("labels", "start"),
     paper_figure=("finetune/top1", "top-1 %"),
     network="An image encoder, trained as the features of a classifier; {} features an image.",
@@ -256,3 +275,9 @@ def trainings() -> tuple[str, ...]:
 def probed() -> tuple[str, ...]:
     """The names of the recipes whose encoders linear probes evaluate."""
     return tuple(name for name, row in RECIPES.items() if row.is_probed)
+
+
+def compared_metrics() -> tuple[str, ...]:
+    """The metrics by which tables and plots compare runs of any recipe: those of trained networks first."""
+    rows = RECIPES.values()
+    return tuple(dict.fromkeys(chain(*(row.test_metrics for row in rows), *(row.view_metrics for row in rows))))

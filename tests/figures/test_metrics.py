@@ -2,10 +2,9 @@ import re
 
 import pytest
 
-from ssl_sec.edges.run.sweeps import COMPARED
-from ssl_sec.metrics import METRICS, Metric, known_metrics, metric, metric_label
+from ssl_sec.metrics import METRICS, Metric, chosen_metrics, known_metrics, metric, metric_label
 from ssl_sec.recipes.pretraining.config import MONITORED
-from ssl_sec.recipes.registry import RECIPES
+from ssl_sec.recipes.registry import RECIPES, compared_metrics
 
 
 @pytest.mark.parametrize(
@@ -45,13 +44,20 @@ def test_known_metrics_are_in_order_and_test_sets_together():
     ]  # fmt: skip
 
 
+def test_metrics_are_chosen_in_the_order_of_keys_and_then_of_numbers():
+    names = ["retrieval/recall_at_1", "retrieval/recall_at_2", "probe/few_shot_10", "probe/few_shot_5", "x"]
+    chosen = ["probe/few_shot_{labels}", "retrieval/recall_at_1", "train/loss"]
+    assert chosen_metrics(chosen, names) == ["probe/few_shot_5", "probe/few_shot_10", "retrieval/recall_at_1"]
+
+
 def test_the_metrics_of_tables_and_recipes_are_known():
     rows = RECIPES.values()
     named = {name for row in rows for name in (*row.view_metrics, *row.curves)}
     named |= {name for row in rows for name in (row.score, row.score_without_labels) if name is not None}
     named |= {row.paper_figure[0] for row in rows if row.paper_figure is not None}
-    named |= {*COMPARED, *MONITORED}
+    named |= set(MONITORED)
     assert {name for name in named if metric(name) is None} == set()
+    assert {name for name in compared_metrics() if name not in METRICS and metric(name) is None} == set()
 
 
 def test_each_row_names_its_variable_parts():

@@ -24,26 +24,11 @@ from ssl_sec.edges.tracking.store import is_unknown
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import Stopped, UserError, first_line
 from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid
-from ssl_sec.metrics import metric_label
+from ssl_sec.metrics import chosen_metrics, metric_label
+from ssl_sec.recipes.registry import compared_metrics
 
 logger = logging.getLogger("ssl_sec")
 
-# The metrics by which arms are compared, if their runs have them.
-COMPARED = (
-    "probe/top1",
-    "probe/top5",
-    "probe/knn_top1",
-    "probe/logistic_top1",
-    "probe/logistic_mean_per_class",
-    "probe/few_shot_5",
-    "probe/few_shot_20",
-    "val/knn_top1",
-    "val/probe_top1",
-    "retrieval/recall_at_1",
-    "retrieval/nmi",
-    "val/recall_at_1",
-    "val/verification_accuracy",
-)
 _PANELS = 3
 
 # Arm -> the last metrics of each of its runs.
@@ -302,4 +287,4 @@ def _sweep_metrics(results: Results) -> Iterator[tuple[str, float]]:
 
 
 def _known_metrics(results: Results) -> list[str]:
-    return [name for name in COMPARED if any(name in run for runs in results.values() for run in runs)]
+    return chosen_metrics(compared_metrics(), {name for runs in results.values() for run in runs for name in run})

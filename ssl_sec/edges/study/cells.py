@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from ssl_sec.edges.folder.text import text_of
-from ssl_sec.edges.run.sweeps import COMPARED
 from ssl_sec.edges.study.plan import Cell
 from ssl_sec.edges.tables import in_csv
 from ssl_sec.errors import ConfigError, StorageError, nearest
 from ssl_sec.files import locked, replace_text
+from ssl_sec.metrics import chosen_metrics
+from ssl_sec.recipes.registry import compared_metrics
 
 # Metrics at a run's end that are kept beside those by which arms are compared.
-_LAST = ("train/loss", "train/metric_loss", "val/rankme", "val/alignment", "val/uniformity")
+_LAST = ("train/loss", "train/metric_loss", "val/alignment", "val/uniformity")
 # Metrics whose mean over the reports of a run is kept, since at its end the learning rate is 0. The first report, with
 # random weights, is left out.
 MEANS = (
@@ -78,13 +79,13 @@ def metrics_of(
     last = {name: value for one in metrics for name, value in one.items()}
     if metric is not None and metric not in {**last, **probe}:
         raise ConfigError(f"metric: found {metric!r}, which is not measured; {nearest(metric, {**last, **probe})}")
-    decided_by = [] if metric is None else [metric]
-    found = {name: last[name] for name in (*COMPARED, *_LAST, *decided_by) if name in last}
+    found = {name: last[name] for name in chosen_metrics((*compared_metrics(), *_LAST), last)}
     for name in MEANS:
         values = [one[name] for one in metrics if name in one]
         if values:
             found[f"mean/{name}"] = statistics.fmean(values[1:] or values)
-    return {**found, **{name: probe[name] for name in (*COMPARED, *decided_by) if name in probe}}
+    found |= {name: probe[name] for name in chosen_metrics(compared_metrics(), probe)}
+    return found if metric is None else {**found, metric: {**last, **probe}[metric]}
 
 
 class KeptCells:

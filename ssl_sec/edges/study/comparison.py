@@ -12,7 +12,8 @@ from ssl_sec.edges.run.sweeps import mean_and_std
 from ssl_sec.edges.study.cells import KeptCell
 from ssl_sec.edges.study.differences import Difference, adjusted, difference
 from ssl_sec.figures.study import Cause, Interval, causes_figure, forest_figure, values_figure
-from ssl_sec.metrics import metric_label
+from ssl_sec.metrics import chosen_metrics, metric_label
+from ssl_sec.recipes.registry import PROBE
 
 # Effects of an arm on norms and steps: name -> label.
 _CAUSES = {
@@ -21,9 +22,7 @@ _CAUSES = {
     "norm": "mean norm",
     "spread": "spread of norms (deviation / mean)",
 }
-# Metrics in a table beside the one that decides.
 _KNN = "probe/knn_top1"
-_BESIDE = ("probe/top1", "probe/top5", _KNN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +110,9 @@ class Comparison:
     def table(self) -> list[list[str]]:
         """The header, and a row for each arm at each point."""
         with_points = any(row.point for row in self.rows)
-        shown = [self.metric, *(name for name in _BESIDE if name != self.metric)]
-        shown = [name for name in shown if any(row.of(name) for row in self.rows)]
+        measured = {name for row in self.rows for one in row.metrics.values() for name in one}
+        decides = measured & {self.metric}
+        shown = [*decides, *chosen_metrics(PROBE.test_metrics, measured - decides)]
         columns = [*(["at"] if with_points else []), "arm", "runs", *map(metric_label, shown)]
         compares = any(row.difference is not None and row.difference.num_pairs > 1 for row in self.rows)
         beside = [_KNN] if compares and _KNN in shown and self.metric != _KNN else []

@@ -24,13 +24,11 @@ from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.store import all_pages, connect_to_store, tracking_uri
 from ssl_sec.edges.tracking.tracker import JOB_ID_TAG
 from ssl_sec.errors import Stopped, UserError, first_line
-from ssl_sec.metrics import metric_label
-from ssl_sec.recipes.registry import RECIPES
+from ssl_sec.metrics import chosen_metrics, metric_label
+from ssl_sec.recipes.registry import RECIPES, compared_metrics
 from ssl_sec.recipes.tracking import TrackingConfig
 
 logger = logging.getLogger("ssl_sec")
-
-_TABLE_METRICS = ("probe/top1", "probe/top5", "probe/knn_top1", "val/knn_top1", "train/loss")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,7 +222,7 @@ class _Pipeline:
         return found[0].data.metrics if found else {}
 
     def _table(self, ended: list[ChainResult]) -> str:
-        names = [name for name in _TABLE_METRICS if any(name in each.metrics for each in ended)]
+        names = chosen_metrics((*compared_metrics(), "train/loss"), {name for each in ended for name in each.metrics})
         rows = [
             [", ".join(point.swept) or point.name, each.state, *(_shown(each.metrics.get(name)) for name in names)]
             for point, each in zip(self._plan.points, ended, strict=True)

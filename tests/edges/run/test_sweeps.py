@@ -168,6 +168,23 @@ def test_each_run_is_a_point_and_each_arm_a_row():
     assert as_markdown(RESULTS).splitlines()[0].startswith("| arm | runs | probe top-1 %")
 
 
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        ["finetune/top1", "finetune/top5", "val/top1"],
+        ["retrieval/recall_at_1", "retrieval/nmi", "val/recall_at_1"],
+        ["face/agedb_accuracy", "face/lfw_accuracy", "face/ijb_tar_at_far_1e-4", "val/verification_accuracy"],
+        ["probe/few_shot_1", "probe/few_shot_10", "val/rankme"],
+    ],
+)
+def test_runs_of_every_recipe_are_compared_by_its_metrics(metrics):
+    results = {"none": [{name: 50.0 for name in [*reversed(metrics), "train/lr", "face/lfw_accuracy_std"]}]}
+    assert next(csv.reader(io.StringIO(as_csv(results)))) == ["arm", *metrics]
+    assert as_markdown(results).count("50.00") == len(metrics)
+    figure = arms_figure(results)
+    assert figure is not None and len(figure.axes) == 3
+
+
 def test_a_store_lost_during_a_sweep_is_no_error(store: Path, monkeypatch, caplog):
     sweep, _ = start(store)
 

@@ -103,12 +103,11 @@ def test_the_metrics_of_a_run_are_its_last_its_means_and_those_of_its_probe():
         {"step": 5, "metrics": {"train/loss": 4.5, "train/norm_mean": 3.0}},
         {"step": 9, "metrics": {"train/loss": 4.0, "train/norm_mean": 4.0, "val/knn_top1": 30.0}},
     ]
-    assert metrics_of(records, {"probe/top1": 50.0, "probe/learning_rate": 0.1}) == {
-        "train/loss": 4.0,
-        "mean/train/norm_mean": 3.5,
-        "val/knn_top1": 30.0,
-        "probe/top1": 50.0,
-    }
+    kept = {"train/loss": 4.0, "mean/train/norm_mean": 3.5, "val/knn_top1": 30.0, "probe/top1": 50.0}
+    probe = {"probe/top1": 50.0, "probe/learning_rate": 0.1, "probe/held_out_top1_lr_0.1": 49.0}
+    assert metrics_of(records, probe) == kept
+    decided = metrics_of(records, probe, "probe/held_out_top1_lr_0.1")
+    assert decided == {**kept, "probe/held_out_top1_lr_0.1": 49.0}
 
 
 def test_a_run_of_one_report_has_its_figures_as_means():

@@ -41,7 +41,8 @@ class FakeJobs(Cluster):
         experiment = self.client.get_experiment_by_name(metadata["recipe"])
         made = experiment.experiment_id if experiment else self.client.create_experiment(metadata["recipe"])
         run_id = self.client.create_run(made, tags={JOB_ID_TAG: job_id}).info.run_id
-        self.client.log_metric(run_id, "probe/top1" if metadata["job"] == "probe" else "train/loss", 1.5)
+        measured = {"probe": "probe/top1", "finetune": "finetune/top1", "metric_learning": "retrieval/recall_at_1"}
+        self.client.log_metric(run_id, measured.get(metadata["job"], "train/loss"), 1.5)
 
     def follow(self, job_id, write):
         return SimpleNamespace(status=JobStatus.SUCCEEDED, driver_exit_code=0)
@@ -96,6 +97,20 @@ def test_a_sweep_of_probes_shows_what_each_found(pipeline, tmp_path, capsys):
     ]
     assert not any("tracking.parent_run" in line for line in jobs.lines)
     assert capsys.readouterr().out.count("succeeded  1.5") == 2
+
+
+@pytest.mark.parametrize(
+    ("job", "overrides", "label"),
+    [
+        ("finetune", ("experiment=digits_finetune", "seed=0,1"), "top-1 %"),
+        ("metric_learning", ("experiment=digits_retrieval", "seed=0,1"), "Recall@1 %"),
+    ],
+)
+def test_the_table_of_a_sweep_has_the_results_of_its_recipe(pipeline, tmp_path, capsys, job, overrides, label):
+    chains, _ = pipeline(*overrides, f"output_dir={tmp_path}", job=job)
+    assert chains.run() == 0
+    shown = capsys.readouterr().out
+    assert label in shown and shown.count("succeeded  1.5") == 2
 
 
 def test_a_refused_point_leaves_a_table_of_the_others(pipeline, capsys):
