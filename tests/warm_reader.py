@@ -1,7 +1,7 @@
 """A process with torch imported in advance that reads exports back, which the check of an export does in a new one.
 
-Each command runs in a fork of it, which knows neither this package nor the tests. `tests/test_exporting.py` has checks
-in processes of their own.
+Each command runs in a fork of it, which knows neither this package nor the tests. `tests/exporting/test_exporting.py`
+has checks in processes of their own.
 """
 
 import pickle

@@ -12,6 +12,7 @@ from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
 from ssl_sec.data.image_set import EncodedImages, ImageSet, Split
 from ssl_sec.data.stores import from_store, limit_images
+from ssl_sec.effects import NoEffect
 from ssl_sec.errors import ConfigError, MissingDataError, printable
 from ssl_sec.settings import Count, CountOrZero, Settings, Side
 
@@ -137,7 +138,7 @@ class FilesConfig(DataSetConfig, is_base=True):
     image_size_px: Side | None = None
     num_channels: Literal[1, 3] = 3
     on_bad_image: OnBadImage = "raise"
-    resident_limit_mib: CountOrZero = Decoding.resident_limit_mib
+    resident_limit_mib: NoEffect[CountOrZero] = Decoding.resident_limit_mib
 
     @property
     def channels(self) -> int:

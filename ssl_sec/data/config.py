@@ -17,6 +17,7 @@ from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names
 from ssl_sec.data.retrieval_sets import RetrievalSet, open_retrieval_set
 from ssl_sec.data.shards.opening import open_webdataset, shard_class_names
 from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits, open_mnist, require_downloaded
+from ssl_sec.effects import ImageFiles, NoEffect
 from ssl_sec.errors import ConfigError
 from ssl_sec.settings import Count, Local, check
 
@@ -46,7 +47,7 @@ class _TorchvisionConfig(DataSetConfig):
     """
 
     root: Local = "data"
-    download: bool = False
+    download: NoEffect[bool] = False
 
     @property
     def places(self) -> Mapping[str, Sequence[str]]:
@@ -136,8 +137,8 @@ class _ShardsConfig(FilesConfig):
             machine or are laid out on its disk.
     """
 
-    train: tuple[str, ...]
-    test: tuple[str, ...] | None = None
+    train: ImageFiles[tuple[str, ...]]
+    test: ImageFiles[tuple[str, ...] | None] = None
     cache_folder: Local = CACHE_FOLDER
     shuffle_window: Count | None = None
 

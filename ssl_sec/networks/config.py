@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
 from ssl_sec.collectives import rank
+from ssl_sec.effects import Content
 from ssl_sec.errors import ConfigError
 from ssl_sec.networks import (
     Encoder,
@@ -37,7 +38,7 @@ from ssl_sec.networks.backbones.googlenet import GOOGLENET_MEAN, GOOGLENET_STD
 from ssl_sec.networks.backbones.ir import IRName
 from ssl_sec.networks.backbones.timm import timm_arguments, timm_scaling
 from ssl_sec.networks.heads import Dim
-from ssl_sec.settings import Declared, Local, NotEmpty, Range, Settings, check, declare_settings
+from ssl_sec.settings import Declared, NotEmpty, Range, Settings, check, declare_settings
 
 logger = logging.getLogger("ssl_sec")
 
@@ -70,7 +71,7 @@ class _EncoderConfig(Settings, key="encoder"):
         freeze_batch_norm: whether the backbone's batch norms keep their initial statistics and weights.
     """
 
-    weights: Local | None = None
+    weights: Content | None = None
     mean: Mean | None = (0.0,)
     std: Std | None = (1.0,)
     freeze_batch_norm: bool = False
@@ -353,7 +354,7 @@ class _HeadConfig(Declared, key="head"):
     """
 
     dim: Dim
-    weights: Local | None = None
+    weights: Content | None = None
 
     def build(self, num_features: int, seed: int) -> nn.Module:
         """The head for an encoder's features, with its initial weights; the seed is that of its dropout."""

@@ -10,6 +10,7 @@ from ssl_sec.data.config import DataConfig
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import worker_counts
+from ssl_sec.effects import NoEffect
 from ssl_sec.errors import MissingDataError
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.losses import PAIR_LOSSES, Loss
@@ -115,15 +116,15 @@ class TrainingConfig(RunConfig, is_base=True):
     loss: PairLossConfig | ClassLossConfig | TeacherLossConfig
     constraint: ConstraintConfig
     optimiser: OptimiserConfig | EpochSGDConfig | SteppedOptimiserConfig | LayeredOptimiserConfig
-    checkpoint: CheckpointConfig | StepCheckpointConfig
-    runtime: RuntimeConfig
+    checkpoint: NoEffect[CheckpointConfig | StepCheckpointConfig]
+    runtime: NoEffect[RuntimeConfig]
     global_batch_size: Annotated[int, Range(ge=2, le=2**20)]
     seed: Seed = 0
-    run_name: Name | None = None
+    run_name: NoEffect[Name | None] = None
     output_dir: OutputDir = "runs"
-    resume: bool | Literal["auto"] = False
-    log_every_steps: Count | None = None
-    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    resume: NoEffect[bool | Literal["auto"]] = False
+    log_every_steps: NoEffect[Count | None] = None
+    tracking: NoEffect[TrackingConfig] = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()

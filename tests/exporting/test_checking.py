@@ -4,7 +4,7 @@ import pytest
 
 from ssl_sec.exporting import FORMATS, check_export, checking
 from ssl_sec.exporting.checking import is_tied_to_cpu
-from tests.test_exporting import exportable_timm, some_images
+from tests.exporting.test_exporting import exportable_timm, some_images
 
 
 @pytest.mark.parametrize(("model", "is_tied"), [("xcit_nano_12_p16_224", True), ("test_vit", False)])

@@ -7,7 +7,13 @@ import pytest
 from ssl_sec.errors import ConfigError
 from ssl_sec.exporting import FORMATS
 from ssl_sec.networks.heads import LinearHead
-from tests.test_exporting import exportable_googlenet, exportable_ir, exportable_resnet, exportable_timm, some_images
+from tests.exporting.test_exporting import (
+    exportable_googlenet,
+    exportable_ir,
+    exportable_resnet,
+    exportable_timm,
+    some_images,
+)
 
 
 def with_head(exportable):

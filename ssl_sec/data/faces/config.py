@@ -8,6 +8,7 @@ from typing import Literal
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.faces.pairs import VerificationPairs, open_bin, open_lfw_pairs, open_pair_table
 from ssl_sec.data.parquet.columns import Columns
+from ssl_sec.effects import NoEffect
 from ssl_sec.settings import (
     CountOrZero,
     Local,
@@ -26,7 +27,7 @@ class _PairsConfig(Settings, key="test_sets"):
     """
 
     title: str | None = None
-    resident_limit_mib: CountOrZero = Decoding.resident_limit_mib
+    resident_limit_mib: NoEffect[CountOrZero] = Decoding.resident_limit_mib
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,6 +1,6 @@
 """Checks whether a run can be resumed with a configuration, and whether a probe has to start again."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from ssl_sec.edges.folder.folder import RunFolder
@@ -9,18 +9,12 @@ from ssl_sec.edges.folder.stored import open_folder
 from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.masking import masked_values
 from ssl_sec.edges.run.running import running
+from ssl_sec.effects import image_files, is_among, without_effect
 from ssl_sec.errors import ConfigError, shown
-from ssl_sec.recipes.config import TrainingConfig
+from ssl_sec.recipes.config import RunConfig, TrainingConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import RecipeRow
 from ssl_sec.settings import flattened, from_values, to_values
-
-# Settings that a resume may change. Images at another place must be the same ones: the workers compare them.
-_FREE_KEYS = (
-    *("runtime.", "tracking.", "checkpoint.", "monitor.", "probe."),
-    *("resume", "output_dir", "log_every_steps", "check_images"),
-    *("data.root", "data.train", "data.test", "data.cache_folder", "data.download"),
-)
 
 
 def resume_run(recipe: RecipeRow, folder: RunFolder, config: TrainingConfig) -> bool:
@@ -49,7 +43,8 @@ def resume_run(recipe: RecipeRow, folder: RunFolder, config: TrainingConfig) -> 
             f"{length}: found {now[length]}, but the run to resume has {before[length]}; more are possible only "
             f"where no schedule depends on their number; here these do: {', '.join(dependent)}"
         )
-    require_same_settings(before, now, (*_FREE_KEYS, length) if is_longer else _FREE_KEYS)
+    free = free_keys(recipe.config)
+    require_same_settings(before, now, free | {length} if is_longer else free)
     if folder.is_complete and not is_longer:
         return False
     folder.resume(now)
@@ -100,12 +95,18 @@ def is_probed(folder: RunFolder) -> bool:
         return False
 
 
-def require_same_settings(
-    before: Mapping[str, Any], now: Mapping[str, Any], free: tuple[str, ...] = _FREE_KEYS
-) -> None:
-    """Raises a ConfigError if settings differ, except for keys that start with one of `free`."""
+def free_keys(kind: type[RunConfig]) -> frozenset[str]:
+    """The keys and groups that a resume may change: those without effect on the trained network.
+
+    Files of images may have other names, too, as the workers compare the images; a probe follows the training.
+    """
+    return without_effect(kind) | image_files(kind) | {"probe"}
+
+
+def require_same_settings(before: Mapping[str, Any], now: Mapping[str, Any], free: Set[str]) -> None:
+    """Raises a ConfigError if settings differ, except for the keys and groups in `free`."""
     flat_before, flat_now = flattened(masked_values(before)), flattened(masked_values(now))
     for key in sorted(flat_before.keys() | flat_now.keys()):
-        if not key.startswith(free) and flat_before.get(key) != flat_now.get(key):
+        if not is_among(key, free) and flat_before.get(key) != flat_now.get(key):
             found, stored = shown(flat_now.get(key)), shown(flat_before.get(key))
             raise ConfigError(f"{key}: found {found}, but the run to resume has {stored}")

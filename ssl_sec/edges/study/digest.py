@@ -5,17 +5,15 @@ It needs neither Hydra nor MLflow.
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from ssl_sec.edges.tracking.comparing import deciding
+from ssl_sec.effects import file_names, image_files
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import to_values
-
-# Keys with lists of files, which may be in any folder.
-_IMAGE_FILES = ("data.train", "data.test")
 
 
 def digest_of(config: PretrainConfig, **others: Any) -> str:
@@ -29,7 +27,8 @@ def digest_of(config: PretrainConfig, **others: Any) -> str:
         config: the configuration.
         others: other values that affect the results.
     """
-    changed = {key: _file_names(value) if key in _IMAGE_FILES else value for key, value in _changed(config)}
+    files = image_files(PretrainConfig)
+    changed = {key: file_names(value) if key in files else value for key, value in _changed(config)}
     found = deciding({key: str(value) for key, value in changed.items()}, PRETRAIN.name) | others
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -42,7 +41,3 @@ def _changed(settings: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _changed(value, f"{key}.")
         elif field.name == "name" or value != field.default:
             yield key, to_values(value)
-
-
-def _file_names(places: Sequence[str] | None) -> list[str] | None:
-    return None if places is None else [place.rpartition("/")[2] for place in places]

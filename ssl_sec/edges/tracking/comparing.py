@@ -1,44 +1,29 @@
 """Which settings of a run affect its result, and whether they are those of its recipe."""
 
 import ast
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence, Set
-from functools import cache
-from typing import Any, get_args, get_type_hints
 
 from ssl_sec.edges.folder.names import WEIGHTS
 from ssl_sec.edges.folder.stored_config import RENAMED
+from ssl_sec.effects import is_among, without_effect
 from ssl_sec.recipes.registry import RECIPES
-from ssl_sec.settings import LocalPath
 
-# Settings that do not change the result of a run: where and how it ran. Nor do settings with places of files.
-_FREE_KEYS = {
-    "seed",
-    "probe.seed",
-    "probe.enabled",
-    "run",
-    "run_name",
-    "resume",
-    "log_every_steps",
-    "check_images",
-    "checkpoint",
-    "data.download",
-    "data.resident_limit_mib",
-}
+# Settings that differ between results that are compared, beside those without effect: of repetitions, of the network
+# that a probe measures, and whether a probe follows.
+_VARIED = {"seed", "probe.seed", "run", "checkpoint", "probe.enabled"}
 # Prefix of a setting that stands for the content of a file.
 CONTENT = "sha256 "
-_FREE_GROUPS = ("runtime.", "tracking.", "checkpoint.", "monitor.")
 
 
 def deciding(params: Mapping[str, str], job: str) -> dict[str, str]:
     """The parameters that affect the result of a job's run: not its seed, and not the places of its files."""
-    paths = _local_keys(RECIPES[job].config) - set(WEIGHTS) if job in RECIPES else frozenset[str]()
+    free = without_effect(RECIPES[job].config) if job in RECIPES else frozenset[str]()
     found = {RENAMED.get(key, key): value for key, value in params.items()}
     return {
-        key: _without(value, {path.removeprefix(f"{key}.") for path in paths if path.startswith(f"{key}.")})
+        key: _without(value, {one.removeprefix(f"{key}.") for one in free if one.startswith(f"{key}.")})
         for key, value in found.items()
-        if key not in _FREE_KEYS | paths and not key.startswith(_FREE_GROUPS)
+        if key not in _VARIED and not is_among(key, free)
     }
 
 
@@ -74,22 +59,4 @@ def _without(listed: str, keys: Set[str]) -> str:
         return listed
     if not isinstance(values, list | tuple) or not all(isinstance(each, dict) for each in values):
         return listed
-    free = keys | {"resident_limit_mib"}
-    return str([{key: value for key, value in sorted(each.items()) if key not in free} for each in values])
-
-
-@cache
-def _local_keys(kind: Any, path: str = "") -> frozenset[str]:
-    """The dotted keys of a dataclass, or of any in a union or a list, whose values are paths on a machine."""
-    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
-        return frozenset[str]().union(*(_local_keys(each, path) for each in get_args(kind)))
-    hints = {
-        f"{path}.{name}" if path else name: hint for name, hint in get_type_hints(kind, include_extras=True).items()
-    }
-    nested = (_local_keys(hint, key) for key, hint in hints.items() if get_args(hint) or dataclasses.is_dataclass(hint))
-    return frozenset(key for key, hint in hints.items() if _holds_path(hint)).union(*nested)
-
-
-def _holds_path(hint: Any) -> bool:
-    rules = getattr(hint, "__metadata__", ())
-    return any(isinstance(rule, LocalPath) for rule in rules) or any(map(_holds_path, get_args(hint)))
+    return str([{key: value for key, value in sorted(each.items()) if key not in keys} for each in values])

@@ -23,8 +23,9 @@ from ssl_sec.edges.tracking.checkpoints import is_checkpoint
 from ssl_sec.edges.tracking.registry import source_run_id
 from ssl_sec.edges.tracking.store import all_pages, quoted
 from ssl_sec.edges.tracking.tracker import current_parameters
+from ssl_sec.effects import file_names, image_files, without_effect
 from ssl_sec.recipes.probing.config import ProbeConfig, ProbedRun, ProbeJobConfig
-from ssl_sec.recipes.registry import LABEL_FREE_SCORES, SCORES
+from ssl_sec.recipes.registry import LABEL_FREE_SCORES, RECIPES, SCORES
 from ssl_sec.recipes.tracking import Checkpoint
 from ssl_sec.settings import to_values
 
@@ -34,8 +35,6 @@ PROTOCOL_TAG = "probe.protocol"
 
 _ALIAS_TRIES = 5
 _HIGHEST_SCORE = 1e6
-# Settings of a data set that do not change its images.
-_PLACES = ("root", "download", "cache_folder", "resident_limit_mib")
 # Settings of a probe that add other measurements, or decide whether it follows the pretraining.
 _NOT_OF_THE_PROBE = ("enabled", "corruptions", "logistic", "few_shot", "few_shot_draws", "mean_per_class")
 # Settings that change a set's images unless they are null.
@@ -44,13 +43,6 @@ _WITH_OTHER_IMAGES = ("test_share", "image_size_px", "num_channels")
 _OF_CHOSEN_WEIGHTS = {"val/top1": "finetune/val_top1"}
 # Key of the labelled set that rates encoders of other images.
 _OTHER_DATA = "monitor.data"
-# Keys of the monitor that do not change what the scores are measured on.
-_OF_NO_EFFECT = (
-    "monitor.every_epochs",
-    "monitor.online_probe",
-    _OTHER_DATA,  # a parameter of its own if there is no such set
-    *(f"{_OTHER_DATA}.{place}" for place in _PLACES),
-)
 
 
 def model_name(recipe: str) -> str:
@@ -127,8 +119,9 @@ def _settings(probe: ProbeConfig) -> Mapping[str, object]:
 
 def _same_set(first: DataConfig, second: DataConfig) -> bool:
     """Whether two configurations describe the same data set, in any place; probes ignore max_images."""
+    free, files = without_effect(DataConfig) | {"max_images"}, image_files(DataConfig)
     one, other = (
-        {key: value for key, value in to_values(data).items() if key not in (*_PLACES, "max_images")}
+        {key: file_names(value) if key in files else value for key, value in to_values(data).items() if key not in free}
         for data in (first, second)
     )
     return one == other and first.title == second.title
@@ -300,10 +293,12 @@ def _scores(run: Run, probes: Sequence[Run]) -> list[Score]:
         if "probe/top1" in probe.data.metrics and PROTOCOL_TAG in probe.data.tags and _can_rank(probe)
     ]
     parameters = current_parameters(run)
+    # The monitor has no effect on the network, but its settings decide what the scores mean, unless they have none on
+    # these either. Without other images, their key is a parameter of its own.
+    recipe = RECIPES.get(run.data.tags.get("job", ""))
+    free = {_OTHER_DATA, *(() if recipe is None else without_effect(recipe.config))}
     monitor = ", ".join(
-        f"{key} {value}"
-        for key, value in sorted(parameters.items())
-        if key.startswith("monitor.") and key not in _OF_NO_EFFECT
+        f"{key} {value}" for key, value in sorted(parameters.items()) if key.startswith("monitor.") and key not in free
     )
     has_other_labels = f"{_OTHER_DATA}.name" in parameters
     is_labelled = has_other_labels or _num_classes(run) != 0

@@ -14,6 +14,7 @@ from ssl_sec.data.selection_config import (
     ShuffledSamplerConfig,
     SplitConfig,
 )
+from ssl_sec.effects import NoEffect
 from ssl_sec.errors import ConfigError
 from ssl_sec.losses import CLASS_LOSSES, Loss
 from ssl_sec.losses.config import ClassLossConfig, CombinedConfig, NoTransformConfig, PairLossConfig, TransformConfig
@@ -33,7 +34,7 @@ class VerificationMonitorConfig(Settings, key="monitor"):
         max_pairs: the largest number of pairs of one person, and of pairs of two, ≥ 10.
     """
 
-    every_epochs: Count = 1
+    every_epochs: NoEffect[Count] = 1
     max_pairs: Annotated[int, Range(ge=10)] = 3000
 
 
@@ -83,8 +84,8 @@ class FaceConfig(TrainingConfig):
     share_classes_from: Annotated[int, Range(ge=2)] = 50_000
     split: SplitConfig = field(default_factory=NoSplitConfig)
     transform: TransformConfig = field(default_factory=NoTransformConfig)
-    monitor: VerificationMonitorConfig = field(default_factory=VerificationMonitorConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    monitor: NoEffect[VerificationMonitorConfig] = field(default_factory=VerificationMonitorConfig)
+    checkpoint: NoEffect[CheckpointConfig] = field(default_factory=CheckpointConfig)
     evaluation: FaceEvaluationConfig = field(default_factory=FaceEvaluationConfig)
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from ssl_sec.data.faces.lists import (
 )
 from ssl_sec.data.faces.pairs import UNKNOWN, VerificationPairs, require_both_kinds
 from ssl_sec.data.folders import image_paths, top_folder
+from ssl_sec.effects import NoEffect
 from ssl_sec.errors import DataError, printable
 from ssl_sec.evaluation.faces.identification import random_open_set_trials
 from ssl_sec.recipes.face.test_sets import (
@@ -47,7 +48,7 @@ class _TestSetConfig(Settings, key="test_sets"):
     """
 
     title: Name
-    resident_limit_mib: CountOrZero = Decoding.resident_limit_mib
+    resident_limit_mib: NoEffect[CountOrZero] = Decoding.resident_limit_mib
 
     @property
     def shown_title(self) -> str:

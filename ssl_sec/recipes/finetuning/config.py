@@ -8,6 +8,7 @@ from ssl_sec.data.config import DataConfig
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import worker_counts
+from ssl_sec.effects import NoEffect
 from ssl_sec.losses.config import CrossEntropyConfig
 from ssl_sec.networks.config import ClassifierConfig
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
@@ -25,7 +26,7 @@ class FinetuneMonitorConfig(Settings, key="monitor"):
         every_epochs: epochs between two measurements, ≥ 1.
     """
 
-    every_epochs: Count = 1
+    every_epochs: NoEffect[Count] = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +75,8 @@ class FinetuneConfig(TrainingConfig):
     mixup: Annotated[float, Range(ge=0, le=100)] = 0.0
     evaluated: Literal["best", "last"] = "best"
     constraint: NoConstraintConfig = field(default_factory=NoConstraintConfig)
-    monitor: FinetuneMonitorConfig = field(default_factory=FinetuneMonitorConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    monitor: NoEffect[FinetuneMonitorConfig] = field(default_factory=FinetuneMonitorConfig)
+    checkpoint: NoEffect[CheckpointConfig] = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,6 +8,7 @@ from ssl_sec.data.config import DataConfig
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.selection_config import SamplerConfig
+from ssl_sec.effects import NoEffect
 from ssl_sec.losses.config import GeneratorConfig, NoTransformConfig, PairLossConfig, TransformConfig
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.settings import (
@@ -32,7 +33,7 @@ class RetrievalMonitorConfig(Settings, key="monitor"):
             SEC's Fig. 4; nothing is chosen by it.
     """
 
-    every_steps: Count = 1000
+    every_steps: Count = 1000  # not marked: it is part of the protocols that registered scores have stored
     max_images: Annotated[int, Range(ge=2)] = 10_000
     test_classes: bool = False
 
@@ -74,8 +75,8 @@ class MetricLearningConfig(TrainingConfig):
     steps: CountOrZero
     held_out_share: BelowOne = 0.1
     transform: TransformConfig | GeneratorConfig = field(default_factory=NoTransformConfig)
-    monitor: RetrievalMonitorConfig = field(default_factory=RetrievalMonitorConfig)
-    checkpoint: StepCheckpointConfig = field(default_factory=StepCheckpointConfig)
+    monitor: NoEffect[RetrievalMonitorConfig] = field(default_factory=RetrievalMonitorConfig)
+    checkpoint: NoEffect[StepCheckpointConfig] = field(default_factory=StepCheckpointConfig)
     evaluation: RetrievalConfig = field(default_factory=RetrievalConfig)
 
     @property

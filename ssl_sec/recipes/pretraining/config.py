@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from ssl_sec.augment.config import AugmentConfig
 from ssl_sec.data.config import DataConfig
+from ssl_sec.effects import NoEffect
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.losses import ORDERED_LOSSES
 from ssl_sec.losses.config import PairLossConfig, TeacherLossConfig
@@ -44,8 +45,8 @@ class MonitorConfig(Settings, key="monitor"):
     """
 
     data: DataConfig | None = None
-    online_probe: bool = True
-    every_epochs: Count = 10
+    online_probe: NoEffect[bool] = True
+    every_epochs: NoEffect[Count] = 10
     max_images: Annotated[int, Range(ge=20)] = 10_000
     neighbours: Count = 200
 
@@ -71,13 +72,13 @@ class PretrainConfig(TrainingConfig):
     loss: PairLossConfig | TeacherLossConfig
     optimiser: OptimiserConfig
     epochs: CountOrZero
-    check_images: CountOrZero = 100_000
+    check_images: NoEffect[CountOrZero] = 100_000
     positives: Literal["views", "classes"] = "views"
     grad_scale: Annotated[float, Range(ge=0, le=8)] = 0.0
     grad_scale_by: GradScaleBy = "rows"
     cut_init: Annotated[float, Range(ge=1e-3, le=1e3)] = 1.0
-    monitor: MonitorConfig = field(default_factory=MonitorConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    monitor: NoEffect[MonitorConfig] = field(default_factory=MonitorConfig)
+    checkpoint: NoEffect[CheckpointConfig] = field(default_factory=CheckpointConfig)
     probe: ProbeConfig = field(default_factory=ProbeConfig)
 
     def __post_init__(self) -> None:

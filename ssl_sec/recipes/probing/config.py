@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from ssl_sec.data.config import DataConfig
+from ssl_sec.effects import NoEffect
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.networks.config import EncoderConfig
@@ -52,12 +53,12 @@ class ProbeJobConfig(RunConfig):
 
     run: str
     probe: ProbeConfig
-    runtime: RuntimeConfig
+    runtime: NoEffect[RuntimeConfig]
     checkpoint: Checkpoint = "last"
     data: DataConfig | None = None
     output_dir: OutputDir = "runs"
-    run_name: Name | None = None
-    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    run_name: NoEffect[Name | None] = None
+    tracking: NoEffect[TrackingConfig] = field(default_factory=TrackingConfig)
 
     @property
     def length(self) -> int:

@@ -14,7 +14,7 @@ from ssl_sec.networks.config import TimmConfig
 from ssl_sec.networks.weights import save_weights
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.settings import from_values
-from tests.test_exporting import exportable_timm, some_images
+from tests.exporting.test_exporting import exportable_timm, some_images
 
 
 @pytest.mark.parametrize("scale", [{}, {"mean": (0.1, 0.2, 0.3)}, {"mean": (0.5, 0.5, 0.5), "std": (0.2,)}])

@@ -20,7 +20,7 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.job_values import values_of
-from ssl_sec.edges.run.resuming import require_same_settings, resume_run
+from ssl_sec.edges.run.resuming import free_keys, require_same_settings, resume_run
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
@@ -55,13 +55,18 @@ def folder_with(path: Path, config) -> RunFolder:
 
 def test_a_resume_needs_the_same_recipe_and_may_change_the_runtime():
     values = {"epochs": 3, "data": {"name": "digits"}, "runtime": {"name": "local"}}
-    require_same_settings(values, {**values, "runtime": {"name": "ray"}})
-    elsewhere = {"name": "digits", "root": "there", "download": True, "cache_folder": "here"}
-    require_same_settings(values, {**values, "data": elsewhere})
+    free = free_keys(PretrainConfig)
+    require_same_settings(values, {**values, "runtime": {"name": "ray"}, "resume": True, "probe": {"epochs": 3}}, free)
+    places = {"root": "there", "train": ["a"], "test": ["b"], "cache_folder": "here"}
+    elsewhere = {"name": "digits", **places, "download": True, "resident_limit_mib": 64}
+    require_same_settings(values, {**values, "data": elsewhere}, free)
     longer = {**values, "epochs": 4}
     with pytest.raises(ConfigError, match="epochs: found 4, but the run to resume has 3"):
-        require_same_settings(values, longer)
-    require_same_settings(values, longer, ("epochs",))
+        require_same_settings(values, longer, free)
+    require_same_settings(values, longer, {"epochs"})
+    for key in ("encoder.weights", "resumed"):
+        with pytest.raises(ConfigError, match=f"{key}: found 'x', but the run to resume has null"):
+            require_same_settings(values, {**values, key: "x"}, free)
 
 
 @pytest.mark.parametrize(

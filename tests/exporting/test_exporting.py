@@ -35,7 +35,7 @@ from ssl_sec.networks.config import ResNetConfig, TimmConfig
 from ssl_sec.networks.heads import BatchNormLinearHead, LinearBatchNormHead, LinearHead, MaxoutHead, ProjectionHead
 from tests.data.files import noise
 
-PAGE = Path(__file__).parents[1] / "docs" / "export.md"
+PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 
 
 def exportable_resnet(depth, stem, width, num_channels, size=8, mean=(0.0,), std=(1.0,)):
