@@ -43,6 +43,37 @@ def handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def interrupt(*_: object) -> None:
+    """Interrupts at once; may handle signals.
+
+    Raises:
+        KeyboardInterrupt: always.
+    """
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def stop_requests(ask: Callable[[], object], force: Callable[[], object] = interrupt) -> Iterator[None]:
+    """Calls `ask` at the first SIGINT, SIGTERM or SIGHUP in the block, and `force` at a later SIGINT.
+
+    Args:
+        ask: requests a stop.
+        force: stops at once.
+    """
+    asked_at: float | None = None
+
+    def request(number: int, frame: FrameType | None) -> None:
+        nonlocal asked_at
+        if asked_at is None:
+            asked_at = time.monotonic()
+            ask()
+        elif number == signal.SIGINT and time.monotonic() - asked_at > _SAME_SIGNAL_S:
+            force()
+
+    with handled(request):
+        yield
+
+
 @contextmanager
 def interruptible(kept: str) -> Iterator[None]:
     """Lets SIGINT, SIGTERM and SIGHUP interrupt a block that keeps its finished parts.
@@ -53,10 +84,6 @@ def interruptible(kept: str) -> Iterator[None]:
     Raises:
         Stopped: if a signal interrupted it.
     """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
     try:
         with handled(interrupt):
             yield
@@ -80,19 +107,13 @@ def stopped_by_signals(stop_path: Path, what: str = "the state is saved first") 
         stop_path: the file that requests a stop.
         what: what happens before the end, for the message.
     """
-    requested_at: float | None = None
 
-    def request(number: int, frame: FrameType | None) -> None:
-        nonlocal requested_at
-        if requested_at is None:
-            requested_at = time.monotonic()
-            try:
-                stop_path.touch()
-            except OSError:  # there is no run yet, or it has ended
-                raise KeyboardInterrupt from None
-            announce_stop(what)
-        elif number == signal.SIGINT and time.monotonic() - requested_at > _SAME_SIGNAL_S:
-            raise KeyboardInterrupt
+    def request() -> None:
+        try:
+            stop_path.touch()
+        except OSError:  # there is no run yet, or it has ended
+            raise KeyboardInterrupt from None
+        announce_stop(what)
 
-    with handled(request):
+    with stop_requests(request):
         yield

@@ -5,17 +5,15 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from types import FrameType
 
 import torch
 
-from ssl_sec.edges.run.signals import announce_stop, handled
+from ssl_sec.edges.run.signals import announce_stop, stop_requests
 from ssl_sec.edges.run.supervision import start_command
 
 # After this many failures without a run that ended well, no further run is started.
@@ -70,7 +68,13 @@ class Processes:
             tasks: the tasks to run.
             end: called after each task, except those that a signal stopped.
         """
-        with _signalled(self._stop), ThreadPoolExecutor(self._concurrent) as pool:
+
+        def ask() -> None:
+            announce_stop("the runs save their states first")
+            self._stop(at_once=False)
+
+        force = partial(self._stop, at_once=True)
+        with stop_requests(ask, force), ThreadPoolExecutor(self._concurrent) as pool:
             for ended in [pool.submit(self._run, task, end) for task in tasks]:
                 ended.result()
 
@@ -127,20 +131,3 @@ def _started(task: Task, num_threads: int, gpu: str | None) -> "subprocess.Popen
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
     return start_command(task.arguments, task.log, env=environment)
-
-
-@contextmanager
-def _signalled(stop: Callable[[bool], None]) -> Iterator[None]:
-    """Calls `stop(False)` at the first SIGINT, SIGTERM or SIGHUP, and `stop(True)` at a later SIGINT."""
-    seen = False
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal seen
-        if not seen:
-            announce_stop("the runs save their states first")
-        if not seen or number == signal.SIGINT:
-            stop(seen)
-        seen = True
-
-    with handled(handle):
-        yield

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial, reduce
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from ray import tune
@@ -27,7 +26,7 @@ from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.packaging import command
 from ssl_sec.edges.run.on_ray.runtime import connect
 from ssl_sec.edges.run.on_ray.scaling import Nodes, node_resources
-from ssl_sec.edges.run.signals import announce_stop, handled
+from ssl_sec.edges.run.signals import announce_stop, stop_requests
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.edges.tables import in_markdown
@@ -191,18 +190,16 @@ def _name_of(search: str, counts_from: int, trial: Any) -> str:
 
 @contextmanager
 def _interruptible() -> Iterator[threading.Event]:
-    """Lets SIGINT, SIGTERM and SIGHUP end Ray Tune cleanly, and sets the event; a second SIGINT interrupts."""
+    """Lets SIGINT, SIGTERM and SIGHUP end Ray Tune cleanly, and sets the event; a later SIGINT interrupts."""
     was_stopped = threading.Event()
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        if was_stopped.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
+    def ask() -> None:
         was_stopped.set()
         announce_stop("the trials save their states first")
         os.kill(os.getpid(), signal.SIGUSR1)  # Ray Tune handles this signal
 
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
-    with handled(stop):
+    with stop_requests(ask):
         yield was_stopped
 
 

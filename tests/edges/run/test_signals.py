@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ssl_sec.edges.run import signals
-from ssl_sec.edges.run.signals import announce_stop, handled, stopped_by_signals
+from ssl_sec.edges.run.signals import announce_stop, handled, stop_requests, stopped_by_signals
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, monkeypatch):
@@ -15,6 +15,18 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, monkeypatch):
         signal.raise_signal(signal.SIGTERM)
         assert (tmp_path / "stop").exists()
         signal.raise_signal(signal.SIGINT)
+
+
+def test_the_first_signal_asks_and_a_ctrl_c_that_is_not_the_same_forces(monkeypatch):
+    calls = []
+    with stop_requests(lambda: calls.append("ask"), lambda: calls.append("force")):
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # by a terminal, and again by make
+            signal.raise_signal(number)
+        monkeypatch.setattr(signals, "_SAME_SIGNAL_S", 0.0)
+        signal.raise_signal(signal.SIGTERM)
+        assert calls == ["ask"]
+        signal.raise_signal(signal.SIGINT)
+    assert calls == ["ask", "force"]
 
 
 def test_a_stop_before_there_is_a_run_interrupts(tmp_path: Path):

@@ -3,9 +3,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
+from ssl_sec.edges.run import signals
 from ssl_sec.edges.study import processes
 from ssl_sec.edges.study.processes import Processes, Task
 
@@ -106,6 +108,24 @@ def test_a_signal_stops_running_tasks_and_starts_no_more(scripts, monkeypatch, n
     ended, made = run(1, [task("waits", waits), task("next")])
     assert made.was_stopped and ended == []
     assert signal.getsignal(number) == before
+
+
+def test_a_doubled_ctrl_c_lets_the_runs_save_and_a_later_one_does_not(monkeypatch):
+    """A terminal or make may send a Ctrl-C twice."""
+    stops = []
+    monkeypatch.setattr(Processes, "_stop", lambda self, at_once: stops.append(at_once))
+    monkeypatch.setattr(signals, "_SAME_SIGNAL_S", 60.0)
+
+    def end(name, code, minutes):
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        time.sleep(0.2)
+        monkeypatch.setattr(signals, "_SAME_SIGNAL_S", 0.0)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(processes, "_started", lambda *_: subprocess.Popen(["true"]))
+    Processes(1).run([task("one")], end)
+    assert stops == [False, True]
 
 
 def test_a_real_command_writes_its_log(tmp_path):
