@@ -52,6 +52,27 @@ def record_failures(folder: RunFolder, count: int) -> None:
     replace_text(_count_path(folder), json.dumps({"step": folder.newest_step(), "count": count}))
 
 
+def count_failure(folder: RunFolder, max_failures: int, count: int, what: str, where: str = "") -> str:
+    """Records one more failure since the newest checkpoint; returns which it is, as `failure 1 of 3 since ...`.
+
+    Args:
+        folder: the run's folder.
+        max_failures: consecutive restarts without a new checkpoint; -1 for no limit.
+        count: number of failures since the newest checkpoint, with this one.
+        what: what has failed, for the error.
+        where: where more is said about it, for the error.
+
+    Raises:
+        UserError: these are too many.
+    """
+    record_failures(folder, count)
+    step = folder.newest_step()
+    since = "without a checkpoint" if step is None else f"since the checkpoint of step {step}"
+    if 0 <= max_failures < count:
+        raise UserError(f"{what}; {count} failures {since}, runtime.max_failures allows {max_failures}{where}")
+    return f"failure {count}{'' if max_failures < 0 else f' of {max_failures}'} {since}"
+
+
 def _count_path(folder: RunFolder) -> Path:
     return folder.path / "failures_since_checkpoint.json"
 
@@ -87,19 +108,14 @@ class FailureWatch(UserCallback):
         step = self._folder.newest_step()
         self._num_failures = self._num_failures + 1 if step == self._step else 1
         self._step = step
-        record_failures(self._folder, self._num_failures)
         what = self._describe(worker_exceptions)
-        since = "without a checkpoint" if step is None else f"since the checkpoint of step {step}"
-        if 0 <= self._max_failures < self._num_failures:
+        where = f"; the errors of the workers are in {self._folder.failures_path}"
+        try:
+            which = count_failure(self._folder, self._max_failures, self._num_failures, what, where)
+        except UserError:
             self._folder.log_message("ERROR", what)
-            raise UserError(
-                f"{what}; {self._num_failures} failures {since}, runtime.max_failures allows {self._max_failures}; "
-                f"the errors of the workers are in {self._folder.failures_path}"
-            )
-        limit = "" if self._max_failures < 0 else f" of {self._max_failures}"
-        self._folder.log_message(
-            "WARNING", f"{what}; the workers are started again (failure {self._num_failures}{limit} {since})"
-        )
+            raise
+        self._folder.log_message("WARNING", f"{what}; the workers are started again ({which})")
 
     def _describe(self, worker_exceptions: Mapping[int, Exception]) -> str:
         causes = {rank: self._cause(rank, error) for rank, error in worker_exceptions.items()}

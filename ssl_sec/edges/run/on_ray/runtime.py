@@ -38,6 +38,7 @@ from ssl_sec.edges.run.on_ray.policies import (
     ElasticTrainer,
     FailureWatch,
     TrainingWatch,
+    count_failure,
     forget_workers,
     has_training_workers,
     record_failures,
@@ -94,15 +95,12 @@ def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
         num_failures = recorded_failures(spec.folder) + 1
         if not _died_at_start(failure):
             raise failure
-        if 0 <= options.max_failures < num_failures:
-            step = spec.folder.newest_step()
-            since = "without a checkpoint" if step is None else f"since the checkpoint of step {step}"
-            raise UserError(
-                f"a worker died while the workers were started; {num_failures} failures {since}, runtime.max_failures "
-                f"allows {options.max_failures}"
-            ) from failure
-        record_failures(spec.folder, num_failures)
-        logger.warning("a worker died while the workers were started; they are started again")
+        what = "a worker died while the workers were started"
+        try:
+            which = count_failure(spec.folder, options.max_failures, num_failures, what)
+        except UserError as error:
+            raise error from failure
+        logger.warning("%s; they are started again (%s)", what, which)
         _join_again(options.address, spec.folder.name)
 
 

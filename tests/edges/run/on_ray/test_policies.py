@@ -16,6 +16,7 @@ from ssl_sec.edges.run.on_ray.policies import (
     ElasticPolicy,
     FailureWatch,
     TrainingWatch,
+    count_failure,
     forget_workers,
     has_training_workers,
     record_failures,
@@ -82,6 +83,15 @@ def test_the_driver_and_the_controller_count_together(folder):
     assert recorded_failures(folder) == 3
     save(folder, 6)
     assert recorded_failures(folder) == 0
+
+
+def test_a_failure_is_described_and_recorded_and_one_too_many_is_refused(folder):
+    assert count_failure(folder, -1, 1, "lost") == "failure 1 without a checkpoint"
+    save(folder, 5)
+    assert count_failure(folder, 2, 2, "lost") == "failure 2 of 2 since the checkpoint of step 5"
+    with pytest.raises(UserError, match=r"^lost; 3 failures since .* step 5, runtime.max_failures allows 2; see x$"):
+        count_failure(folder, 2, 3, "lost", "; see x")
+    assert recorded_failures(folder) == 3
 
 
 def test_without_a_limit_no_run_ends_and_with_limit_0_the_first_failure_ends_it(folder):
