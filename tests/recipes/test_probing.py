@@ -339,6 +339,20 @@ def test_images_that_the_trained_network_does_not_take_are_a_mistake_of_the_user
         probing.run(config, FakeRuntime(), Store(tmp_path))
 
 
+@pytest.mark.parametrize(("few", "length"), [(None, 4), (5, 2)])
+def test_the_results_are_reported_at_the_end_of_the_run(tmp_path, few, length):
+    class Store(FakeStore):
+        def probed(self):
+            return ProbedRun(data=DigitsConfig(), encoder=encoder)
+
+    encoder = ResNetConfig(name="resnet18", width=0.0625)
+    save_weights(encoder.build(1, 8).backbone, tmp_path / "encoder.safetensors")
+    settings = dataclasses.replace(QUICK, epochs=2, decay_at=(), labels_per_class=few)
+    config, runtime = ProbeJobConfig(run="mine", probe=settings, runtime=CPU), FakeRuntime()
+    probing.run(config, runtime, Store(tmp_path))
+    assert list(runtime.series("probe/top1")) == [length] == [config.length]
+
+
 def test_images_whose_labels_the_encoder_has_learned_from_are_not_held_out_for_its_test(tmp_path):
     class Store(FakeStore):
         def probed(self):

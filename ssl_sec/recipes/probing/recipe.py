@@ -137,7 +137,7 @@ def run(config: ProbeJobConfig, runtime: Runtime, store: ProbeStore) -> None:
     encoder.to(runtime.device)
     computation = config.runtime.on(runtime.device)
     findings = linear_evaluation(encoder, train_set, test_set, config.probe, computation, runtime)
-    runtime.report(2 * config.probe.epochs, findings.metrics())
+    runtime.report(config.length, findings.metrics())
     if runtime.rank == 0:
         confusion = {
             "confusion": findings.probe.confusion.tolist(),
