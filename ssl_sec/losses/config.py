@@ -1,5 +1,6 @@
 """The options of the losses: each is declared by the constructor of its class, and checked by calling it."""
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
@@ -14,10 +15,15 @@ from ssl_sec.losses.generators.base import RowGenerator
 from ssl_sec.losses.generators.dvml import VariationalSynthesis
 from ssl_sec.losses.generators.hdml import HardnessAwareSynthesis
 from ssl_sec.losses.transform import Centres
-from ssl_sec.settings import BelowOne, Count, Declared, Positive, Range, Settings, declare_settings
+from ssl_sec.settings import BelowOne, Count, Declared, Positive, Range, Settings, check, declare_settings
 
 # The parameters that the data and the network determine.
 _SIZES = ("num_classes", "dim")
+
+
+def _default(component: type[Any], parameter: str) -> Any:
+    """The default of a parameter of a constructor."""
+    return inspect.signature(component).parameters[parameter].default
 
 
 class _LossConfig(Declared, key="loss"):
@@ -87,7 +93,7 @@ class MoCoV3Config(Settings, key="loss"):
     """
 
     name: Literal["mocov3"] = "mocov3"
-    temperature: Positive = 0.2
+    temperature: Positive = _default(losses.MoCoV3Loss, "temperature")
     momentum: BelowOne = 0.99
     predictor_dim: Annotated[int, Range(ge=1, le=2**20)] = 512
 
@@ -170,7 +176,7 @@ class FeatureTransformConfig(Settings, key="transform"):
 
     Attributes:
         weight: weight λ ≥ 0 of the loss of the generated rows (SFT, Eq. 10).
-        energy: share of the batch's variance that "ftl" transfers, in (0, 1].
+        energy: share of the batch's variance that ftl transfers, in (0, 1]; the others have no such share.
         tail_below: classes with fewer samples than this are tail classes, generated from rows of the others (unbalanced
             scheme); None for the balanced one.
         centres: mean follows the batches (SFT, Eq. 9); random and picked are the alternatives of SFT's Table 6.
@@ -178,13 +184,16 @@ class FeatureTransformConfig(Settings, key="transform"):
 
     mode: ClassVar[Literal["rotate", "translate", "ftl"]]
     name: str
-    weight: float = 0.2
-    energy: float = 0.95
+    weight: float = _default(losses.SphericalFeatureTransform, "weight")
+    energy: float = _default(losses.SphericalFeatureTransform, "energy")
     tail_below: Count | None = None
-    centres: Centres = "mean"
+    centres: Centres = _default(losses.SphericalFeatureTransform, "centres")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # A key of all modes, since the configurations of earlier runs have it.
+        is_read = self.mode == "ftl" or self.energy == type(self).energy
+        check(is_read, "transform.energy", self.energy, f"left out: {self.name} does not read it")
         try:
             self._of(2, 1, 0, None)
         except ValueError as error:

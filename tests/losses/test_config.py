@@ -18,6 +18,11 @@ PAIR = {kind.name: kind for kind in get_args(loss_config.PairLossConfig)}
 CLASS = {kind.name: kind for kind in get_args(loss_config.ClassLossConfig)}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Transforming:
+    transform: loss_config.TransformConfig
+
+
 def values_of(name):
     return values_of_option("loss", name)
 
@@ -104,3 +109,21 @@ def test_self_supervision_has_neither_classes_nor_triplets():
         ConfigError, match="^loss.name: found 'arcface'; allowed: angular, angular_hinge, byol, contrastive, "
     ):
         from_values(PretrainConfig, {**RUN, "loss": values_of("arcface")})
+
+
+@pytest.mark.parametrize("name", ["sft", "sftd"])
+def test_only_ftl_takes_the_share_of_energy_that_it_transfers(name):
+    config = {"transform": {"name": name, "energy": 0.5}}
+    with pytest.raises(ConfigError, match=f"^transform.energy: found 0.5, must be left out: {name} does not read it$"):
+        from_values(Transforming, config)
+    assert from_values(Transforming, {"transform": {"name": name, "energy": 0.95}}).transform.energy == 0.95
+    assert from_values(Transforming, {"transform": {"name": "ftl", "energy": 0.5}}).transform.energy == 0.5
+
+
+def test_a_transform_and_a_teacher_have_the_defaults_of_their_classes():
+    sizes = {"class_sizes": torch.ones(3).long(), "num_features": 4, "dim": 5, "steps_per_epoch": 6}
+    built = loss_config.SFTConfig().build(loss_config.Transformed(**sizes, seed=0))
+    bare = losses.SphericalFeatureTransform(3, 5)
+    names = ("mode", "weight", "energy", "kind_of_centres")
+    assert [getattr(built, name) for name in names] == [getattr(bare, name) for name in names]
+    assert loss_config.MoCoV3Config().build().temperature == losses.MoCoV3Loss().temperature

@@ -14,6 +14,8 @@ from ssl_sec.edges.tables import deviation
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, newest_of_each_seed
 from ssl_sec.errors import ConfigError
 from ssl_sec.figures.sweeps import Panel, Point, panels_figure
+from ssl_sec.losses.config import FTLConfig
+from ssl_sec.settings import to_values
 
 _BATCH, _WEIGHT, _KIND, _ENCODER = "global_batch_size", "transform.weight", "transform.name", "encoder."
 _METRIC = "retrieval/recall_at_1"
@@ -133,11 +135,9 @@ def _transform_label(settings: Settings) -> str:
 
 def _others_label(settings: Settings) -> str:
     """The transform without its weight; other settings of it are given if they differ from their defaults."""
-    defaults = {"transform.energy": "0.95", "transform.tail_below": "None", "transform.centres": "mean"}
+    shown = {key: str(usual) for key, usual in to_values(FTLConfig()).items() if key not in ("name", "weight")}
     more = [
-        f"{key.partition('.')[2]} {settings[key]}"
-        for key, usual in defaults.items()
-        if settings.get(key, usual) != usual
+        f"{key} {found}" for key, usual in shown.items() if (found := settings.get(f"transform.{key}", usual)) != usual
     ]
     return ", ".join([settings[_KIND].upper().replace("SFTD", "SFT-d"), *more])
 

@@ -12,6 +12,7 @@ from ssl_sec.edges.config.tune import TuneConfig
 from ssl_sec.edges.overrides import parsed, understood
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.recipes.pretraining.config import LOWER_IS_BETTER, MONITORED, PretrainConfig
+from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import from_values
 
 _SWEEPS = "choice(a,b), interval(0.1,1), tag(log,interval(0.001,1)), int(interval(1,8)) or range(1,8)"
@@ -81,7 +82,8 @@ class Search:
     @property
     def metric(self) -> str:
         """The metric by which trials are compared."""
-        return self.tune.metric or "val/knn_top1"
+        assert PRETRAIN.score is not None
+        return self.tune.metric or PRETRAIN.score
 
     def goodness(self, metric: float) -> float:
         """A metric such that larger is better; one that is not a number is worse than all others."""
