@@ -261,7 +261,7 @@ def test_other_losses_train(tmp_path, loss):
     runtime, _ = run(tmp_path, loss=loss, epochs=2, transform={"name": "sft", "tail_below": 145})
     losses = list(runtime.series("train/metric_loss").values())
     assert losses[-1] < losses[0]
-    assert "train/generated_loss" in runtime.reports[-2][1] or runtime.series("train/generated_loss")
+    assert max(runtime.series("train/generated_loss").values()) > 0
 
 
 HEAD_AND_TAIL = {"name": "head_and_tail", "num_head": 6, "head_images": 90, "tail_images": 4}
