@@ -1,5 +1,6 @@
 """The command that makes reports: tables and figures of the papers with our results, comparisons of two runs."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,7 +61,8 @@ def make_report(config: ReportConfig) -> "Report":
         from ssl_sec.edges.report.table import make_table_report
 
         # A table of settings has no results of ours.
-        return make_table_report(config.paper, table, open_archive() if table.recipes() else None)
+        has_results = table.recipes() and not _is_without_runs(config)
+        return make_table_report(config.paper, table, open_archive() if has_results else None)
     if figure is not None and figure.shows[0] in NORMFACE_FIGURES:
         from ssl_sec.edges.report.normface_figures import make_normface_figure
 
@@ -79,6 +81,17 @@ def make_report(config: ReportConfig) -> "Report":
     first, second = config.compare
     store = RunArchive.open(beside(first, config.tracking), config.output_dir)
     return compare_runs(store, first, second, shows_all=config.all)
+
+
+def _is_without_runs(config: ReportConfig) -> bool:
+    """Whether no store or folder of runs is named, and the default one does not exist: nothing was run yet."""
+    from ssl_sec.edges.tracking.store import sqlite_file, tracking_uri
+
+    is_named = config.tracking.experiment is not None or config.output_dir != ReportConfig.output_dir
+    if is_named or config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI"):
+        return False
+    file = sqlite_file(tracking_uri(config.tracking, config.output_dir))
+    return file is not None and not file.exists()
 
 
 def _make_overrides(arguments: Sequence[str]) -> list[str]:

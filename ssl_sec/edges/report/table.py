@@ -129,19 +129,17 @@ def make_table_report(paper: str, table: Table, archive: RunArchive | None) -> R
     Args:
         paper: the paper's short name.
         table: the table.
-        archive: our runs; None for a table without results of ours.
+        archive: our runs; None if nothing was run.
 
     Raises:
         StorageError: if the store cannot be used.
     """
     measurements = Measurements(archive) if archive is not None else None
     cells = {
-        (row_place, place): measurements(recipe, metric)
+        (row_place, place): measurements(recipe, metric) if measurements is not None else None
         for row_place, row in enumerate(table.rows)
         for place, column in enumerate(table.columns)
-        if (recipe := table.recipe(row, column)) is not None
-        and (metric := table.metric(row, column)) is not None
-        and measurements is not None
+        if (recipe := table.recipe(row, column)) is not None and (metric := table.metric(row, column)) is not None
     }
     footnotes = _Footnotes()
     title = f"{paper}, Table {table.number}: {table.title}"

@@ -63,6 +63,19 @@ def test_a_mistake_is_one_line(arguments, code, message, tmp_path: Path, capsys)
     assert not (tmp_path / "none").exists()
 
 
+def test_a_table_before_the_first_run(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert run_job("report", run_report, ["table=5"]) == 0
+    assert "not run" in capsys.readouterr().out
+    assert not (tmp_path / "runs").exists()
+    for named in ("tracking.uri=sqlite:///none.db", "tracking.experiment=mine", "output_dir=runs2"):
+        assert run_job("report", run_report, ["table=5", named]) == 4
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///none.db")
+    assert run_job("report", run_report, ["table=5"]) == 4
+    assert not list(tmp_path.glob("**/*.db"))
+
+
 def test_help_and_keys(capsys):
     assert run_job("report", run_report, ["--help"]) == 0
     printed = capsys.readouterr().out
