@@ -3,11 +3,13 @@ import math
 import subprocess
 import sys
 
+import faiss
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.cluster import KMeans
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.metrics.cluster import pair_confusion_matrix
 from torch.nn import functional
@@ -129,6 +131,34 @@ def test_the_seed_decides(blobs):
     first = kmeans_assignments(rows, 20, 3)
     assert torch.equal(kmeans_assignments(rows.double().numpy(), 20, 3), first)
     assert not torch.equal(kmeans_assignments(rows, 20, 4), first)
+
+
+def test_the_best_of_several_starts_is_that_of_scikit_learn():
+    rows = functional.normalize(torch.randn(600, 8, generator=torch.Generator().manual_seed(5)))
+
+    def inertia(assignments):
+        groups = [rows[assignments == cluster] for cluster in assignments.unique()]
+        return float(sum((group - group.mean(0)).square().sum() for group in groups))
+
+    found = {num: inertia(kmeans_assignments(rows, 30, 0, num_starts=num, num_iterations=300)) for num in (1, 4)}
+    for num, ours in found.items():
+        theirs = KMeans(30, n_init=num, max_iter=300, tol=0, random_state=0).fit(rows.numpy())
+        assert ours == pytest.approx(theirs.inertia_, rel=1e-4)
+    assert found[4] < found[1] < inertia(kmeans_assignments(rows, 30, 0, num_iterations=1))
+
+
+def test_iterations_end_when_no_image_changes_its_cluster(monkeypatch, blobs):
+    looks = []
+    train = faiss.Kmeans.train
+
+    def counted(kmeans, *given, **options):
+        looks.append(kmeans)
+        return train(kmeans, *given, **options)
+
+    monkeypatch.setattr(faiss.Kmeans, "train", counted)
+    assignments = kmeans_assignments(blobs[0], 8, 0, num_iterations=1000)
+    assert len(looks) < 10
+    assert torch.equal(kmeans_assignments(blobs[0], 8, 0, num_iterations=60), assignments)
 
 
 def test_all_images_are_used_for_large_clusters():

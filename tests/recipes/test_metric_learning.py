@@ -8,9 +8,10 @@ from torch.nn.functional import one_hot
 from ssl_sec.collectives import rank, world_size
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.errors import ConfigError, DataError, Stopped
+from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.retrieval import recall_at_k
-from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
-from ssl_sec.recipes.metric_learning.recipe import build_recipe, watched_images
+from ssl_sec.recipes.metric_learning.config import MetricLearningConfig, RetrievalConfig
+from ssl_sec.recipes.metric_learning.recipe import build_recipe, retrieval_metrics, watched_images
 from ssl_sec.recipes.metric_learning.recipe import run as learn_metric
 from ssl_sec.settings import from_values
 from tests.data.files import encode, write_folder
@@ -149,6 +150,19 @@ def test_watched_embeddings_are_kept_at_the_monitors_interval(whole):
     assert kept == [store.watched_path(steps) for steps in (0, 4, 8, 10)]
     first, last = (load_file(path)["embeddings"] for path in (kept[0], kept[-1]))
     assert first.shape == last.shape and not torch.equal(first, last)
+
+
+def test_the_starts_and_iterations_of_kmeans_are_those_of_the_config():
+    embeddings, labels = torch.randn(300, 6, generator=torch.Generator().manual_seed(0)), torch.arange(300) % 20
+    found = set()
+    for starts, iterations in ((1, 2), (1, 100), (6, 100)):
+        config = RetrievalConfig(kmeans_starts=starts, kmeans_iterations=iterations)
+        clusters = kmeans_assignments(embeddings, 20, 0, num_starts=starts, num_iterations=iterations)
+        nmi, f1 = nmi_f1(clusters, labels)
+        metrics = retrieval_metrics(config, embeddings, labels)
+        assert (metrics["retrieval/nmi"], metrics["retrieval/f1"]) == (100 * nmi, 100 * f1)
+        found.add(nmi)
+    assert len(found) == 3
 
 
 def test_the_curve_of_the_test_classes_ends_at_the_result(tmp_path):

@@ -45,12 +45,16 @@ class RetrievalConfig(Settings, key="evaluation"):
     Attributes:
         ks: the K of Recall@K, each ≥ 1.
         clustering: whether k-means, NMI and F1 are computed; In-Shop reports none.
+        kmeans_starts: initial centres that k-means starts from, ≥ 1; the best start counts.
+        kmeans_iterations: the largest number of its iterations from each start, ≥ 1.
         neighbours: images that the figure of retrieved images shows for each query, in [1, 100].
         seed: seed of k-means.
     """
 
     ks: Annotated[tuple[Count, ...], NotEmpty()] = (1, 2, 4, 8)
     clustering: bool = True
+    kmeans_starts: Count = 1
+    kmeans_iterations: Count = 20
     neighbours: Annotated[int, Range(ge=1, le=100)] = 4
     seed: Annotated[int, Range(ge=0, lt=2**32)] = 0
 

@@ -132,7 +132,13 @@ def retrieval_metrics(
     recalls = recall_at_k(embeddings, labels, config.ks, queries)
     metrics = {f"retrieval/recall_at_{k}": 100 * share for k, share in recalls.items()}
     if config.clustering:
-        assignments = kmeans_assignments(embeddings, len(labels.unique()), seed=config.seed)
+        assignments = kmeans_assignments(
+            embeddings,
+            len(labels.unique()),
+            config.seed,
+            num_starts=config.kmeans_starts,
+            num_iterations=config.kmeans_iterations,
+        )
         nmi, f1 = nmi_f1(assignments, labels)
         metrics |= {"retrieval/nmi": 100 * nmi, "retrieval/f1": 100 * f1}
     return metrics

@@ -95,6 +95,24 @@ def test_retrieval_experiments_have_the_rates_of_table_6(row, constraint):
         assert (config.head.name, config.head.dim) == ("fc" if bare else "bn_fc", 512)
 
 
+@pytest.mark.parametrize(
+    ("name", "starts", "iterations"),
+    [
+        ("cub_triplet", 10, 300),
+        ("cars196_ranked_list_sft", 10, 300),
+        ("cars196_npair_dvml", 10, 300),
+        ("cub_angular_googlenet", 10, 300),
+        ("sop_triplet", 1, 100),
+        ("sop_npair_sft", 1, 100),
+        ("sop_angular_googlenet", 1, 100),
+    ],
+)
+def test_kmeans_is_that_of_the_authors_where_it_is_feasible(name, starts, iterations):
+    evaluation = retrieval_config(name).evaluation
+    assert evaluation.clustering
+    assert (evaluation.kmeans_starts, evaluation.kmeans_iterations) == (starts, iterations)
+
+
 @pytest.mark.parametrize("row", load("sec").table(7).rows, ids=lambda row: row.label)
 def test_retrieval_experiments_have_the_weights_of_table_7(row):
     for place, loss in enumerate(IMAGES_PER_CLASS):
