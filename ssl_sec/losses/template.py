@@ -4,6 +4,7 @@ With the template w_k of class k, cos θ_k = ⟨f̂, ŵ_k⟩, the row's class y,
 
     C-contrastive    d²_y + Σ_{k ≠ y} max(0, m − d²_k)                                       (NormFace, Eq. 10)
     C-triplet        Σ_{k ≠ y} max(0, m + d²_y − d²_k)                                       (NormFace, Eq. 11)
+        with the center loss, d²_y of the rows that no hinge acts on is added         (NormFace, section 5.2)
     center           ½ ‖f − μ_y‖², on raw rows, the centres μ updated by SFT's Eq. 9         (Wen et al. 2016)
 
 All are means over the rows. The templates may be sharded over workers: each then has the similarities of all rows to
@@ -198,10 +199,10 @@ class AgentLoss(TemplateLoss):
         hinges = over_tiles(self._sum_of_hinges, *compared).sum(1)
         if self._parts is not None:
             hinges = self._parts.sum(hinges)
-        return hinges + self._pull(compared.own)
+        return hinges + self._pull(compared.own, hinges)
 
-    def _pull(self, own: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-        """The term of the own class, added to the hinges."""
+    def _pull(self, own: Float[Tensor, " rows"], hinges: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        """The term of the own class, added to the sums of hinges."""
         return torch.zeros_like(own)
 
     def _sum_of_hinges(
@@ -233,7 +234,7 @@ class CContrastiveLoss(AgentLoss):
     def __init__(self, num_classes: int, dim: int, margin: float = 1.0) -> None:
         super().__init__(num_classes, dim, margin)
 
-    def _pull(self, own: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+    def _pull(self, own: Float[Tensor, " rows"], hinges: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
         return 2 - 2 * own
 
     def _bound(self, own: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
@@ -249,10 +250,16 @@ class CTripletLoss(AgentLoss):
         num_classes: n ≥ 2.
         dim: dimensions of the embeddings.
         margin: m ≥ 0, how much farther other classes must be than the own one, in squared distances.
+        add_center: whether d²_y is the term of a row whose hinges are all 0, so that its agent always pulls it: the
+            paper's C-triplet with center loss, whose centres are the agents (section 5.2).
     """
 
-    def __init__(self, num_classes: int, dim: int, margin: float = 0.8) -> None:
+    def __init__(self, num_classes: int, dim: int, margin: float = 0.8, add_center: bool = False) -> None:
         super().__init__(num_classes, dim, margin)
+        self.add_center = add_center
+
+    def _pull(self, own: Float[Tensor, " rows"], hinges: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        return torch.where(hinges > 0, 0.0, 2 - 2 * own) if self.add_center else super()._pull(own, hinges)
 
     def _bound(self, own: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
         return self.margin + 2 - 2 * own

@@ -145,6 +145,8 @@ CLASS_LOSSES = [
     _class("arcface", losses.ArcFaceLoss, slow.arcface, scale=6.0, margin_radians=0.6),
     _class("c_contrastive", losses.CContrastiveLoss, slow.c_contrastive, margin=1.5),
     _class("c_triplet", losses.CTripletLoss, slow.c_triplet, margin=0.8),
+    # With this margin some rows have no hinge.
+    _class("c_triplet_center", losses.CTripletLoss, slow.c_triplet_center, margin=0.1, add_center=True),
     _class("center", losses.CenterLoss, slow.center, normalised=False),
 ]
 ALL_LOSSES = PAIR_LOSSES + CLASS_LOSSES

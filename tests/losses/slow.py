@@ -318,6 +318,17 @@ def c_triplet(rows, labels, weight, margin):
     ]
 
 
+def c_triplet_center(rows, labels, weight, margin, add_center):
+    assert add_center
+    terms = []
+    for row, y in zip(rows, labels, strict=True):
+        squares = [square(unit(row), unit(w)) for w in weight]
+        hinges = [margin + squares[y] - squares[k] for k in range(len(weight)) if k != y]
+        active = [hinge for hinge in hinges if hinge > 0]
+        terms.append((sum(active) if active else squares[y]) / len(rows))
+    return terms
+
+
 def center(rows, labels, centres):
     return [
         sum((x - c) ** 2 for x, c in zip(row, centres[y], strict=True)) / 2 / len(rows)

@@ -331,7 +331,7 @@ DEFAULTS = {
     losses.CosFaceLoss: {"scale": 64.0, "margin": 0.35},
     losses.ArcFaceLoss: {"scale": 64.0, "margin_radians": 0.45},
     losses.CContrastiveLoss: {"margin": 1.0},
-    losses.CTripletLoss: {"margin": 0.8},
+    losses.CTripletLoss: {"margin": 0.8, "add_center": False},
 }
 
 

@@ -45,6 +45,7 @@ LOSSES = {
     "arcface": lambda: losses.ArcFaceLoss(NUM_CLASSES, DIM, scale=6.0),
     "c_contrastive": lambda: losses.CContrastiveLoss(NUM_CLASSES, DIM, margin=2.0),
     "c_triplet": lambda: losses.CTripletLoss(NUM_CLASSES, DIM),
+    "c_triplet_center": lambda: losses.CTripletLoss(NUM_CLASSES, DIM, margin=0.0, add_center=True),
 }
 every_loss = pytest.mark.parametrize("name", LOSSES)
 

@@ -249,11 +249,11 @@ def test_face_experiments_are_normfaces(name):
     )
     described = name.removeprefix("casia_").removesuffix("_wen")
     assert described.startswith(first.name)
+    assert getattr(first, "add_center", False) == (described == "c_triplet_center")
     assert getattr(first, "margin", None) == {"c_contrastive": 1.0, "c_triplet": 0.8}.get(first.name)
     assert (second, weight) == {
         "softmax_center": (CONFIGS["center"](), 0.008),
         "normface_center": (CONFIGS["c_contrastive"](margin=0.0), 0.01),
-        "c_triplet_center": (CONFIGS["c_contrastive"](margin=0.0), 1.0),
         "normface_c_contrastive": (CONFIGS["c_contrastive"](margin=1.0), 0.01),
     }.get(described, (None, None))
 
