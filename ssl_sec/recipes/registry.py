@@ -206,6 +206,7 @@ METRIC_LEARNING = RecipeRow(
         "training_norms",
         "cosines",
         "cosine_differences",
+        "distances",
         "divergences",
         "direction_changes",
         "feature_maps",

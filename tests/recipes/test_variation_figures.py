@@ -1,18 +1,22 @@
-"""SFT's figures of one run."""
+"""SFT's figures."""
 
 import io
+import json
+from dataclasses import asdict
 
 import pytest
 import torch
 
-from ssl_sec.evaluation.directions import distance_distributions
+from ssl_sec.evaluation.directions import DistanceDistributions, distance_distributions, pooled
 from ssl_sec.evaluation.variation import ENERGIES, class_covariances, rotation_shifts
+from ssl_sec.papers import load
 from ssl_sec.recipes.metric_learning.variation_figures import (
     class_covariances_figure,
-    distances_figure,
+    draw_distances,
     draw_variation,
     rotation_shifts_figure,
 )
+from ssl_sec.recipes.registry import RECIPES
 from tests.losses.cases import rows
 
 LABELS = torch.arange(6).repeat_interleave(torch.tensor([5, 9, 7, 2, 8, 6]))
@@ -34,12 +38,25 @@ def test_the_four_largest_classes_are_drawn_with_their_diagonals_and_eigenvalues
     assert "relative deviation" in eigenvalues.get_title()
 
 
-def test_distances_are_drawn_in_percent():
+def test_distances_of_several_arms_are_drawn_in_percent():
+    runs = [distance_distributions(embeddings() + noise, LABELS, seed=0) for noise in (0, rows(len(LABELS), 5, 2))]
+    figure, drawn = draw_distances({"one": runs[:1], "both": runs}, "distances")
+    both = DistanceDistributions(*(pooled([getattr(run, kind) for run in runs]) for kind in ("positives", "negatives")))
+    for axes, distances in zip(figure.axes, (runs[0], both), strict=True):
+        assert f"overlap {100 * distances.overlap:.1f} %" in axes.get_title()
+        for patch, shown in zip(axes.patches, (distances.positives, distances.negatives), strict=True):
+            assert patch.get_data().values.sum() == pytest.approx(100)
+            assert f"{shown.mean:.2f}" in patch.get_label()
+    shares = [row["share_percent"] for row in drawn if (row["arm"], row["pairs"]) == ("one", "positive")]
+    assert shares == figure.axes[0].patches[0].get_data().values.tolist()
+
+
+def test_sfts_figure_4b_compares_the_distances_that_a_run_keeps(tmp_path):
+    assert load("sft").figure("4b").shows == ("distances",)
     distances = distance_distributions(embeddings(), LABELS, seed=0)
-    (axes,) = distances_figure(distances).axes
-    for patch, shown in zip(axes.patches, (distances.positives, distances.negatives), strict=True):
-        assert patch.get_data().values.sum() == pytest.approx(100)
-        assert f"{shown.mean:.2f}" in patch.get_label()
+    (tmp_path / "numbers.json").write_text(json.dumps({"distances": asdict(distances)}))
+    comparison = RECIPES["metric_learning"].comparisons["distances"]
+    assert comparison.read(tmp_path / comparison.artifact) == distances
 
 
 def test_shifts_and_energies_are_drawn():
@@ -55,7 +72,7 @@ def test_shifts_and_energies_are_drawn():
 @pytest.mark.parametrize("dim", [2, 5])
 def test_few_images_and_dimensions_are_drawn(labels, dim):
     figures = draw_variation(rows(4, dim), labels)
-    assert set(figures) == {"class_covariances", "distances", "rotation_shifts"}
+    assert set(figures) == {"class_covariances", "rotation_shifts"}
     for figure in figures.values():
         figure.savefig(written := io.BytesIO())
         assert written.getvalue().startswith(b"\x89PNG")

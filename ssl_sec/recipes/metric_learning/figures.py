@@ -24,9 +24,11 @@ from ssl_sec.evaluation.directions import (
     ClassSpread,
     CosineDistributions,
     DirectionChanges,
+    DistanceDistributions,
     class_spread,
     cosine_distributions,
     direction_changes,
+    distance_distributions,
 )
 from ssl_sec.figures import NUMBERS
 from ssl_sec.figures.comparing import Comparison, Drawn, draw_norm_panels, draw_norms, from_plain, numbers_of
@@ -40,7 +42,7 @@ from ssl_sec.recipes.metric_learning.pictures import (
     read_feature_maps,
     read_retrieved,
 )
-from ssl_sec.recipes.metric_learning.variation_figures import draw_variation
+from ssl_sec.recipes.metric_learning.variation_figures import draw_distances, draw_variation
 from ssl_sec.training.norms import NormHistogram, norm_histogram
 
 logger = logging.getLogger(__name__)
@@ -75,6 +77,7 @@ def measure(run: RunRecord) -> dict[str, Any]:
         numbers["training_norms"] = asdict(norm_histogram(saved["training_norms"], step=0))
     try:
         numbers["cosines"] = asdict(cosine_distributions(embeddings, labels, seed=0))
+        numbers["distances"] = asdict(distance_distributions(embeddings, labels, seed=0))
         numbers["divergences"] = asdict(class_spread(embeddings, labels))
         numbers["direction_changes"] = [asdict(each) for each in _direction_changes(run)]
     except DataError as error:  # an embedding of length 0 has no direction
@@ -178,6 +181,12 @@ COMPARISONS: Mapping[str, Comparison] = {
         artifact=NUMBERS,
         read=numbers_of("cosines", partial(from_plain, CosineDistributions)),
         draw=draw_cosine_differences,
+    ),
+    "distances": Comparison(
+        about="distances of pairs of test images",
+        artifact=NUMBERS,
+        read=numbers_of("distances", partial(from_plain, DistanceDistributions)),
+        draw=draw_distances,
     ),
     "divergences": Comparison(
         about="divergence of the test classes",

@@ -1,9 +1,10 @@
-"""Figures of SFT's paper for one run: classes in three dimensions and their covariances, distances of pairs, rotations.
+"""Figures of SFT's paper: classes in three dimensions and their covariances, distances of pairs, rotations.
 
 All of them concern directions f̂ = f / ‖f‖ of the test images' embeddings.
 """
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from ssl_sec.evaluation.directions import (
     DistanceDistributions,
     Distribution,
     checked_directions,
-    distance_distributions,
+    pooled,
 )
 from ssl_sec.evaluation.variation import (
     ClassCovariances,
@@ -26,11 +27,15 @@ from ssl_sec.evaluation.variation import (
     relative_deviation,
     rotation_shifts,
 )
+from ssl_sec.figures.comparing import Drawn, bins
 from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid, arm_look, draw_distribution, message
+
+# Letters that fit above a panel.
+_LETTERS_IN_PANEL = 44
 
 
 def draw_variation(embeddings: Float[Tensor, "images dim"], labels: Int64[Tensor, " images"]) -> dict[str, Figure]:
-    """SFT's Figs. 2, 4b, 6a and 6c, by the names of their files.
+    """SFT's Figs. 2, 6a and 6c of one run, by the names of their files.
 
     Args:
         embeddings: embeddings of the test images, of any norm.
@@ -41,7 +46,6 @@ def draw_variation(embeddings: Float[Tensor, "images dim"], labels: Int64[Tensor
     """
     return {
         "class_covariances": class_covariances_figure(embeddings, labels, class_covariances(embeddings, labels)),
-        "distances": distances_figure(distance_distributions(embeddings, labels, seed=0)),
         "rotation_shifts": rotation_shifts_figure(rotation_shifts(embeddings, labels, seed=0)),
     }
 
@@ -88,27 +92,43 @@ def class_covariances_figure(
     return figure
 
 
-def distances_figure(distances: DistanceDistributions) -> Figure:
-    """Distances of positive and of negative pairs (SFT, Fig. 4b).
+def distances_figure(arms: Mapping[str, DistanceDistributions], title: str) -> Figure:
+    """Distances of positive and of negative pairs, a panel for each arm over common axes (SFT, Fig. 4b).
 
     Args:
-        distances: the run's distances.
+        arms: the distances of each run, by name; one or more.
+        title: title above all panels.
     """
-    figure = Figure(figsize=(6.5, 4.0), layout="constrained")
-    axes = figure.subplots()
-    for name, colour, shown in (("positive", BLUE, distances.positives), ("negative", VERMILION, distances.negatives)):
-        note = "none" if shown.mean is None else f"mean {shown.mean:.2f}"
-        look = {"color": colour, "alpha": 0.55, "fill": True}
-        axes.stairs(_percentages(shown), np.array(shown.edges), label=f"{name} pairs ({note})", **look)
-    axes.set(
-        xlabel="distance of directions (no unit)",
-        ylabel="share of pairs in a bin (%)",
-        title=f"Test images: distances of pairs, overlap {100 * distances.overlap:.1f} %",
-        xlim=(0, 2),
-    )
-    axes.legend(frameon=False)
-    add_grid(axes)
+    figure = Figure(figsize=(max(4.6 * len(arms), 6.5), 4.0), layout="constrained")
+    figure.suptitle(title)
+    all_axes = figure.subplots(1, len(arms), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, (arm, distances) in zip(all_axes, arms.items(), strict=True):
+        pairs = (("positive", BLUE, distances.positives), ("negative", VERMILION, distances.negatives))
+        for name, colour, shown in pairs:
+            note = "none" if shown.mean is None else f"mean {shown.mean:.2f}"
+            look = {"color": colour, "alpha": 0.55, "fill": True}
+            axes.stairs(_percentages(shown), np.array(shown.edges), label=f"{name} pairs ({note})", **look)
+        overlap = f"{textwrap.fill(arm, _LETTERS_IN_PANEL)}\noverlap {100 * distances.overlap:.1f} %"
+        axes.set(xlabel="distance of directions (no unit)", title=overlap, xlim=(0, 2))
+        axes.legend(frameon=False)
+        add_grid(axes)
+    all_axes[0].set(ylabel="share of pairs in a bin (%)")
     return figure
+
+
+def draw_distances(arms: Mapping[str, Sequence[DistanceDistributions]], title: str) -> Drawn:
+    """Draws the distances of pairs, of all runs of an arm together."""
+    shown = {
+        arm: DistanceDistributions(pooled([one.positives for one in runs]), pooled([one.negatives for one in runs]))
+        for arm, runs in arms.items()
+    }
+    rows = [
+        row
+        for arm, one in shown.items()
+        for pairs, distribution in (("positive", one.positives), ("negative", one.negatives))
+        for row in bins(arm, distribution.edges, _percentages(distribution), pairs=pairs)
+    ]
+    return Drawn(distances_figure(shown, title), rows)
 
 
 def rotation_shifts_figure(rotations: RotationShifts) -> Figure:

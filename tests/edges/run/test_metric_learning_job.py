@@ -81,6 +81,8 @@ def test_reports_are_drawn_from_mlflow_alone(finished, client):
     for figure in paper.figures:
         report = make_figure_report("sec", figure, paper, archive, ["digits_retrieval"])
         assert report.rows and {row["arm"] for row in report.rows} == {"sec_ema"}
+    distances = make_figure_report("sft", load("sft").figure("4b"), load("sft"), archive, ["digits_retrieval"])
+    assert {row["pairs"] for row in distances.rows} == {"positive", "negative"}
     assert [run.run_id for run in runs] == [finished.run_id]
     # The training images' norms, not those of a batch.
     report = make_figure_report("sec", paper.figure("5a"), paper, archive, None)
