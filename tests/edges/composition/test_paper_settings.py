@@ -95,6 +95,19 @@ def test_retrieval_experiments_have_the_rates_of_table_6(row, constraint):
         assert (config.head.name, config.head.dim) == ("fc" if bare else "bn_fc", 512)
 
 
+def test_the_readme_of_the_authors_changes_two_settings_of_multi_similarity():
+    for data, head, backbone in (("cub", 1e-5, 0.5e-5), ("cars196", 2e-5, 2e-5)):
+        papers = retrieval_config(f"{data}_multi_similarity")
+        optimiser = replace(papers.optimiser, learning_rate=head, backbone_learning_rate=backbone)
+        name = f"{data}_multi_similarity_lr_{head:.0e}".replace("e-0", "e-")
+        assert retrieval_config(name) == replace(papers, recipe=name, optimiser=optimiser)
+    for data in DATA.values():
+        papers = retrieval_config(f"{data}_multi_similarity_l2reg")
+        config = retrieval_config(f"{data}_multi_similarity_l2reg_bn_fc")
+        assert (papers.head.name, config.head.name) == ("fc", "bn_fc")
+        assert config == replace(papers, recipe=config.recipe, head=config.head)
+
+
 @pytest.mark.parametrize(
     ("name", "starts", "iterations"),
     [
