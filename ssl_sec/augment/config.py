@@ -171,16 +171,21 @@ class CropConfig(Settings, key="augment"):
 
     Attributes:
         short_side_px: pixels that the short side of an image is resized to before it is cropped.
+        keep_aspect: whether the long side is resized alike; otherwise it gets short_side_px pixels, too.
         size_px: side of the crops, pixels.
         min_scale: smallest crop, as a share of the image's area, in (0, 1].
+        max_scale: largest crop, likewise, ≥ min_scale. Crops of a fixed size are those of a square image with both at
+            (size_px / short_side_px)² and an aspect of 1.
         min_aspect: smallest width / height of a crop, > 0.
         max_aspect: largest width / height of a crop, ≥ min_aspect.
         flip_probability: probability of a horizontal flip, in [0, 1].
     """
 
     short_side_px: Side = RandomResizedCrop.short_side_px
+    keep_aspect: bool = RandomResizedCrop.keep_aspect
     size_px: Side = RandomResizedCrop.size_px
     min_scale: Share = RandomResizedCrop.min_scale
+    max_scale: Share = RandomResizedCrop.max_scale
     min_aspect: Positive = RandomResizedCrop.min_aspect
     max_aspect: Positive = RandomResizedCrop.max_aspect
     flip_probability: Probability = RandomResizedCrop.flip_probability
@@ -189,6 +194,8 @@ class CropConfig(Settings, key="augment"):
         super().__post_init__()
         at_least = f"≥ augment.size_px = {self.size_px}"
         check(self.short_side_px >= self.size_px, "augment.short_side_px", self.short_side_px, at_least)
+        at_least = f"≥ augment.min_scale = {self.min_scale:g}"
+        check(self.max_scale >= self.min_scale, "augment.max_scale", self.max_scale, at_least)
         at_least = f"≥ augment.min_aspect = {self.min_aspect:g}"
         check(self.max_aspect >= self.min_aspect, "augment.max_aspect", self.max_aspect, at_least)
 
@@ -198,7 +205,7 @@ class CropConfig(Settings, key="augment"):
 
     def centre_crop(self) -> CentreCrop:
         """The crop of evaluation."""
-        return CentreCrop(short_side_px=self.short_side_px, size_px=self.size_px)
+        return CentreCrop(short_side_px=self.short_side_px, keep_aspect=self.keep_aspect, size_px=self.size_px)
 
     def views_for(self, image_set: ImageSet, seed: int) -> Views:
         """The views of the images: of those that are cropped at random when they are read, the images themselves."""

@@ -238,7 +238,7 @@ class RetrievalAugmentation(_GlobalBatchAugmentation):
 
     def __init__(self, *, image_size_px: int, crop: RandomResizedCrop, seed: int) -> None:
         aspects = (crop.min_aspect, crop.max_aspect)
-        transforms = _crop_and_flip(image_size_px, (crop.min_scale, 1.0), aspects, crop.flip_probability)
+        transforms = _crop_and_flip(image_size_px, (crop.min_scale, crop.max_scale), aspects, crop.flip_probability)
         super().__init__(transforms, seed, num_views=1)
 
 

@@ -78,7 +78,7 @@ class CentreSquare:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomResizedCrop:
-    """A random part of the image resized to a short side, resized again and perhaps mirrored (SEC, appendix B.1).
+    """A random part of the resized image, resized again and perhaps mirrored (SEC, appendix B.1).
 
     The share of the area is uniform, the logarithm of the aspect ratio too, and a box that does not fit into the image
     is drawn again, as in torchvision's transform of that name. After ten such boxes it is the centre of the image, cut
@@ -86,16 +86,20 @@ class RandomResizedCrop:
 
     Attributes:
         short_side_px: short side of the resized image, ≥ 1.
+        keep_aspect: whether the resized image has the aspect of the original; otherwise it is a square.
         size_px: side of the result, ≥ 1.
         min_scale: smallest crop, as a share of the image's area, in (0, 1].
+        max_scale: largest crop, likewise, ≥ min_scale.
         min_aspect: smallest width / height of a crop, > 0.
         max_aspect: largest width / height of a crop, ≥ min_aspect.
         flip_probability: probability of a horizontal flip, in [0, 1].
     """
 
     short_side_px: int = 256
+    keep_aspect: bool = True
     size_px: int = 227
     min_scale: float = 0.16
+    max_scale: float = 1.0
     min_aspect: float = 3 / 4
     max_aspect: float = 4 / 3
     flip_probability: float = 0.5
@@ -104,7 +108,8 @@ class RandomResizedCrop:
         """The crop that the draw determines; without a draw all images would have the same crop, which is a bug."""
         assert draw is not None, "a random crop needs the draw of its row"
         flip, *numbers = uniform(draw, 1 + NUMBERS_PER_BOX)
-        part = _cut(image, self.short_side_px, self.box(*_resized_size(image.size, self.short_side_px), numbers))
+        resized = _resized_size(image.size, self.short_side_px, self.keep_aspect)
+        part = _cut(image, resized, self.box(*resized, numbers))
         part = part.resize((self.size_px, self.size_px), Image.Resampling.BILINEAR)
         return part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip < self.flip_probability else part
 
@@ -113,7 +118,7 @@ class RandomResizedCrop:
         x, y, *numbers = numbers
         lowest, highest = math.log(self.min_aspect), math.log(self.max_aspect)
         for scale, aspect in zip(numbers[::2], numbers[1::2], strict=True):
-            area = width * height * (self.min_scale + (1 - self.min_scale) * scale)
+            area = width * height * (self.min_scale + (self.max_scale - self.min_scale) * scale)
             ratio = math.exp(lowest + (highest - lowest) * aspect)
             part_width, part_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if 1 <= part_width <= width and 1 <= part_height <= height:
@@ -127,33 +132,35 @@ class RandomResizedCrop:
 
 @dataclass(frozen=True, kw_only=True)
 class CentreCrop:
-    """The centre of the image resized to a short side: how the papers evaluate (SEC, appendix B.1).
+    """The centre of the resized image: how the papers evaluate (SEC, appendix B.1).
 
     Attributes:
         short_side_px: short side of the resized image.
+        keep_aspect: whether the resized image has the aspect of the original; otherwise it is a square.
         size_px: side of the result, 1 ≤ size_px ≤ short_side_px.
     """
 
     short_side_px: int = RandomResizedCrop.short_side_px
+    keep_aspect: bool = RandomResizedCrop.keep_aspect
     size_px: int = RandomResizedCrop.size_px
 
     def __call__(self, image: Image.Image, draw: int | None = None) -> Image.Image:
         """The centre, whatever the draw."""
-        width, height = _resized_size(image.size, self.short_side_px)
+        width, height = _resized_size(image.size, self.short_side_px, self.keep_aspect)
         left, top = round((width - self.size_px) / 2), round((height - self.size_px) / 2)
-        return _cut(image, self.short_side_px, (left, top, left + self.size_px, top + self.size_px))
+        return _cut(image, (width, height), (left, top, left + self.size_px, top + self.size_px))
 
 
-def _resized_size(size: tuple[int, int], short_side_px: int) -> tuple[int, int]:
+def _resized_size(size: tuple[int, int], short_side_px: int, keep_aspect: bool) -> tuple[int, int]:
     """Width and height of an image of that size once its short side is resized; the long one is rounded down."""
-    width, height = size
-    short = min(size)
+    width, height = size if keep_aspect else (1, 1)
+    short = min(width, height)
     return short_side_px * width // short, short_side_px * height // short
 
 
-def _cut(image: Image.Image, short_side_px: int, box: Box) -> Image.Image:
-    """The box of the resized image, computed without the rest of it."""
-    width, height = _resized_size(image.size, short_side_px)
+def _cut(image: Image.Image, resized: tuple[int, int], box: Box) -> Image.Image:
+    """The box of the image resized to that width and height, computed without the rest of it."""
+    width, height = resized
     left, top, right, bottom = box
     stored = (
         left * image.width / width,

@@ -285,6 +285,7 @@ class TimmFolder(Format):
 
         registered = timm.get_pretrained_cfg(model)
         known = {} if registered is None else registered.to_dict()
+        crop = None if exportable.record is None else exportable.record.crop
         config = {
             "architecture": model,
             "num_classes": 0,
@@ -295,7 +296,9 @@ class TimmFolder(Format):
                 "fixed_input_size": known.get("fixed_input_size", False)
                 and not arguments.get("dynamic_img_size", False),
                 "interpolation": "bilinear",
-                "crop_pct": 1.0 if exportable.record is None else _crop_pct(exportable.record.crop),
+                "crop_pct": _crop_pct(crop),
+                # timm resizes both sides to that of the square, whatever the aspect, or the short side.
+                "crop_mode": "center" if crop is None or crop.keep_aspect else "squash",
                 "mean": exportable.mean,
                 "std": exportable.std,
                 "num_classes": 0,

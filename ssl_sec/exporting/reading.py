@@ -27,9 +27,14 @@ def reading(exportable: Exportable, as_numpy: bool = False) -> str | None:
         )
     else:
         short, size = crop.short_side_px, crop.size_px
-        cut = (
+        resized = (
             "short = min(image.size)\n"
             f"width, height = {short} * image.width // short, {short} * image.height // short\n"
+            if crop.keep_aspect
+            else f"width, height = {short}, {short}\n"
+        )
+        cut = (
+            f"{resized}"
             f"left, top = round((width - {size}) / 2), round((height - {size}) / 2)\n"
             "square = image.resize((width, height), Image.Resampling.BILINEAR)\n"
             f"square = square.crop((left, top, left + {size}, top + {size}))\n"

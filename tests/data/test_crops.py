@@ -114,6 +114,23 @@ def test_a_random_crop_is_cut_from_the_resized_image_and_resized_again(image):
         assert difference(crop(image, draw), resized.crop(box).resize((227, 227), Image.Resampling.BILINEAR)) <= 1
 
 
+@pytest.mark.parametrize("image", [*PHOTOGRAPHS, noise(300, 500), noise(80, 61)])
+def test_crops_of_a_fixed_size_are_cut_from_the_image_resized_to_a_square(image):
+    """Angular loss, section 4.4: 256 x 256, whatever the aspect."""
+    share = (227 / 256) ** 2
+    fixed = {"min_scale": share, "max_scale": share, "min_aspect": 1.0, "max_aspect": 1.0, "flip_probability": 0.0}
+    crop, centre = RandomResizedCrop(keep_aspect=False, **fixed), CentreCrop(keep_aspect=False)
+    square = transforms.Resize((256, 256), BILINEAR)(image)
+    assert difference(centre(image, None), transforms.CenterCrop(227)(square)) <= 1
+    corners = set()
+    for draw in row_draws(0, 0, 40).tolist():
+        box = crop.box(256, 256, uniform(draw, 1 + NUMBERS_PER_BOX)[1:])
+        assert (box[2] - box[0], box[3] - box[1]) == (227, 227)
+        assert difference(crop(image, draw), square.crop(box)) <= 1
+        corners.add(box[:2])
+    assert {max(corner) <= 29 for corner in corners} == {True} and len(corners) > 30
+
+
 def test_a_random_crop_is_a_function_of_the_draw():
     first, second = row_draws(0, 0, 2).tolist()
     crop = RandomResizedCrop()

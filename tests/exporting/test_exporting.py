@@ -229,7 +229,12 @@ def test_the_documented_lines_for_weights_alone_read_a_resnet(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("num_channels", "crop"), [(3, None), (1, None), (3, CentreCrop(short_side_px=36, size_px=32))]
+    ("num_channels", "crop"),
+    [
+        (3, None),
+        (1, None),
+        *((3, CentreCrop(short_side_px=36, size_px=32, keep_aspect=keep)) for keep in (True, False)),
+    ],
 )
 @pytest.mark.parametrize("as_numpy", [False, True])
 def test_the_lines_for_a_file_make_the_images_that_this_package_reads(
@@ -273,12 +278,13 @@ def test_timms_config_states_scaling_and_size(tmp_path):
     assert not config["pretrained_cfg"]["fixed_input_size"]
 
 
+@pytest.mark.parametrize("keep_aspect", [True, False])
 @pytest.mark.parametrize(("short_side_px", "size_px"), [(36, 32), (14, 9), (32, 32)])
-def test_timms_own_transform_makes_the_images_of_the_card(short_side_px, size_px, tmp_path, monkeypatch):
+def test_timms_own_transform_makes_the_images_of_the_card(short_side_px, size_px, keep_aspect, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     noise(77, 50).save("photo.jpg", quality=95)
     exportable = exportable_timm("test_vit", 3, size_px)
-    crop = CentreCrop(short_side_px=short_side_px, size_px=size_px)
+    crop = CentreCrop(short_side_px=short_side_px, size_px=size_px, keep_aspect=keep_aspect)
     encoder = TimmConfig(model="test_vit", mean=(0.0,), std=(1.0,))
     record = Record(run="a", encoder=encoder, head=None, image_shape=exportable.image_shape, crop=crop)
     exportable = replace(exportable, record=record)

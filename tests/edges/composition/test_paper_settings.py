@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from ssl_sec.data.crops import NUMBERS_PER_BOX
 from ssl_sec.edges.composition.compose import compose, experiments, job_of
 from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER
 from ssl_sec.edges.composition.experiments import explanations
@@ -106,6 +107,16 @@ def test_the_readme_of_the_authors_changes_two_settings_of_multi_similarity():
         config = retrieval_config(f"{data}_multi_similarity_l2reg_bn_fc")
         assert (papers.head.name, config.head.name) == ("fc", "bn_fc")
         assert config == replace(papers, recipe=config.recipe, head=config.head)
+
+
+@pytest.mark.parametrize("name", sorted(load("angular").table(1).recipes()))
+def test_angular_experiments_crop_a_fixed_size_from_a_square(name):
+    crop = retrieval_config(name).augment.random_crop()
+    assert (crop.keep_aspect, crop.short_side_px, crop.size_px) == (False, 256, 227)
+    for number in (0.0, 0.5, 0.999):
+        left, top, right, bottom = crop.box(256, 256, [number] * NUMBERS_PER_BOX)
+        assert (right - left, bottom - top) == (227, 227)
+        assert left == top == int(30 * number)
 
 
 @pytest.mark.parametrize(
