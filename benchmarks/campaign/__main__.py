@@ -8,8 +8,9 @@
 Does not need Ray, MLflow, Hydra, OmegaConf, git or a network. The order: the speed of pretraining ResNet-50 and
 ResNet-18 at batch 256, compared with lightly's recipe and a plain loop; the tests that need a GPU; the runs of seconds
 of the studies for CPUs, several at once; the paper's runs of NT-Xent and SEC on CIFAR-10 with their probes, ResNet-18
-with three seeds and then ResNet-50; the settings that others tuned for ResNet-18; the speed at batch 1,024; the paper's
-other arms; views, options, growth and evaluation; the study of norms, each arm's search before its runs.
+with three seeds and then ResNet-50, also with SupContrast's settings; the settings that others tuned for ResNet-18; the
+speed at batch 1,024; the paper's other arms; views, options, growth and evaluation; the study of norms, each arm's
+search before its runs.
 
 A background process does the work. The command shows its output until the time is up or all parts are done. Another
 call with the same --output follows that process, which keeps its deadline, or continues for --minutes if it has ended:

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import evaluation, growth, measure, options, throughput
 from benchmarks.campaign import outcomes
-from benchmarks.campaign.recipes import TUNED
+from benchmarks.campaign.recipes import OPEN, TUNED
 from benchmarks.campaign.running import Part
 from benchmarks.campaign.scale import FULL, TINY, Scale
 from benchmarks.campaign.sheet import Plan, Sheet
@@ -63,7 +63,7 @@ def list_parts(plan: Plan) -> list[Part]:
         Part(name="gpu-tests", limit_s=480, measure=lambda sheet: _run_tests(sheet, scale)),
         *list_small_parts(scale),
         *runs("resnet18", ("ntxent", "sec"), scale.seeds),
-        *runs("resnet50", ("ntxent", "sec"), (0,)),
+        *runs("resnet50", ("ntxent", "sec", *OPEN), (0,)),
         *runs("resnet18", tuple(TUNED), (0,)),
         *(part for batch in larger for part in speed(batch)),
         *runs("resnet18", ("sec_ema", "l2reg"), scale.seeds),

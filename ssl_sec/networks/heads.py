@@ -19,22 +19,30 @@ class ProjectionHead(nn.Module):
     """SimCLR's projection MLP: (linear, batch norm, ReLU) for each hidden layer, then a linear layer.
 
     The last layer has no batch norm: it would fix the norms of the embeddings, on which the spherical constraint acts.
+    A hidden layer has a bias if no batch norm follows it.
 
     Args:
         num_features: width of the encoder's features.
         hidden_dim: width of the hidden layers; None takes that of the features.
         dim: dimensions of the embeddings.
         num_layers: linear layers, with batch norm and ReLU between them.
+        batch_norm: whether the hidden layers have batch norm.
     """
 
     def __init__(
-        self, num_features: int, hidden_dim: Dim | None = None, dim: Dim = 128, num_layers: Literal[2, 3] = 2
+        self,
+        num_features: int,
+        hidden_dim: Dim | None = None,
+        dim: Dim = 128,
+        num_layers: Literal[2, 3] = 2,
+        batch_norm: bool = True,
     ) -> None:
         super().__init__()
         widths = [num_features, *[hidden_dim or num_features] * (num_layers - 1)]
         layers: list[nn.Module] = []
         for inputs, outputs in zip(widths[:-1], widths[1:], strict=True):
-            layers += [nn.Linear(inputs, outputs, bias=False), nn.BatchNorm1d(outputs), nn.ReLU(inplace=True)]
+            normalised = [nn.BatchNorm1d(outputs)] if batch_norm else []
+            layers += [nn.Linear(inputs, outputs, bias=not batch_norm), *normalised, nn.ReLU(inplace=True)]
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], dim))
 
     def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:

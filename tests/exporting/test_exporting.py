@@ -154,6 +154,7 @@ CASES = {
     "timm torchscript": ("torchscript", lambda: exportable_timm("test_vit", 3, 32, **SCALED)),
     "timm onnx": ("onnx", lambda: exportable_timm("test_vit", 3, 32, **SCALED)),
     "timm timm": ("timm", lambda: exportable_timm("test_vit.r160_in1k", 3, 32, **SCALED)),
+    "mlp without batch norm": ("hub", lambda: exportable_embedding(ProjectionHead(64, 7, 5, batch_norm=False))),
     "mlp safetensors": ("safetensors", lambda: exportable_embedding(ProjectionHead(64, 7, 5, num_layers=3))),
     "bn_fc safetensors": ("safetensors", lambda: exportable_embedding(BatchNormLinearHead(64, 5))),
     "fc safetensors": ("safetensors", lambda: exportable_embedding(LinearHead(64, 5, dropout=0.3))),

@@ -31,6 +31,16 @@ def test_each_hidden_layer_is_normalised_and_rectified():
     torch.testing.assert_close(head(features), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_hidden_layers_without_batch_norm_have_a_bias():
+    torch.manual_seed(0)
+    head = ProjectionHead(7, hidden_dim=12, dim=5, batch_norm=False)
+    features = torch.randn(6, 7)
+    hidden = (features @ head.layers[0].weight.T + head.layers[0].bias).relu()
+    torch.testing.assert_close(head(features), hidden @ head.layers[-1].weight.T + head.layers[-1].bias)
+    assert head.layers[0].bias.abs().max() > 0
+    assert not any(isinstance(module, nn.BatchNorm1d) for module in head.modules())
+
+
 def test_norms_of_embeddings_are_free():
     torch.manual_seed(0)
     head = ProjectionHead(7, hidden_dim=12)

@@ -62,6 +62,23 @@ def test_cifar_experiments_are_the_papers(name, data, constraint, epochs, eta, t
     assert f"top1 {top1}," in explanations()[name]
 
 
+def test_the_recipe_of_supcontrast_differs_only_where_the_paper_states_nothing():
+    papers, other = (
+        from_values(PretrainConfig, compose("pretrain", [f"experiment={name}"]))
+        for name in ("cifar10_ntxent_100", "cifar10_supcontrast")
+    )
+    assert (other.augment.min_scale, other.head.batch_norm, other.probe.augment) == (0.2, False, True)
+    assert (other.encoder.mean, other.encoder.std) == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.201))
+    assert other == replace(
+        papers,
+        recipe=other.recipe,
+        augment=replace(papers.augment, min_scale=0.2),
+        encoder=replace(papers.encoder, mean=other.encoder.mean, std=other.encoder.std),
+        head=replace(papers.head, batch_norm=False),
+        probe=replace(papers.probe, augment=True),
+    )
+
+
 TABLE_6_LOSSES = {
     "triplet and semihard triplet": ("triplet", "semihard"),
     "normalized N-pair": ("npair_normalized",),
