@@ -153,6 +153,7 @@ def test_the_wheel_has_one_package_its_configs_and_the_command(tmp_path: Path):
         archive.extractall(installed)
     tops = {path.name for path in installed.iterdir()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"ssl_sec"}
+    assert (installed / "ssl_sec" / "py.typed").is_file()
     (about,) = installed.glob("*.dist-info/entry_points.txt")
     assert "ssl-sec = ssl_sec.edges.commands:main" in about.read_text()
     # The script that pip makes of the entry point.

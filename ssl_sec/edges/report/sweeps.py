@@ -12,7 +12,7 @@ from typing import Any
 from ssl_sec.edges.report.files import Report
 from ssl_sec.edges.tables import deviation
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, newest_of_each_seed
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, counted
 from ssl_sec.figures.sweeps import Panel, Point, panels_figure
 from ssl_sec.losses.config import FTLConfig
 from ssl_sec.settings import to_values
@@ -72,7 +72,7 @@ def _draw_sweeps(archive: RunArchive, recipes: Sequence[str]) -> Report:
     )
     if not by_batch and not by_weight:
         raise ConfigError(
-            f"figure: the {_counted(groups)} of {', '.join(recipes)} that are alike have one batch size and one λ; "
+            f"figure: the {_count_runs(groups)} of {', '.join(recipes)} that are alike have one batch size and one λ; "
             "allowed: two or more, as global_batch_size=30 and 60, or transform.weight=0.2 and 0.5"
         )
     shown = {arm.rpartition(" ")[2] for arm in by_weight}
@@ -91,8 +91,8 @@ def _draw_encoders(archive: RunArchive, recipes: Sequence[str]) -> Report:
     encoders = list(dict.fromkeys(_encoder_label(group.settings) for group in groups))
     if len(encoders) < 2:
         raise ConfigError(
-            f"figure: the {_counted(groups)} of {', '.join(recipes)} that are alike have one encoder; allowed: two or "
-            "more, as encoder=resnet18 and resnet50"
+            f"figure: the {_count_runs(groups)} of {', '.join(recipes)} that are alike have one encoder; allowed: two "
+            "or more, as encoder=resnet18 and resnet50"
         )
     arms: dict[str, list[Point]] = {}
     for group in groups:
@@ -147,9 +147,8 @@ def _encoder_label(settings: Settings) -> str:
     return settings["encoder.name"] + ("" if width == "1.0" else f" x{width}")
 
 
-def _counted(groups: Sequence[_Runs]) -> str:
-    count = sum(len(group.runs) for group in groups)
-    return f"{count} run{'s' if count != 1 else ''}"
+def _count_runs(groups: Sequence[_Runs]) -> str:
+    return counted(sum(len(group.runs) for group in groups), "run")
 
 
 def _report(name: str, title: str, panels: Sequence[Panel], groups: Sequence[_Runs], left_out: int) -> Report:
@@ -167,8 +166,9 @@ def _report(name: str, title: str, panels: Sequence[Panel], groups: Sequence[_Ru
         for point in sorted(points, key=lambda point: point.x)
     ]
     others = f"; left out: {left_out} with other settings than the newest run" if left_out else ""
-    lines = [f"  {row['arm']}, {row['x']} {row['at']}: {row['value']:.4g} ({row['num_seeds']} seeds)" for row in rows]
-    text = "\n".join(
-        [f"{title}; {_counted(groups)}{others}", *(line.replace("(1 seeds)", "(1 seed)") for line in lines)]
-    )
+    lines = [
+        f"  {row['arm']}, {row['x']} {row['at']}: {row['value']:.4g} ({counted(row['num_seeds'], 'seed')})"
+        for row in rows
+    ]
+    text = "\n".join([f"{title}; {_count_runs(groups)}{others}", *lines])
     return Report(name=name, text=text, markdown=None, rows=rows, figure=panels_figure(panels, title))

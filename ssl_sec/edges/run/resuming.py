@@ -60,12 +60,13 @@ def probe_folder(trained: RunFolder, config: TrainingConfig) -> RunFolder:
         trained: folder of the training.
         config: configuration of the training.
     """
-    for name in with_numbers(f"{trained.path.name}-probe"):
-        folder = open_folder(trained.path.with_name(name))
+
+    def fits(folder: RunFolder) -> bool:
         folder.refresh()
-        if not folder.is_complete or _is_probe_of(folder, trained, config):
-            return folder
-    raise AssertionError("counting does not end")
+        return not folder.is_complete or _is_probe_of(folder, trained, config)
+
+    names = with_numbers(f"{trained.path.name}-probe")
+    return next(filter(fits, (open_folder(trained.path.with_name(name)) for name in names)))
 
 
 def _is_probe_of(folder: RunFolder, trained: RunFolder, config: TrainingConfig) -> bool:
