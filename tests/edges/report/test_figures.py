@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.directions import cosine_distributions, pair_cosines
+from ssl_sec.evaluation.directions import cosine_distributions, distance_distributions, pair_cosines
 from tests.edges.report.conftest import curves
 from tests.figures.test_training import draw
 
@@ -124,9 +124,13 @@ def test_the_numbers_of_metric_learning_are_drawn_from_the_store_alone(store):
     labels = torch.arange(40) % 4
     for constraint, spread in (("none", 1.0), ("sec", 0.3)):
         for seed in range(2):
-            found = cosine_distributions(labels[:, None] + spread * draw(40, 4, seed=seed), labels, seed=0)
+            embeddings = labels[:, None] + spread * draw(40, 4, seed=seed)
             norms = histogram(0.0, 1 + spread, [1, 1])
-            numbers = {"cosines": dataclasses.asdict(found), "training_norms": norms}
+            found = {"cosines": cosine_distributions, "distances": distance_distributions}
+            measured = {
+                name: dataclasses.asdict(measure(embeddings, labels, seed=0)) for name, measure in found.items()
+            }
+            numbers = {**measured, "training_norms": norms}
             store.trained("metric_learning", "cars", seed, numbers=numbers, constraint__name=constraint)
     report = store.report(figure="5b")
     assert report.text.endswith("cosines of pairs of test images; no constraint (2 seeds), sec (2 seeds)")
@@ -138,7 +142,7 @@ def test_the_numbers_of_metric_learning_are_drawn_from_the_store_alone(store):
     named = [text.get_text().partition(":")[0] for text in axes.get_legend().get_texts()]
     assert named == ["no constraint (2 seeds)", "sec (2 seeds)"]
     assert "norms of the training images" in store.report(figure="5a").text  # and not those of the last batch
-    assert "cosines" in store.report(figure="4b", paper="sft").text
+    assert "distances of pairs of test images" in store.report(figure="4b", paper="sft").text
     with pytest.raises(ConfigError, match=r"^figure: none of the 4 runs has changes of direction .* \(numbers\.json\)"):
         store.report(figure=7)
 
