@@ -5,6 +5,7 @@ signals, waits, and if a signal killed the job, reports that in one line and clo
 """
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -74,10 +75,14 @@ def supervised(job: Callable[[], int]) -> int:
         return job()
     code = os.waitstatus_to_exitcode(_wait(job_id, signals))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    if code >= 0:
-        return code
-    _report_death(signal.Signals(-code), job_id)
-    return 128 - code
+    if code < 0:
+        _report(job_id, f"was {(reason := describe_signal(signal.Signals(-code)))}")
+        _close_runs(_locked_runs(), reason)
+    elif code > 0 and (left := [lock for lock in _locked_runs() if _is_unended(lock, job_id)]):
+        # A library has ended the process, as Ray's does when its services were killed.
+        _report(job_id, f"ended with exit code {code} before it could end its run")
+        _close_runs(left, f"exit code {code}")
+    return code if code >= 0 else 128 - code
 
 
 def register_lock(lock: Path) -> None:
@@ -141,20 +146,37 @@ def _wait(job_id: int, signals: set[signal.Signals]) -> int:
             ended, status = os.waitpid(job_id, os.WNOHANG)
             if ended:
                 return status
-        elif received.si_signo != signal.SIGINT or received.si_code != _SI_KERNEL:  # a terminal sends SIGINT to both
+        elif received.si_signo != signal.SIGINT or received.si_code != _SI_KERNEL or not _is_in_this_group(job_id):
             os.kill(job_id, received.si_signo)
 
 
-def _report_death(number: signal.Signals, job_id: int) -> None:
-    """Reports what killed the job, and closes its runs in MLflow."""
-    assert _locks is not None
-    reason = describe_signal(number)
+def _is_in_this_group(job_id: int) -> bool:
+    """Whether a terminal sends its Ctrl-C to the job, too."""
+    return os.getpgid(job_id) == os.getpgrp()
+
+
+def _report(job_id: int, how: str) -> None:
     after_bar = "\n" if sys.stderr.isatty() else ""
-    print(f"{after_bar}error: the job (process {job_id}) was {reason}", file=sys.stderr)
+    print(f"{after_bar}error: the job (process {job_id}) {how}", file=sys.stderr)
+
+
+def _locked_runs() -> list[Path]:
+    """The locks that the job has left."""
+    assert _locks is not None
     _locks.seek(0)
-    left = [lock for line in _locks.read().splitlines() if (lock := Path(os.fsdecode(line))).exists()]
-    if left:
-        thread = threading.Thread(target=_close, args=(left, reason), daemon=True)
+    return [lock for line in _locks.read().splitlines() if (lock := Path(os.fsdecode(line))).exists()]
+
+
+def _is_unended(lock: Path, job_id: int) -> bool:
+    """Whether the job has left the lock without saying how its run ended."""
+    record = json.loads(lock.read_text())
+    return record.get("pid") == job_id and "status" not in record
+
+
+def _close_runs(locks: list[Path], reason: str) -> None:
+    """Closes runs in MLflow."""
+    if locks:
+        thread = threading.Thread(target=_close, args=(locks, reason), daemon=True)
         thread.start()
         thread.join(_CLOSE_WITHIN_S)
 

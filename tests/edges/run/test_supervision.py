@@ -98,6 +98,46 @@ def test_a_ctrl_c_of_the_terminal_reaches_the_job_once():
     assert (out.split(), process.returncode) == (["SIGTERM"], 7)
 
 
+def test_a_ctrl_c_of_the_terminal_reaches_a_job_in_a_group_of_its_own():
+    terminal, its_end = pty.openpty()
+
+    def take_terminal() -> None:
+        fcntl.ioctl(its_end, termios.TIOCSCTTY, 0)
+
+    process = started(f"os.setpgid(0, 0)\n{NAMING}", stdin=its_end, start_new_session=True, preexec_fn=take_terminal)
+    line(process, "supervisor")
+    line(process, "ready")
+    os.write(terminal, b"\x03")
+    assert process.stdout.readline() == "SIGINT\n"
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(60) == 7
+    os.close(terminal)
+    os.close(its_end)
+
+
+LOCKING = """
+    import json
+    from ssl_sec.edges.run.supervision import register_lock
+    with open({lock!r}, "w") as file:
+        json.dump({{"run_id": "it", "pid": {pid}, "uri": "sqlite:///no/such.db", **{more!r}}}, file)
+    from pathlib import Path
+    register_lock(Path({lock!r}))
+    os._exit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("pid", "more", "is_closed"),
+    [("os.getpid()", {}, True), ("os.getpid()", {"status": "FINISHED"}, False), ("1", {}, False)],
+)
+def test_a_job_that_a_library_ends_is_one_line_and_its_run_is_closed(pid, more, is_closed, tmp_path: Path):
+    process = started(LOCKING.format(lock=str(tmp_path / "lock"), pid=pid, more=more))
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert ("ended with exit code 1 before it could end its run" in err) == is_closed
+    assert (tmp_path / "lock").exists() != is_closed
+
+
 def test_a_job_ends_with_its_supervisor():
     process = started(NAMING)
     line(process, "supervisor")

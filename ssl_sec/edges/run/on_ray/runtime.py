@@ -163,18 +163,21 @@ def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | Non
     training = Call(trainer.fit)
     training.start()
     is_short, next_check = False, time.monotonic() + _SHORTAGE_CHECKS_S
+    cluster = ray.get_runtime_context().gcs_address
     idle_since: float | None = None
     while training.is_alive():
         training.join(0.2)
-        if not folder.is_stop_requested() or has_training_workers(folder):
+        has_ended = _has_ended(folder)
+        is_lost = folder.is_stop_requested() and _refusal(cluster) is not None  # ended by the signal that requests it
+        if not folder.is_stop_requested() or (has_training_workers(folder) and not has_ended and not is_lost):
             idle_since = None
-        elif not _has_ended(folder):
+        elif not has_ended:
             folder.write_outcome("stopped")
             return None
         else:
             # One worker had ended and another failed after it, so the controller waits to start all of them again.
             idle_since = idle_since or time.monotonic()
-            if time.monotonic() > idle_since + _CONTROLLER_ENDS_WITHIN_S:
+            if is_lost or time.monotonic() > idle_since + _CONTROLLER_ENDS_WITHIN_S:
                 return None
         if time.monotonic() > next_check:
             next_check = time.monotonic() + _SHORTAGE_CHECKS_S
@@ -231,7 +234,7 @@ def connect(address: str | None, name: str | None = None, **resources: Any) -> N
     os.environ.setdefault("RAY_worker_niceness", "0")
     _check_listening(address, key)
     logger.info("starting Ray on this machine" if address is None else "connecting to the Ray cluster")
-    with _own_signal_handlers():
+    with _own_signal_handlers(), _own_process_group():
         ray.init(
             address=address or "local",  # without an address Ray also tries clusters that ended, for minutes
             logging_level=logging.ERROR,
@@ -264,6 +267,23 @@ def _named_cluster() -> Iterator[None]:
     ENV_VARS_TO_PROPAGATE.update(own)
     with with_variables(own):
         yield
+
+
+@contextlib.contextmanager
+def _own_process_group() -> Iterator[None]:
+    """Puts the processes that are started into a group of their own.
+
+    A signal to the group of the job, as a closed terminal and `timeout` send it, would end Ray before the workers have
+    saved the state. A process that leads a session keeps its group.
+    """
+    group = os.getpgrp()
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.setpgid(0, group)
 
 
 @contextlib.contextmanager

@@ -122,16 +122,17 @@ def test_a_killed_worker_changes_nothing(cluster, digit_pairs, whole, tmp_path, 
     assert_bit_equal(run, whole)
 
 
-def test_ctrl_c_stops_the_run_and_one_worker_resumes_the_state_of_two(digit_pairs, alone, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_stops_the_run_and_one_worker_resumes_the_state_of_two(number, digit_pairs, alone, tmp_path):
     command = [sys.executable, "-m", "jobs.face", *RUN, digit_pairs, EXACT, f"output_dir={tmp_path}"]
     run = folder_of(tmp_path)
-    # A terminal sends Ctrl-C to all processes that the command has started.
+    # A terminal sends Ctrl-C to all processes of the command, as `timeout` and service managers send SIGTERM.
     driver = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         while steps_so_far(run) < 2:
             assert driver.poll() is None
             time.sleep(0.01)
-        os.killpg(driver.pid, signal.SIGINT)
+        os.killpg(driver.pid, number)
         output = driver.communicate(timeout=120)[1]
     finally:
         driver.kill()

@@ -213,18 +213,42 @@ def test_a_preemption_notice_is_seen_without_the_other_workers(monkeypatch):
     assert _is_preempted()
 
 
-@pytest.mark.parametrize("outcome", [None, "finished"])
-def test_a_stop_does_not_wait_for_workers_that_never_start_again(outcome, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("ssl_sec.edges.run.on_ray.runtime._CONTROLLER_ENDS_WITHIN_S", 0.5)
-    folder, is_over = RunFolder(tmp_path), threading.Event()
+@pytest.fixture
+def joined(monkeypatch):
+    """Something that listens at the address of the joined cluster."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address=address))
+        yield server
+
+
+def stopped(folder: RunFolder, outcome: str | None) -> BaseException | None:
+    """The failure of a run that is stopped while its controller waits without end."""
+    is_over = threading.Event()
     folder.stop_path.touch()
     if outcome is not None:
         folder.write_outcome(outcome)
     try:
-        assert _failure_of(SimpleNamespace(fit=is_over.wait), folder) is None
+        return _failure_of(SimpleNamespace(fit=is_over.wait), folder)
     finally:
         is_over.set()
+
+
+@pytest.mark.parametrize("outcome", [None, "finished"])
+def test_a_stop_does_not_wait_for_workers_that_never_start_again(outcome, joined, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("ssl_sec.edges.run.on_ray.runtime._CONTROLLER_ENDS_WITHIN_S", 0.5)
+    folder = RunFolder(tmp_path)
+    assert stopped(folder, outcome) is None
     assert folder.outcome() == (outcome or "stopped")
+
+
+@pytest.mark.parametrize("outcome", [None, "stopped"])
+def test_a_stop_does_not_wait_for_a_cluster_that_has_ended(outcome, joined, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("ssl_sec.edges.run.on_ray.runtime.has_training_workers", lambda folder: True)
+    joined.close()
+    folder = RunFolder(tmp_path)
+    assert stopped(folder, outcome) is None
+    assert folder.outcome() == "stopped"
 
 
 def test_an_address_without_a_cluster_is_one_line(monkeypatch):
