@@ -7,6 +7,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
 from ssl_sec.augment.views import unit_range
+from ssl_sec.modes import evaluating
 
 
 class FeatureMaps(NamedTuple):
@@ -47,12 +48,11 @@ def strongest_feature_maps(
     parameter = next(encoder.parameters(), None)
     if parameter is None:
         return None
-    was_training = encoder.training
     hooks = [module.register_forward_hook(keep) for module in encoder.modules()]
     try:
-        encoder.eval()(unit_range(images.to(parameter.device)).to(parameter.dtype))
+        with evaluating(encoder):
+            encoder(unit_range(images.to(parameter.device)).to(parameter.dtype))
     finally:
-        encoder.train(was_training)
         for hook in hooks:
             hook.remove()
     if not last:

@@ -12,6 +12,7 @@ from ssl_sec.data.image_set import EncodedImages, ImageSet
 from ssl_sec.data.loading import batches
 from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.errors import DataError
+from ssl_sec.modes import evaluating
 
 Corrupt = Callable[[Float[Tensor, "batch channels height width"], Int64[Tensor, " batch"]], Tensor]
 
@@ -48,17 +49,15 @@ def extract_features(
     # The last worker repeats images from the start so that all workers gather the same number of rows.
     padded = indices.repeat(-(-per_worker * world_size() // len(indices)))[: per_worker * world_size()]
     own = padded[rank() * per_worker : (rank() + 1) * per_worker]
-    was_training = encoder.training
-    encoder.eval()
     dtype = next((p.dtype for p in encoder.parameters()), torch.float32)
     features: list[Tensor] = []
     labels: list[Tensor] = []
-    for batch in batches(image_set, list(own.split(batch_size)), device, num_loader_workers):
-        images = unit_range(batch.images)
-        rows = encoder((images if corrupt is None else corrupt(images, batch.indices)).to(dtype))
-        features.append(rows if rows.dtype == torch.float64 else rows.float())
-        labels.append(batch.labels)
-    encoder.train(was_training)
+    with evaluating(encoder):
+        for batch in batches(image_set, list(own.split(batch_size)), device, num_loader_workers):
+            images = unit_range(batch.images)
+            rows = encoder((images if corrupt is None else corrupt(images, batch.indices)).to(dtype))
+            features.append(rows if rows.dtype == torch.float64 else rows.float())
+            labels.append(batch.labels)
     gathered = gather_rows(torch.cat(features)), gather_rows(torch.cat(labels))
     return gathered[0][: len(indices)], gathered[1][: len(indices)]
 

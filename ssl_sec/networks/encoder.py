@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ssl_sec.errors import ConfigError, first_line
+from ssl_sec.modes import evaluating
 
 
 class Encoder(nn.Module):
@@ -101,15 +102,13 @@ def why_not_taken(network: nn.Module, num_channels: int, image_size_px: int) -> 
         num_channels: channels of the images.
         image_size_px: side of the images.
     """
-    was_training = network.training
     weight = next(network.parameters(), torch.zeros(()))
     image = weight.new_zeros(1, num_channels, image_size_px, image_size_px)
     try:
-        network.eval()(image)
+        with evaluating(network):
+            network(image)
     except (ArithmeticError, AssertionError, RuntimeError, ValueError) as error:
         return first_line(error)
-    finally:
-        network.train(was_training)
     return None
 
 

@@ -29,6 +29,7 @@ from ssl_sec.losses.base import Loss
 from ssl_sec.losses.classes import classes_of, negative_pairs
 from ssl_sec.losses.generators.base import GlobalBatch, RatedLayers, RowGenerator, Shares, frozen, initialised
 from ssl_sec.losses.geometry import directions, root, squared_distances
+from ssl_sec.modes import evaluating
 from ssl_sec.settings import Range, check
 
 # Generated rows held at once. If there are more, they are computed again in the backward pass, part by part.
@@ -191,8 +192,5 @@ class HardnessAwareSynthesis(RowGenerator):
 
 def _as_evaluated(head: nn.Module, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows dim"]:
     """The head's embeddings of the features, computed as in evaluation."""
-    was_training = head.training
-    try:
-        return head.eval()(features)
-    finally:
-        head.train(was_training)
+    with evaluating(head):
+        return head(features)

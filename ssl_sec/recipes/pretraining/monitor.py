@@ -21,6 +21,7 @@ from ssl_sec.evaluation.online_probe import OnlineProbe
 from ssl_sec.evaluation.rank import alpha_req, rankme
 from ssl_sec.evaluation.splits import stratified_sample, stratified_split
 from ssl_sec.evaluation.uniformity import alignment, uniformity
+from ssl_sec.modes import evaluating
 from ssl_sec.networks import Encoder
 from ssl_sec.recipes.assembly import extractor
 from ssl_sec.recipes.pretraining.config import PretrainConfig
@@ -161,17 +162,16 @@ class Monitor:
     @torch.no_grad()
     def _embedded_views(self) -> tuple[Tensor, Tensor]:
         """Embeddings of two views of some images, on every worker; the workers take chunks of them in turn."""
-        runtime, was_training = self._runtime, self._network.training
+        runtime = self._runtime
         chunks = list(self._viewed.split(_CHUNK))
         turns = -(-len(chunks) // runtime.world_size)
         own = [(turn * runtime.world_size + runtime.rank) % len(chunks) for turn in range(turns)]
         loaded = batches(self._own.image_set, [chunks[number] for number in own], runtime.device, self._num_loaders)
-        self._network.eval()
         embedded: list[Tensor] = []
-        for number, batch in zip(own, loaded, strict=True):
-            views = self._views(batch.images, number, slice(0, len(batch.images)), len(batch.images))
-            embedded.append(self._network(views.to(self._dtype)))
-        self._network.train(was_training)
+        with evaluating(self._network):
+            for number, batch in zip(own, loaded, strict=True):
+                views = self._views(batch.images, number, slice(0, len(batch.images)), len(batch.images))
+                embedded.append(self._network(views.to(self._dtype)))
         # Dimensions: worker, turn, both views of the images of a chunk.
         gathered = gather_rows(torch.stack(embedded)).unflatten(0, (runtime.world_size, turns))
         in_order = gathered.transpose(0, 1).flatten(0, 1)[: len(chunks)]
