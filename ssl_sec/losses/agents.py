@@ -70,11 +70,15 @@ class AgentDistortion(nn.Module):
 
     @torch.no_grad()
     def forward(self, distortion: Scalar, bound: Scalar) -> None:
-        """Updates the averages with another batch, without waiting for the device."""
-        for average, value in ((self.distortion, distortion), (self.bound, bound)):
-            value = value.double()
-            average.copy_(torch.where(self.started, average.lerp(value, RATE), value))
-        self.started.fill_(True)
+        """Updates the averages with another batch, without waiting for the device.
+
+        A batch whose values are not finite, as after an overflow in half precision, leaves them as they were.
+        """
+        usable = distortion.isfinite() & bound.isfinite()
+        for average, value in ((self.distortion, distortion.double()), (self.bound, bound.double())):
+            moved = torch.where(self.started, average.lerp(value, RATE), value)
+            average.copy_(torch.where(usable, moved, average))
+        self.started.logical_or_(usable)
 
 
 def _start_anew(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:

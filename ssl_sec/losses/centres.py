@@ -4,7 +4,8 @@ With n_j rows x_i of class j in the batch, the centre of that class moves by
 
     Δμ_j = Σ_i (μ_j − x_i) / (1 + n_j),    μ_j ← μ_j − Δμ_j                        (SFT, Eq. 9; Wen et al. 2016)
 
-and the other centres stay. A centre starts at 0 and is 0 until its class is first seen.
+and the other centres stay, as does one that would not be finite, after an overflow in half precision. A centre starts
+at 0 and is 0 until its class is first seen.
 """
 
 from typing import cast
@@ -32,8 +33,7 @@ def move_centres(
     number, size = classes.number, classes.size.unsqueeze(1)
     sums = sum_rows(rows, number, len(rows))[number]
     own = centres[labels]
-    # Rows of one class write the same value.
-    centres.index_copy_(0, labels, own - (size * own - sums) / (1 + size))
+    _replace(centres, labels, own - (size * own - sums) / (1 + size))
 
 
 @torch.no_grad()
@@ -55,7 +55,15 @@ def pick_centres(
     largest = torch.zeros_like(draws).scatter_reduce(0, number, draws, "amax")[number]
     place = torch.arange(len(labels), device=labels.device)
     picked = torch.zeros_like(place).scatter_reduce(0, number, torch.where(draws == largest, place, 0), "amax")[number]
-    centres.index_copy_(0, labels, embeddings.to(centres.dtype)[picked])
+    _replace(centres, labels, embeddings.to(centres.dtype)[picked])
+
+
+def _replace(
+    centres: Float[Tensor, "classes dim"], labels: Int64[Tensor, " batch"], values: Float[Tensor, "batch dim"]
+) -> None:
+    """Replaces the centres by their new values, the same for all rows of a class, where these are finite."""
+    is_finite = values.isfinite().all(1, keepdim=True)
+    centres.index_copy_(0, labels, torch.where(is_finite, values, centres[labels]))
 
 
 def snapshot(values: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:

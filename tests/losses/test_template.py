@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from ssl_sec.losses import CContrastiveLoss, CenterLoss, CombinedLoss, CTripletLoss, SoftmaxLoss, tiles
 from ssl_sec.losses.agents import RATE, AgentDistortion, agent_distortion, agent_distortion_bound
@@ -85,6 +86,26 @@ def test_centres_come_to_rest_at_the_means():
     torch.testing.assert_close(loss.centres, means, rtol=1e-10, atol=1e-12)
 
 
+def test_centres_of_rows_that_overflowed_stay_and_the_training_goes_on():
+    """Under a GradScaler, which leaves out the step."""
+    loss, network, labels = CenterLoss(4, 8), nn.Linear(8, 8), torch.arange(12) // 3
+    optimiser, scaler = torch.optim.SGD(network.parameters(), lr=0.01), torch.amp.GradScaler("cpu")
+    values = []
+    for step in range(4):
+        optimiser.zero_grad()
+        before = loss.centres.clone()
+        with torch.autocast("cpu", torch.float16):
+            embeddings = network(rows(12, 8, seed=step).float())
+            if step == 1:
+                embeddings = torch.where(labels.unsqueeze(1) == 2, embeddings * 1e6, embeddings)
+            values.append(loss(embeddings, labels))
+        scaler.scale(values[-1]).backward()
+        scaler.step(optimiser)
+        scaler.update()
+        assert torch.equal((loss.centres != before).any(1), torch.arange(4) != (2 if step == 1 else -1))
+    assert torch.stack(values).isfinite().tolist() == [True, False, True, True]
+
+
 @given(seed=st.integers(0, 10_000), count=st.integers(2, 9), cut=st.integers(0, 9), near=st.floats(0, 1))
 def test_the_agents_distortion_and_its_bound_are_those_of_the_slow_loop(seed, count, cut, near):
     embeddings = rows(count, seed=seed)
@@ -123,6 +144,21 @@ def test_a_training_has_moving_averages_of_the_distortion(loss):
         assert found == pytest.approx(averages[-1], rel=1e-10)
     objective.eval()(rows(8, seed=9), LABELS, 3)
     assert objective.distortion.bound.item() == found[1]
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_batch_that_overflowed_does_not_move_these_averages(first):
+    objective, other = (Objective(CTripletLoss(NUM_CLASSES, DIM).double(), None, 0.0) for _ in range(2))
+    other.load_state_dict(objective.state_dict())
+    broken = rows(8)
+    broken[0, 0] = torch.inf
+    for each in [broken, rows(8)] if first else [rows(8), broken]:
+        objective(each, LABELS, 0)
+    other(rows(8), LABELS, 0)
+    for each in (objective, other):
+        each(rows(8, seed=1), LABELS, 1)
+    assert torch.equal(objective.distortion.distortion, other.distortion.distortion)
+    assert torch.equal(objective.distortion.bound, other.distortion.bound)
 
 
 def test_a_checkpoint_without_these_averages_is_resumed_and_one_with_them_exactly():

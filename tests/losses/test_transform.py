@@ -305,3 +305,14 @@ def test_the_repr_shows_the_settings():
     assert "balanced, picked centres" in repr(SphericalFeatureTransform(5, 4, centres="picked"))
     tails = SphericalFeatureTransform(5, 4, "translate", torch.tensor([1, 2]))
     assert "mode='translate', weight=0.2, 2 tail classes" in repr(tails)
+
+
+@pytest.mark.parametrize("mode", ["rotate", "translate"])
+@pytest.mark.parametrize("centres", ["mean", "picked"])
+def test_a_class_whose_row_overflowed_keeps_its_centre(mode, centres):
+    transform = with_centres(mode, centres=centres).train()
+    before, broken = transform.centres.clone(), rows(10, 4)
+    broken[2:4, 0] = math.inf
+    transform(broken, LABELS, 0)
+    assert torch.equal((transform.centres != before).any(1), torch.arange(5) != 1)
+    assert transform(rows(10, 4), LABELS, 1)[0].isfinite().all()

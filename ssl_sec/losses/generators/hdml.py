@@ -121,8 +121,9 @@ class HardnessAwareSynthesis(RowGenerator):
 
     @torch.no_grad()
     def observe(self, step: int, metric_loss: Float[Tensor, ""], generator_loss: Float[Tensor, ""]) -> None:
-        """Adds the losses to those of the epoch; after its last step they become the averages."""
-        self.sums += torch.stack([metric_loss, generator_loss])
+        """Adds finite losses to those of the epoch; after its last step they become the averages."""
+        losses = torch.stack([metric_loss, generator_loss])
+        self.sums += torch.where(losses.isfinite(), losses, 0.0)
         if (step + 1) % self.steps_per_epoch == 0:
             self.averages.copy_(self.sums / self.steps_per_epoch)
             self.sums.zero_()

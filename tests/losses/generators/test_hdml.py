@@ -184,6 +184,13 @@ def test_the_averages_are_those_of_the_last_whole_epoch():
     assert set(found.state_dict()) >= {"averages", "sums", "generator.0.weight", "classifier.0.weight"}
 
 
+def test_losses_that_overflowed_are_left_out_of_the_averages():
+    found = HardnessAwareSynthesis(CLASSES, FEATURES, DIM, steps_per_epoch=2)
+    for metric_loss in (math.nan, 3.0):
+        found.observe(0 if math.isnan(metric_loss) else 1, torch.tensor(metric_loss), torch.tensor(4.0))
+    assert found.averages.tolist() == [1.5, 4]
+
+
 def test_the_head_embeds_generated_rows_as_in_evaluation():
     """No row depends on another, and the running statistics are those of images."""
     embed = BatchNormLinearHead(FEATURES, DIM, dropout=0.5).double().train()
