@@ -4,7 +4,7 @@ import difflib
 import errno
 import re
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, cast
+from typing import ClassVar, cast, get_args
 
 _LONGEST_SHOWN = 400
 # The errors of a full disk, of a quota or a limit of size, and of storage that cannot be written.
@@ -89,6 +89,13 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
         return hint
     listed = names if len(names) <= 24 else [*names[:24], "…"]
     return f"{hint} allowed: {', '.join(listed)}".strip()
+
+
+def check_option(key: str, found: object, options: object) -> None:
+    """Raises a ConfigError that names the key and the nearest option, unless the value is one of a Literal's."""
+    allowed = get_args(options)
+    if not any(type(found) is type(option) and found == option for option in allowed):
+        raise ConfigError(f"{key}: found {shown(found)}; {nearest(str(found), map(str, allowed))}")
 
 
 def printable(name: str) -> str:

@@ -30,7 +30,7 @@ from typing import (
     get_type_hints,
 )
 
-from ssl_sec.errors import ConfigError, nearest, printable, shown
+from ssl_sec.errors import ConfigError, check_option, nearest, printable, shown
 
 T = TypeVar("T")
 
@@ -327,8 +327,7 @@ def _value(hint: Any, value: Any, path: str) -> Any:
     if origin in (Union, types.UnionType):
         return _member(options, value, path)
     if origin is Literal:
-        if not any(type(value) is type(option) and value == option for option in options):
-            raise ConfigError(f"{path}: found {shown(value)}; {nearest(str(value), map(str, options))}")
+        check_option(path, value, hint)
         return value
     if origin is tuple:
         if not isinstance(value, Sequence) or isinstance(value, str):

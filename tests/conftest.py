@@ -3,6 +3,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
@@ -37,6 +38,12 @@ def pytest_ignore_collect(collection_path, config):
         return None
     is_wanted = GPU_TESTS.is_relative_to(collection_path) or collection_path.is_relative_to(GPU_TESTS)
     return None if is_wanted else True
+
+
+@pytest.fixture
+def unchecked_types(monkeypatch):
+    """Without the checks of types, as outside of the tests: where the code has checks of its own."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from ssl_sec.data.class_splits import require_disjoint
 from ssl_sec.data.decode import AS_THEY_ARE, EXTENSIONS, UNREAD_EXTENSIONS, Decoding
 from ssl_sec.data.image_set import UNLABELLED, ImageSet, Split
 from ssl_sec.data.stores import FileStore, from_store
-from ssl_sec.errors import DataError, MissingDataError, first_line, printable
+from ssl_sec.errors import DataError, MissingDataError, check_option, first_line, printable
 
 logger = logging.getLogger("ssl_sec.data")
 
@@ -50,6 +50,7 @@ def open_folder(
         DataError: there are no images or no classes, a class without images, one that is unknown to `train` (or, of
             classes that are not shared, known to it), a link that leads out of `root`, or an image that cannot be read.
     """
+    check_option("split", split, Split)
     root = Path(root)
     try:
         train, held_out = _find_splits(root)

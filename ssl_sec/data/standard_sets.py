@@ -6,11 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ssl_sec.data.image_set import (
-    ResidentImages,
-    Split,
-)
-from ssl_sec.errors import DataError, MissingDataError, first_line
+from ssl_sec.data.image_set import ResidentImages, Split
+from ssl_sec.errors import DataError, MissingDataError, check_option, first_line
 from ssl_sec.files import locked
 
 DIGITS_SPLIT_SEED = 0
@@ -25,6 +22,7 @@ def open_digits(split: Split) -> ResidentImages:
     Their values of 0-16 are scaled to 0-255 and rounded. The set has no official split: a fifth of each class
     (360 images) is the test split, drawn with a fixed seed.
     """
+    check_option("split", split, Split)
     # Imported late: it would take a quarter of the time of importing this module.
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -96,6 +94,7 @@ def _open_cifar(dataset: Any, name: str, split: Split, root: Path, download: boo
 
 
 def _open_torchvision(dataset: Any, name: str, split: Split, root: Path, download: bool) -> Any:
+    check_option("split", split, Split)
     try:
         if download:
             root.mkdir(parents=True, exist_ok=True)

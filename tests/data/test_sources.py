@@ -18,6 +18,7 @@ from ssl_sec.data.decode import Decoding
 from ssl_sec.data.folders import open_folder
 from ssl_sec.data.image_set import UNLABELLED, EncodedImages, ResidentImages
 from ssl_sec.data.parquet.opening import open_parquet
+from ssl_sec.data.shards.opening import open_webdataset
 from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits, open_mnist
 from ssl_sec.data.stores import limit_images
 from ssl_sec.errors import ConfigError, DataError, MissingDataError
@@ -100,6 +101,22 @@ def test_mnist(tmp_path):
         (folder / "train-images-idx3-ubyte").write_bytes(content)
         message = line(lambda: open_mnist("train", tmp_path, download=False), MissingDataError)
         assert f"mnist: {folder} is missing or incomplete; set data.download=true" in message
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("split", ["training", "val", "Train"])
+def test_an_unknown_split_is_refused(tmp_path, split):
+    openers = [
+        open_digits,
+        lambda split: open_cifar10(split, tmp_path, download=False),
+        lambda split: open_mnist(split, tmp_path, download=False),
+        lambda split: open_folder(split, tmp_path),
+        lambda split: open_parquet(split, tmp_path / "a.parquet", tmp_path / "b.parquet"),
+        lambda split: open_webdataset(split, tmp_path / "a.tar", tmp_path / "b.tar"),
+    ]
+    for opener in openers:
+        message = line(lambda opener=opener: opener(split), ConfigError)
+        assert message.startswith(f"split: found '{split}'; ") and message.endswith("allowed: test, train")
 
 
 def test_missing_cifar(tmp_path, monkeypatch):

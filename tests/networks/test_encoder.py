@@ -1,4 +1,3 @@
-import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -28,7 +27,7 @@ def test_the_scaling_is_not_in_the_state_dict():
     assert encoder.double().mean.dtype == torch.float64
 
 
-def test_pixels_from_0_to_255_are_refused(monkeypatch):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # checks types in tests alone
+@pytest.mark.usefixtures("unchecked_types")
+def test_pixels_from_0_to_255_are_refused():
     with pytest.raises(TypeError, match=r"^images: found torch.uint8, must be floats in \[0, 1\], as images.float\(\)"):
         Encoder(nn.Flatten(), 48)(torch.zeros(2, 3, 4, 4, dtype=torch.uint8))

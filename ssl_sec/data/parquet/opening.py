@@ -13,7 +13,7 @@ from ssl_sec.data.image_set import CACHE_FOLDER, ImageSet, Locations, Split
 from ssl_sec.data.parquet.columns import NAMED_AS_USUAL, Columns
 from ssl_sec.data.shards.streamed import streamed
 from ssl_sec.data.stores import ArrowStore, decode_all, first_shape, from_store, mapped_table
-from ssl_sec.errors import MissingDataError
+from ssl_sec.errors import MissingDataError, check_option
 
 
 def open_parquet(
@@ -50,6 +50,7 @@ def open_parquet(
     from ssl_sec.data.parquet.blocks import RowGroups
     from ssl_sec.data.shards.locations import require_apart
 
+    check_option("split", split, Split)
     locations = train if split == "train" else test
     if locations is None:
         raise MissingDataError(f"parquet: no files for the {split} split; set data.{split}")

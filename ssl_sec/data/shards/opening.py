@@ -12,7 +12,7 @@ from ssl_sec.data.decode import AS_THEY_ARE, Decoding
 from ssl_sec.data.image_set import CACHE_FOLDER, UNLABELLED, ImageSet, Locations, Split, check_num_classes
 from ssl_sec.data.shards.streamed import streamed
 from ssl_sec.data.stores import decode_all, first_shape, from_store
-from ssl_sec.errors import ConfigError, MissingDataError
+from ssl_sec.errors import ConfigError, MissingDataError, check_option
 
 logger = logging.getLogger("ssl_sec.data")
 
@@ -45,6 +45,7 @@ def open_webdataset(
     from ssl_sec.data.shards import tar  # Arrow, which few other sets need
     from ssl_sec.data.shards.locations import find_files, require_apart
 
+    check_option("split", split, Split)
     locations = train if split == "train" else test
     if locations is None:
         raise MissingDataError(f"webdataset: no files for the {split} split; set data.{split}")
