@@ -31,8 +31,18 @@ _SHARED_DRAWS = frozenset({"order", "forward_input_shape"})
 def unit_range(
     images: UInt8[Tensor, "batch channels height width"],
 ) -> Float[Tensor, "batch channels height width"]:
-    """Pixels 0-255 as float32 in [0, 1]."""
+    """Pixels 0-255 as float32 in [0, 1].
+
+    Raises:
+        TypeError: they are not uint8, as pixels in [0, 1] are not.
+    """
+    _require_pixels(images)
     return images.float() / 255
+
+
+def _require_pixels(images: Tensor) -> None:
+    if images.dtype != torch.uint8:
+        raise TypeError(f"images: found {images.dtype}, must be uint8 from 0 to 255, as (images * 255).byte() is")
 
 
 def already_cropped(
@@ -170,6 +180,7 @@ class FusedSimCLRAugmentation(SimCLRAugmentation):
         """The views of this worker's rows of the global batch, all first views before all second ones."""
         from ssl_sec.augment.fused import fused_views  # Triton is not installed on every machine
 
+        _require_pixels(images)
         global_shape = torch.Size((global_batch_size, *images.shape[1:]))
         drawn = [_rows_of(self._draw(global_shape, step, view), rows, len(images)) for view in range(self.num_views)]
         numbers = torch.cat([self._numbers(draws) for draws in drawn], dim=1)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssl_sec.augment.config import AugmentConfig, CropConfig
-from ssl_sec.augment.views import already_cropped, unit_range
+from ssl_sec.augment.views import FlipAugmentation, already_cropped, unit_range
 from ssl_sec.errors import ConfigError
 
 BATCH = 12
@@ -262,3 +262,12 @@ def test_the_kernel_makes_no_blur_and_no_solarisation(monkeypatch):
         asked = AugmentConfig(fused=True, **{option: 0.5})
         with pytest.raises(ConfigError, match=r"augment\.fused: found true"):
             asked.build(32, 3, 0, device=torch.device("cuda"))
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_images_other_than_pixels_from_0_to_255_are_refused(dtype):
+    flip = FlipAugmentation(seed=0, flip_probability=0.5)
+    for make in (unit_range, lambda images: flip(images, 0, slice(0, 2), 2)):
+        with pytest.raises(TypeError, match=f"^images: found {dtype}, must be uint8 from 0 to 255, as "):
+            make(torch.zeros(2, 3, 4, 4, dtype=dtype))
