@@ -40,6 +40,25 @@ def as_same(same: Same) -> Bool[Tensor, " pairs"]:
     return values == 1
 
 
+def as_labels(what: str, labels: Labels) -> Int64[Tensor, " images"]:
+    """Labels as a tensor of int64.
+
+    Args:
+        what: their name in messages.
+        labels: class of each image, any type of whole numbers.
+
+    Raises:
+        DataError: they are of another type, or not one number for each image.
+    """
+    classes = as_tensor(labels)
+    if classes.ndim != 1:
+        raise DataError(f"{what}: found labels of shape {list(classes.shape)}, must be [images]")
+    if classes.is_floating_point() or classes.is_complex() or classes.dtype == torch.bool:
+        found = str(classes.dtype).removeprefix("torch.")
+        raise DataError(f"{what}: found labels of type {found}, must be whole numbers")
+    return classes.long()
+
+
 def as_labelled(
     what: str, features: Rows, labels: Labels, num_classes: int | None = None
 ) -> tuple[Float[Tensor, "images dim"], Int64[Tensor, " images"]]:
@@ -60,10 +79,7 @@ def as_labelled(
             f"{what}: found features of shape {list(rows.shape)} and labels of shape {list(classes.shape)}, must be "
             "[images, dim] and [images], one image or more"
         )
-    if classes.is_floating_point() or classes.is_complex() or classes.dtype == torch.bool:
-        found = str(classes.dtype).removeprefix("torch.")
-        raise DataError(f"{what}: found labels of type {found}, must be whole numbers")
-    classes = classes.long()
+    classes = as_labels(what, classes)
     lowest, highest = (int(end) for end in classes.aminmax())
     if lowest < 0 or (num_classes is not None and highest >= num_classes):
         allowed = "≥ 0" if num_classes is None else f"in [0, {num_classes - 1}] (num_classes)"

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.arrays import Embeddings, Labels, as_tensor, unit_rows
+from ssl_sec.evaluation.arrays import Embeddings, Labels, as_labels, as_tensor, unit_rows
 
 # Iterations after which k-means compares the assignments with those before: an assignment costs nearly an iteration.
 _ITERATIONS_A_LOOK = 10
@@ -29,9 +29,9 @@ def nmi_f1(assignments: Labels, labels: Labels) -> tuple[float, float]:
         labels: class of each image; any whole numbers.
 
     Raises:
-        DataError: the numbers of images differ, or there are none.
+        DataError: the numbers of images differ, there are none, or the values are no whole numbers.
     """
-    clusters, classes = (as_tensor(each).cpu().long() for each in (assignments, labels))
+    clusters, classes = as_labels("clustering, assignments", assignments).cpu(), as_labels("clustering", labels).cpu()
     if len(clusters) != len(classes) or len(classes) == 0:
         raise DataError(
             f"clustering: {len(clusters)} assignments for {len(classes)} labels; allowed: as many, 1 or more"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ssl_sec.batch import Batch
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.arrays import Embeddings, Labels, Selection, as_tensor, tiles, unit_rows
+from ssl_sec.evaluation.arrays import Embeddings, Labels, Selection, as_labels, as_tensor, tiles, unit_rows
 from ssl_sec.seeding import derived_seed
 
 # Number of images that a run shows with their neighbours.
@@ -72,17 +72,17 @@ def recall_at_k(
 
     Raises:
         ConfigError: a k is below 1.
-        DataError: the number of labels is not that of embeddings, `query` does not fit them or has an index twice, or
-            there are no queries or no gallery.
+        DataError: labels are no whole numbers, or not as many as embeddings, `query` does not fit them or has an index
+            twice, or there are no queries or no gallery.
     """
     ks = list(ks)
     for k in ks:
         if k < 1:
             raise ConfigError(f"Recall@K with k = {k}; allowed: 1 or more")
-    embeddings, labels = as_tensor(embeddings), as_tensor(labels)
+    embeddings, labels = as_tensor(embeddings), as_labels("retrieval", labels)
     if len(labels) != len(embeddings):
         raise DataError(f"retrieval: {len(labels)} labels for {len(embeddings)} embeddings")
-    labels = labels.to(embeddings.device, torch.int64)
+    labels = labels.to(embeddings.device)
     order = labels.argsort(stable=True)
     queries = gallery = _Images(unit_rows(embeddings.double())[order], labels[order], order)
     if query is not None:
@@ -102,7 +102,7 @@ def num_without_positive(labels: Labels, query: Selection | None = None) -> int:
         labels: class of each image.
         query: mask or indices of the queries, as for `recall_at_k`.
     """
-    labels = as_tensor(labels).cpu()
+    labels = as_labels("retrieval", labels).cpu()
     if query is None:
         _, numbers, sizes = labels.unique(return_inverse=True, return_counts=True)
         return int((sizes[numbers] == 1).sum())

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ssl_sec.collectives import gather_rows, own_rows, sum_over_workers
 from ssl_sec.losses.agents import AgentDistortion, agent_distortion, agent_distortion_bound
-from ssl_sec.losses.base import Loss
+from ssl_sec.losses.base import Loss, require_labels
 from ssl_sec.losses.contrastive import TeacherLoss
 from ssl_sec.losses.generators.base import GlobalBatch, RowGenerator
 from ssl_sec.losses.geometry import GradScaleBy, grad_scale, in_full_precision, norms
@@ -118,7 +118,11 @@ class Objective(nn.Module):
             features: the backbone's features of the same rows; a generator needs them.
             head: features -> raw embeddings; a generator needs it.
             targets: a teacher's raw rows of the same views; a `TeacherLoss` needs them.
+
+        Raises:
+            TypeError: `labels` are not one whole number for each row.
         """
+        require_labels("Objective", embeddings, labels)
         own = in_full_precision(embeddings)
         rows, labels = gather_rows(own), gather_rows(labels.long())
         # The losses take these rows. The constraint takes the rows themselves: its gradient is not scaled.

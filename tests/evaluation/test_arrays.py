@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch.nn import functional
 
+from ssl_sec.errors import DataError
 from ssl_sec.evaluation.arrays import unit_rows
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.knn import knn_top1
+from ssl_sec.evaluation.retrieval import recall_at_k
 from ssl_sec.evaluation.uniformity import alignment, uniformity
 
 
@@ -27,6 +29,22 @@ def test_rows_without_a_direction():
     found = unit_rows(torch.tensor([[0.0, 0.0], [torch.inf, 1.0], [torch.nan, 1.0]]))
     assert found[0].tolist() == [0, 0] and found[1:].isnan().any(1).all()
     assert unit_rows(torch.zeros(0, 3)).shape == (0, 3)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(
+    "measure", [lambda rows, labels: recall_at_k(rows, labels, [1]), lambda _, labels: nmi_f1(labels, labels)]
+)
+def test_labels_that_are_no_whole_numbers_one_an_image_are_refused(rows, measure):
+    embeddings, labels = rows
+    for wrong, found in (
+        (labels / 10, "type float32, must be whole numbers"),
+        ((labels / 10).numpy(), "type float32, must be whole numbers"),
+        (labels > 2, "type bool, must be whole numbers"),
+        (labels.unsqueeze(1), r"shape \[60, 1\], must be \[images\]"),
+    ):
+        with pytest.raises(DataError, match=f": found labels of {found}"):
+            measure(embeddings, wrong)
 
 
 @pytest.mark.parametrize("scale", [1e-36, 1e-14, 1e20, 1e36])

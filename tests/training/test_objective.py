@@ -44,6 +44,14 @@ def test_the_total_is_the_loss_plus_eta_times_the_constraint():
     assert torch.equal(terms.norms, norms(embeddings))
 
 
+@pytest.mark.usefixtures("unchecked_types")
+def test_labels_that_are_no_whole_numbers_one_a_row_are_refused():
+    labels = torch.arange(4).repeat(2)
+    for wrong in (labels + 0.3, labels.tolist(), labels.unsqueeze(1), labels[:5]):
+        with pytest.raises(TypeError, match=r"^Objective: found float32\[8, 5\] and .* one whole number a row"):
+            Objective(NTXentLoss(), None, 0.0)(torch.randn(8, 5), wrong, step=0)
+
+
 def test_without_a_constraint_the_total_is_the_loss():
     embeddings = torch.randn(8, 5, requires_grad=True)
     labels = torch.arange(4).repeat(2)
