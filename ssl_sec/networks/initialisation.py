@@ -2,6 +2,9 @@
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]
+
+from ssl_sec.settings import Range
 
 
 def he_normal_(backbone: nn.Module) -> None:
@@ -17,17 +20,22 @@ def he_normal_(backbone: nn.Module) -> None:
 def cut_(network: nn.Module, cut: float) -> None:
     """Divides the weights and biases of all convolutions and linear layers (cut-initialisation, Draganov et al. 2025).
 
+    Those of attention are linear layers, too. A weight of several layers is divided once.
+
     The norms of the embeddings become smaller. Batch norm undoes the cut of a layer before it, whose weights then turn
     faster at the same learning rate.
 
     Args:
         network: the network with its initial weights; changed in place.
         cut: divisor c > 0; 1 changes nothing.
+
+    Raises:
+        ConfigError: `cut` is outside its range.
     """
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            for weight in module.parameters(recurse=False):
-                weight.div_(cut)
+    Range(gt=0).check("cut", cut)
+    layers = [layer for layer in network.modules() if isinstance(layer, _ConvNd | nn.Linear | nn.MultiheadAttention)]
+    for weight in {weight for layer in layers for weight in layer.parameters(recurse=False)}:
+        weight.div_(cut)
 
 
 def caffe_xavier_(layer: nn.Conv2d | nn.Linear, bias: float = 0.0) -> None:

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from ssl_sec.errors import ConfigError
 from ssl_sec.networks import resnet
 from ssl_sec.networks.encoder import Encoder, Network
 from ssl_sec.networks.heads import ProjectionHead
@@ -33,3 +34,21 @@ def test_a_cut_divides_the_norms_of_the_embeddings():
     images = torch.rand(8, 3, 16, 16, dtype=torch.float64)
     lengths = [each(images).embeddings.norm(dim=1).mean().item() for each in (plain, cut)]
     assert lengths[1] == pytest.approx(lengths[0] / 3, rel=0.02)
+
+
+def test_layers_of_every_kind_are_cut_once():
+    first, tied = nn.Linear(4, 4), nn.Linear(4, 4)
+    tied.weight = first.weight
+    attention, separate = nn.MultiheadAttention(4, 2), nn.MultiheadAttention(4, 2, kdim=3, vdim=5)
+    convolutions = (nn.Conv1d(2, 4, 1), nn.Conv3d(2, 4, 1), nn.ConvTranspose2d(2, 4, 2))
+    layers = nn.ModuleList([first, tied, attention, separate, *convolutions])
+    plain = [weight.detach().clone() for weight in layers.parameters()]
+    cut_(layers, 4.0)
+    for before, after in zip(plain, layers.parameters(), strict=True):
+        assert torch.equal(after, before / 4)
+
+
+@pytest.mark.parametrize("cut", [0.0, -1.0])
+def test_a_cut_outside_its_range_is_refused(cut):
+    with pytest.raises(ConfigError, match=f"^cut: found {cut}, must be > 0"):
+        cut_(nn.Linear(1, 1), cut)
