@@ -1,4 +1,8 @@
-"""Optimisers over groups of parameters, with learning rates that follow the global step."""
+"""Optimisers over groups of parameters, with learning rates that follow the global step.
+
+They begin with a learning rate of 0, so that nothing trains at a wrong rate: `set_learning_rate` sets it, before every
+step, or once for a constant rate and before one of torch's schedulers is made, which follows the rate that it finds.
+"""
 
 from collections.abc import Iterable
 from typing import cast
@@ -51,9 +55,6 @@ def rated_groups(modules: Iterable[nn.Module], learning_rate: float) -> list[Par
 
 def _rated_layers(modules: Iterable[nn.Module]) -> list[RatedLayers]:
     return [layers for module in modules for layers in module.modules() if isinstance(layers, RatedLayers)]
-
-
-# The rate is set at every step; until then it is 0, so that nothing trains at a wrong rate.
 
 
 def sgd(groups: list[ParameterGroup], momentum: float) -> Optimizer:

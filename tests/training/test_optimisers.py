@@ -41,6 +41,17 @@ def test_an_optimiser_whose_rate_was_never_set_does_not_train(build):
     assert torch.equal(model.weight, before)
 
 
+@pytest.mark.parametrize("build", [sgd, lars])
+def test_a_scheduler_of_torch_follows_the_rate_that_was_set_before(build):
+    optimiser = build(parameter_groups([network()], 0.1), momentum=0.9)
+    set_learning_rate(optimiser, 0.4)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 10)
+    for _ in range(5):
+        optimiser.step()
+        scheduler.step()
+    assert [group["lr"] for group in optimiser.param_groups] == pytest.approx([0.2, 0.2])
+
+
 def test_sgd_decays_before_its_momentum():
     model = nn.Linear(1, 1).double()
     with torch.no_grad():
