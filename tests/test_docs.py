@@ -11,6 +11,7 @@ import pytest
 
 import ssl_sec
 from docs import tables
+from ssl_sec import losses
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.study.plan import read_study
 from ssl_sec.edges.submit.orders import expand_sweep
@@ -98,16 +99,33 @@ def test_tests_named_in_faults_exist():
         assert any(f"def {test}(" in text or not test for text in texts), f"{file}::{test}"
 
 
+def referred(part):
+    """Module -> the names of it that are listed, None for all, in a part of the reference."""
+    entries = re.findall(r"^::: ([\w.]+)\n(?:    options:\n(?:      members: \[(.*)\])?)?", part, re.MULTILINE)
+    return {module: listed.split(", ") if listed else None for module, listed in entries}
+
+
 def test_every_name_of_the_package_is_in_the_reference():
-    page = (ROOT / "docs" / "reference.md").read_text()
-    entries = re.findall(r"^::: ([\w.]+)\n(?:    options:\n(?:      members: \[(.*)\])?)?", page, re.MULTILINE)
-    members = {module: listed.split(", ") if listed else None for module, listed in entries}
+    members = referred((ROOT / "docs" / "reference.md").read_text())
     for name in set(ssl_sec.__all__) - {"__version__"}:
         home = getattr(ssl_sec, name).__module__
         offered = [module for module in members if home == module or home.startswith(f"{module}.")]
         assert any(
             name in (members[module] or getattr(import_module(module), "__all__", [name])) for module in offered
         ), f"{home}.{name}"
+
+
+def test_every_name_of_the_reference_is_in_the_package():
+    _, *parts = (ROOT / "docs" / "reference.md").read_text().split("\n## ")
+    for part in parts:
+        title = part.partition("\n")[0]
+        for place, listed in {} if title == "Configuration of a run" else referred(part).items():
+            module = import_module(place)
+            own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == place]
+            names = listed or getattr(module, "__all__", [name for name in own if not name.startswith("_")])
+            offering = [ssl_sec, losses] if title == "Losses" and ".generators." not in place else [ssl_sec]
+            for name in names:
+                assert all(getattr(package, name) is getattr(module, name) for package in offering), (place, name)
 
 
 @pytest.mark.parametrize("paper", list_papers())
