@@ -5,14 +5,18 @@ d²_ij = ‖f̂_i − f̂_j‖² = 2 − 2 s_ij. A zero row has no direction: it
 identity, so that one dead row can neither yield a NaN nor a gradient without bound.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ssl_sec.errors import check_option
+from ssl_sec.settings import Range
+
 # The norms that GradScale uses: each row's own, or the mean of the batch.
 GradScaleBy = Literal["rows", "batch"]
+_GRAD_SCALE_BY = get_args(GradScaleBy)
 
 
 def in_full_precision(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
@@ -84,9 +88,15 @@ def grad_scale(
         power: p ≥ 0; 0 changes nothing.
         by: "rows", or "batch" to take the mean norm of all rows in place of ‖f_i‖: the steps grow with the norms as
             with "rows", and the rows keep their relative weights.
+
+    Raises:
+        ConfigError: `power` or `by` is not allowed.
     """
     if power == 0:
         return embeddings
+    if power < 0 or by not in _GRAD_SCALE_BY:  # the checks themselves would break a compiled graph
+        Range(ge=0).check("power", power)
+        check_option("by", by, GradScaleBy)
     scaled = _GradScale.apply(embeddings, power, by)
     assert isinstance(scaled, Tensor)
     return scaled

@@ -6,13 +6,14 @@ from typing import Annotated, Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, check_option
 from ssl_sec.networks.backbones.light_cnn import MFM_BIAS, max_feature_map
 from ssl_sec.networks.dropout import GlobalDropout
 from ssl_sec.networks.initialisation import caffe_xavier_
 from ssl_sec.settings import BelowOne, Range
 
 Dim = Annotated[int, Range(ge=1, le=2**20)]
+Initial = Literal["zeros", "normal"]
 
 
 class ProjectionHead(nn.Module):
@@ -95,7 +96,8 @@ class LinearClassifier(LinearHead):
         initial: the initial weights; biases are 0.
     """
 
-    def __init__(self, num_features: int, dim: Dim, initial: Literal["zeros", "normal"] = "zeros") -> None:
+    def __init__(self, num_features: int, dim: Dim, initial: Initial = "zeros") -> None:
+        check_option("initial", initial, Initial)
         super().__init__(num_features, dim)
         nn.init.zeros_(self.fc.bias)
         if initial == "zeros":

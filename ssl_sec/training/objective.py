@@ -15,6 +15,7 @@ from jaxtyping import Float, Int64, Integer
 from torch import Tensor, nn
 
 from ssl_sec.collectives import gather_rows, own_rows, sum_over_workers
+from ssl_sec.errors import check_option
 from ssl_sec.losses.agents import AgentDistortion, agent_distortion, agent_distortion_bound
 from ssl_sec.losses.base import Loss, require_labels
 from ssl_sec.losses.contrastive import TeacherLoss
@@ -23,6 +24,7 @@ from ssl_sec.losses.geometry import GradScaleBy, grad_scale, in_full_precision, 
 from ssl_sec.losses.spherical import SphericalConstraint
 from ssl_sec.losses.template import AgentLoss, CenterLoss
 from ssl_sec.losses.transform import SphericalFeatureTransform
+from ssl_sec.settings import Range
 from ssl_sec.training.schedules import Constant, Schedule
 
 Transform = SphericalFeatureTransform | RowGenerator
@@ -70,9 +72,9 @@ class Objective(nn.Module):
     Args:
         loss: any loss of `ssl_sec.losses`; a `TeacherLoss` also takes a teacher's rows.
         constraint: the norm constraint; None for none.
-        eta: weight of the constraint: a number, or a function of the global step.
+        eta: weight of the constraint: a number ≥ 0, or a function of the global step.
         transform: transform or generator of further rows; None for none.
-        grad_scale: exponent p of GradScale, for the gradients of the loss but not of the constraint; see
+        grad_scale: exponent p ≥ 0 of GradScale, for the gradients of the loss but not of the constraint; see
             `ssl_sec.losses.geometry.grad_scale`.
         grad_scale_by: the norms that GradScale uses.
 
@@ -90,6 +92,10 @@ class Objective(nn.Module):
         grad_scale_by: GradScaleBy = "rows",
     ) -> None:
         super().__init__()
+        if not callable(eta):
+            Range(ge=0).check("eta", eta)
+        Range(ge=0).check("grad_scale", grad_scale)
+        check_option("grad_scale_by", grad_scale_by, GradScaleBy)
         self.loss = loss
         self.constraint = constraint
         self.eta = eta if callable(eta) else Constant(eta)

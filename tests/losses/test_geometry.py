@@ -1,10 +1,12 @@
 import pytest
 import torch
 
+from ssl_sec.errors import ConfigError
 from ssl_sec.losses import ContrastiveLoss, TripletLoss
 from ssl_sec.losses.geometry import (
     angles,
     directions,
+    grad_scale,
     in_full_precision,
     inner_products,
     norms,
@@ -169,3 +171,14 @@ def test_a_second_derivative_is_right_or_refused(case):
     (second,) = torch.autograd.grad((first * direction).sum(), embeddings)
     before, after = (gradient((embeddings.detach() + step * direction).requires_grad_()) for step in (-1e-6, 1e-6))
     torch.testing.assert_close(second, (after - before) / 2e-6, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_values_of_grad_scale_that_are_not_allowed_are_refused():
+    for power, by, message in (
+        (1.0, "row", "by: found 'row'; did you mean 'rows'?"),
+        (-1.0, "rows", "power: found -1"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            grad_scale(torch.ones(2, 3), power, by)
+        assert str(caught.value).startswith(message)

@@ -2,10 +2,18 @@ import pytest
 import torch
 from torch import nn
 
+from ssl_sec.errors import ConfigError
 from ssl_sec.losses import SphericalConstraint
 from ssl_sec.losses.geometry import norms
 from ssl_sec.networks.batch_norm import GlobalBatchNorm, globalise_batch_norm
-from ssl_sec.networks.heads import BatchNormLinearHead, LinearBatchNormHead, LinearHead, MaxoutHead, ProjectionHead
+from ssl_sec.networks.heads import (
+    BatchNormLinearHead,
+    LinearBatchNormHead,
+    LinearClassifier,
+    LinearHead,
+    MaxoutHead,
+    ProjectionHead,
+)
 from ssl_sec.training.optimisers import parameter_groups
 
 
@@ -141,3 +149,9 @@ def test_the_spherical_constraint_acts_through_batch_norm_after_a_linear_layer()
         SphericalConstraint()(head(features)).backward()
         optimiser.step()
     assert SphericalConstraint()(head(features)).item() < 0.9 * before
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_unknown_initial_weights_of_a_classifier_are_refused():
+    with pytest.raises(ConfigError, match="^initial: found 'zero'; did you mean 'zeros'?"):
+        LinearClassifier(4, 2, initial="zero")

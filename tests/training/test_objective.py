@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from ssl_sec.collectives import average_gradients, average_parameter_gradients, own_rows
+from ssl_sec.errors import ConfigError
 from ssl_sec.losses import (
     CenterLoss,
     CombinedLoss,
@@ -50,6 +51,20 @@ def test_labels_that_are_no_whole_numbers_one_a_row_are_refused():
     for wrong in (labels + 0.3, labels.tolist(), labels.unsqueeze(1), labels[:5]):
         with pytest.raises(TypeError, match=r"^Objective: found float32\[8, 5\] and .* one whole number a row"):
             Objective(NTXentLoss(), None, 0.0)(torch.randn(8, 5), wrong, step=0)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"eta": -1.0}, "eta: found -1.0, must be ≥ 0"),
+        ({"grad_scale": -1.0}, "grad_scale: found -1.0, must be ≥ 0"),
+        ({"grad_scale_by": "norms"}, "grad_scale_by: found 'norms'; allowed: batch, rows"),
+    ],
+)
+def test_a_value_outside_its_range_is_refused(values, message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        Objective(NTXentLoss(), SphericalConstraint(), **{"eta": 1.0, **values})
 
 
 def test_without_a_constraint_the_total_is_the_loss():

@@ -10,7 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ssl_sec.errors import check_option
 from ssl_sec.networks.initialisation import he_normal_
+from ssl_sec.settings import check
+
+Stem = Literal["cifar", "imagenet"]
 
 # Depth -> torchvision's block, and the number of blocks in each stage.
 LAYERS: dict[int, tuple[Literal["BasicBlock", "Bottleneck"], tuple[int, int, int, int]]] = {
@@ -39,12 +43,12 @@ class ResNet(nn.Module):
         num_channels: channels of the images, 1 or 3.
     """
 
-    def __init__(
-        self, depth: int, stem: Literal["cifar", "imagenet"], width: float = 1.0, num_channels: int = 3
-    ) -> None:
+    def __init__(self, depth: int, stem: Stem, width: float = 1.0, num_channels: int = 3) -> None:
         from torchvision.models.resnet import BasicBlock, Bottleneck  # torchvision takes two seconds to import
 
         super().__init__()
+        check(depth in LAYERS, "depth", depth, "18, 34 or 50")
+        check_option("stem", stem, Stem)
         name, repeats = LAYERS[depth]
         block = BasicBlock if name == "BasicBlock" else Bottleneck
         planes = stage_planes(width)
@@ -84,9 +88,7 @@ def _stage(
     return nn.Sequential(block(inplanes, planes, stride, shortcut), *rest)
 
 
-def resnet(
-    depth: int, stem: Literal["cifar", "imagenet"], width: float = 1.0, num_channels: int = 3
-) -> tuple[nn.Module, int]:
+def resnet(depth: int, stem: Stem, width: float = 1.0, num_channels: int = 3) -> tuple[nn.Module, int]:
     """A ResNet backbone and the width of its features; arguments as for `ResNet`."""
     backbone = ResNet(depth, stem, width, num_channels)
     return backbone, backbone.num_features

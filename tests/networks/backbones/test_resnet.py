@@ -3,6 +3,7 @@ import torch
 import torchvision
 from torch import nn
 
+from ssl_sec.errors import ConfigError
 from ssl_sec.networks import resnet
 
 NUM_FEATURES = {18: 512, 34: 512, 50: 2048}
@@ -77,3 +78,16 @@ def test_convolutions_start_by_the_fan_out_rule_of_he():
     for layer in convolutions:
         fan_out = layer.out_channels * layer.kernel_size[0] ** 2
         assert layer.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.1)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(
+    ("depth", "stem", "message"),
+    [
+        (18, "cifar10", r"stem: found 'cifar10'; did you mean 'cifar'\? allowed: cifar, imagenet"),
+        (101, "cifar", "depth: found 101, must be 18, 34 or 50"),
+    ],
+)
+def test_an_unknown_depth_or_stem_is_refused(depth, stem, message):
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        resnet(depth, stem)
