@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssl_sec.losses.base import Embeddings, Scalar
+from ssl_sec.losses.base import Averages, Embeddings, Scalar
 from ssl_sec.losses.geometry import directions, root
 
 # Weight of a step in the moving averages, for which the paper states none.
@@ -48,7 +48,7 @@ def agent_distortion_bound(embeddings: Embeddings, agents: Embeddings) -> Scalar
     return (2 - 2 * (directions(embeddings) * directions(agents)).sum(1)).mean()
 
 
-class AgentDistortion(nn.Module):
+class AgentDistortion(Averages):
     """The distortion and its bound as moving averages over the steps of training.
 
     Attributes:

@@ -8,9 +8,9 @@ with μ the mean norm of the batch (SEC, Eqs. 17-18), its exponential moving ave
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from ssl_sec.losses.base import described
+from ssl_sec.losses.base import Averages, described
 from ssl_sec.losses.centres import snapshot
 from ssl_sec.losses.geometry import norms
 from ssl_sec.settings import Range
@@ -26,7 +26,7 @@ def spherical_constraint(lengths: Float[Tensor, " batch"], radius: Float[Tensor,
     return (lengths - radius.detach()).square().mean()
 
 
-class SphericalConstraint(nn.Module):
+class SphericalConstraint(Averages):
     """The norm constraint in its four uses.
 
     Args:

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 
 from ssl_sec.losses import SphericalConstraint, spherical_constraint
 from ssl_sec.losses.geometry import directions, norms
@@ -149,6 +150,19 @@ def test_the_running_radius_is_kept_in_double_precision():
     assert value.dtype == torch.float32
     assert constraint.mean_norm.dtype == torch.float64
     assert 0 < abs(constraint.mean_norm.item() - before) < 1e-7
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_running_radius_of_a_model_in_low_precision_moves_on(dtype):
+    constraint, model = SphericalConstraint(rho=0.001), nn.ModuleList([SphericalConstraint(rho=0.001)])
+    for each in (constraint, model[0]):
+        each(rows(0))
+    model.to(dtype)
+    for each in (constraint, model[0]):
+        for seed in range(1, 5):
+            each(rows(seed, scale=9.0))
+    assert torch.equal(model[0].mean_norm, constraint.mean_norm)
+    assert model.to("meta").to_empty(device="cpu")[0].mean_norm.dtype == torch.float64
 
 
 def test_it_computes_in_single_precision_under_autocast():

@@ -175,6 +175,7 @@ def test_a_checkpoint_without_these_averages_is_resumed_and_one_with_them_exactl
 def test_losses_without_agents_have_no_distortion():
     assert Objective(SoftmaxLoss(NUM_CLASSES, DIM), None, Constant(0.0)).distortion is None
     assert [name for name, _ in AgentDistortion().named_parameters()] == []
+    assert {value.dtype for value in AgentDistortion().half().buffers()} == {torch.float64, torch.bool}
 
 
 @pytest.mark.parametrize("entries", [tiles.TILE_ENTRIES, 60])
