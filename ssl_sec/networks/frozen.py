@@ -1,4 +1,4 @@
-"""Frozen batch norms, and the replacement of batch norms by others under the same names."""
+"""Frozen batch norms, and the replacement of batch norms by others in their places."""
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
@@ -35,22 +35,14 @@ def freeze_batch_norm(module: nn.Module) -> nn.Module:
 
 
 def replace_batch_norm(module: nn.Module, kind: type[_BatchNorm]) -> nn.Module:
-    """Replaces every batch norm in `module` by one of `kind`, keeping parameters, buffers and names.
+    """Turns every batch norm in `module` into one of `kind`, in place: it stays where it is, with all that it has.
 
     Frozen ones are kept: they use no statistics of the batch.
     """
-    if isinstance(module, _BatchNorm):
-        if isinstance(module, (kind, FrozenBatchNorm)):
-            return module
-        replacement = kind(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats)
-        replacement.weight, replacement.bias = module.weight, module.bias
-        replacement.running_mean, replacement.running_var = module.running_mean, module.running_var
-        replacement.num_batches_tracked = module.num_batches_tracked
-        for name, child in module.named_children():
-            replacement.add_module(name, child)
-        return replacement.train(module.training)
-    for name, child in module.named_children():
-        module.add_module(name, replace_batch_norm(child, kind))
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm) and not isinstance(layer, (kind, FrozenBatchNorm)):
+            layer.__class__ = kind
+            layer.train(layer.training)
     return module
 
 

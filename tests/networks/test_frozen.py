@@ -115,3 +115,16 @@ def test_other_behaviour_of_timms_batch_norms_is_kept(model, kind):
         torch.testing.assert_close(replaced(pixels), expected)
     assert any(isinstance(layer, kind) for layer in replaced.modules())
     torch.testing.assert_close(dict(replaced.state_dict()), dict(state), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("replace", [freeze_batch_norm, globalise_batch_norm])
+def test_a_batch_norm_of_several_places_stays_one_with_its_hooks(replace):
+    layer, called = nn.BatchNorm1d(3), []
+    layer.register_forward_hook(lambda *_: called.append(1))
+    other = nn.Sequential(nn.Linear(3, 3), layer)
+    module = nn.ModuleDict({"first": layer, "again": layer, "other": other})
+    replace(module)
+    assert isinstance(module["first"], FrozenBatchNorm if replace is freeze_batch_norm else GlobalBatchNorm)
+    assert module["again"] is module["first"] is module["other"][1]
+    module["again"](torch.randn(4, 3))
+    assert called == [1]
