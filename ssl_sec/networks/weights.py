@@ -29,26 +29,30 @@ class UnfitWeightsError(StorageError):
         return str(self).rpartition(_UNFIT)[2]
 
 
-def save_weights(backbone: nn.Module, path: Path, metadata: dict[str, str] | None = None) -> None:
+def save_weights(backbone: nn.Module, path: str | Path, metadata: dict[str, str] | None = None) -> None:
     """Writes a backbone's state dict as safetensors, completely or not at all.
 
     Args:
-        backbone: the backbone to save; its key names are kept.
+        backbone: the backbone to save; its key names are kept, and a weight of several layers is written for each.
         path: the file to write.
         metadata: strings kept in the file's header.
 
     Raises:
         StorageError: if it cannot be written; an existing file is unchanged.
     """
-    tensors = {name: value.detach().cpu().contiguous() for name, value in backbone.state_dict().items()}
+    # Copies, as safetensors takes no two tensors that share memory.
+    tensors = {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, value in backbone.state_dict().items()
+    }
     try:
-        with replaced(path) as temporary:
+        with replaced(Path(path)) as temporary:
             save_file(tensors, temporary, metadata={"format": "pt", **(metadata or {})})
     except (SafetensorError, OSError) as error:
         raise StorageError(f"{path} cannot be written: {first_line(error)}") from error
 
 
-def load_weights(backbone: nn.Module, path: Path) -> bool:
+def load_weights(backbone: nn.Module, path: str | Path) -> bool:
     """Loads a backbone's weights from a .safetensors file or a state dict saved by torch; never unpickles code.
 
     Position embeddings of a timm model for images of another size are interpolated.
@@ -61,6 +65,7 @@ def load_weights(backbone: nn.Module, path: Path) -> bool:
         StorageError: if it cannot be read.
         UnfitWeightsError: if its names or shapes are not the backbone's.
     """
+    path = Path(path)
     tensors = _state_dict("encoder.weights", path)
     wanted = backbone.state_dict()
     kept = {name: value for name, value in tensors.items() if name in wanted or not name.startswith(_CLASSIFIER_KEYS)}
@@ -68,7 +73,7 @@ def load_weights(backbone: nn.Module, path: Path) -> bool:
     return len(kept) < len(tensors)
 
 
-def load_head_weights(head: nn.Module, path: Path) -> None:
+def load_head_weights(head: nn.Module, path: str | Path) -> None:
     """Loads a head's weights from its own file, or from that of a backbone that ends in the same layers.
 
     Raises:
@@ -76,6 +81,7 @@ def load_head_weights(head: nn.Module, path: Path) -> None:
         StorageError: if it cannot be read.
         UnfitWeightsError: if its shapes are not the head's.
     """
+    path = Path(path)
     tensors = _state_dict("head.weights", path)
     layers = dict(head.named_children())
     _load(

@@ -264,3 +264,25 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
         save_weights(backbone(1), path)
     assert path.read_bytes() == before
     assert [item.name for item in tmp_path.iterdir()] == [path.name]
+
+
+def test_paths_may_be_strings(tmp_path):
+    path, target = str(tmp_path / "encoder.safetensors"), backbone(1)
+    save_weights(backbone(), path)
+    load_weights(target, path)
+    assert_equal_weights(target, backbone())
+    load_head_weights(other := backbone(1), path)
+    assert_equal_weights(other, backbone())
+
+
+def test_a_weight_of_several_layers_is_saved(tmp_path):
+    def tied(seed):
+        torch.manual_seed(seed)
+        layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        layers[1].weight = layers[0].weight
+        return layers
+
+    save_weights(tied(0), tmp_path / "tied.safetensors")
+    load_weights(target := tied(1), tmp_path / "tied.safetensors")
+    assert_equal_weights(target, tied(0))
+    assert target[0].weight is target[1].weight
