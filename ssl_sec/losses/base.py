@@ -145,6 +145,17 @@ def require_labels(name: str, embeddings: object, labels: object) -> None:
         )
 
 
+def require_classes(name: str, labels: Labels, num_classes: int) -> None:
+    """Checks that labels are in [0, num_classes - 1], unless the check would wait for a device.
+
+    Raises:
+        ValueError: one is not.
+    """
+    if may_read_values(labels) and ((outside := (labels < 0) | (labels >= num_classes)).any()):
+        found = f"found label {int(labels[outside][0])}, must be in [0, {num_classes - 1}]"
+        raise ValueError(f"{name} has {num_classes} classes: {found}")
+
+
 def require_range(name: str, anchors: object) -> None:
     """Checks that the third argument of a loss is a range of rows, not pairs that a miner has found.
 

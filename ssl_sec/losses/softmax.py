@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar
+from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, require_classes
 from ssl_sec.losses.geometry import in_full_precision, root
 from ssl_sec.losses.template import TEMPLATE_STD, Compared, TemplateLoss
 from ssl_sec.losses.tiles import over_tiles, without_own
@@ -293,6 +293,9 @@ class CrossEntropyLoss(Loss):
         return labels.new_full((), len(labels) > 0, dtype=torch.bool)
 
     def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
+        if len(labels) == 0:
+            raise ValueError(f"CrossEntropyLoss needs one row or more: the batch is {list(embeddings.shape)}")
+        require_classes("CrossEntropyLoss", labels, embeddings.shape[1])
         own = embeddings[anchors], labels[anchors]
         terms = functional.cross_entropy(*own, label_smoothing=self.label_smoothing, reduction="sum")
         return terms / len(labels)

@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar
+from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, require_classes
 from ssl_sec.losses.centres import move_centres, snapshot
-from ssl_sec.losses.classes import may_read_values, take_rows
+from ssl_sec.losses.classes import take_rows
 from ssl_sec.losses.geometry import directions, in_full_precision
 from ssl_sec.losses.tiles import over_tiles, without_own
 from ssl_sec.settings import Range, check
@@ -44,11 +44,7 @@ class _ClassLoss(Loss):
             raise ValueError(
                 f"{type(self).__name__} needs rows of dim {self.dim}: the batch is {list(embeddings.shape)}"
             )
-        if may_read_values(labels) and ((outside := (labels < 0) | (labels >= self.num_classes)).any()):
-            raise ValueError(
-                f"{type(self).__name__} has {self.num_classes} classes: "
-                f"found label {int(labels[outside][0])}, must be in [0, {self.num_classes - 1}]"
-            )
+        require_classes(type(self).__name__, labels, self.num_classes)
         return self._terms_of(embeddings, labels, anchors).sum() / len(labels)
 
     def compares(self, labels: Labels) -> Bool[Tensor, ""]:

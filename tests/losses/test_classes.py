@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssl_sec.losses import ORDERED_LOSSES, angular, base, contrastive, pair, template
+from ssl_sec.losses import ORDERED_LOSSES, angular, base, contrastive, pair
 from ssl_sec.losses.classes import classes_of, positive_pairs
 from tests.losses.cases import ALL_LOSSES, DIM, PAIR_LOSSES, rows
 
@@ -37,7 +37,7 @@ def test_positives_share_the_label_and_no_row_is_its_own(anchors):
 @pytest.mark.parametrize("case", ALL_LOSSES, ids=str)
 @pytest.mark.parametrize("labels", [[0, 0, 1, 1, 2, 2], [0, 0], [0], [1] * 6, [0, 1, 2, 3, 4, 5], [0, 0, 1, 2]])
 def test_a_batch_with_nothing_to_compare_is_nan_if_labels_cannot_be_read(case, labels, monkeypatch):
-    for module in (angular, base, contrastive, pair, template):
+    for module in (angular, base, contrastive, pair):
         monkeypatch.setattr(module, "may_read_values", lambda labels: False)
     loss, labels = case.build(), torch.tensor(labels)
     try:

@@ -159,6 +159,18 @@ def test_any_batch_of_logits_has_something_to_compare():
     assert not bool(CrossEntropyLoss().compares(torch.zeros(0, dtype=torch.long)))
 
 
+@pytest.mark.parametrize("label", [-100, -1, 6])
+def test_a_label_that_is_no_column_of_the_logits_is_refused(label):
+    labels = torch.cat([CLASSES_OF_ROWS[1:], torch.tensor([label])])
+    with pytest.raises(ValueError, match=rf"CrossEntropyLoss has 6 classes: found label {label}, must be in \[0, 5\]"):
+        CrossEntropyLoss()(rows(dim=6), labels)
+
+
+def test_no_logits_are_refused():
+    with pytest.raises(ValueError, match=r"CrossEntropyLoss needs one row or more: the batch is \[0, 6\]"):
+        CrossEntropyLoss()(torch.zeros(0, 6), torch.zeros(0, dtype=torch.long))
+
+
 @pytest.mark.parametrize("smoothing", [-0.1, 1.0, math.nan])
 def test_a_smoothing_outside_its_range_is_refused(smoothing):
     with pytest.raises(ValueError, match="label_smoothing: found "):
