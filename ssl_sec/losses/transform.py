@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Integer
 from torch import Tensor, nn
 
+from ssl_sec.losses.base import require_classes, require_labels
 from ssl_sec.losses.centres import move_centres, pick_centres, snapshot
 from ssl_sec.losses.geometry import directions, in_full_precision, norms
 from ssl_sec.seeding import derived_seed, mix
@@ -145,7 +146,7 @@ class SphericalFeatureTransform(nn.Module):
         return f"num_classes={num_classes}, dim={dim}, mode={self.mode!r}, weight={self.weight}, {scheme}{centres}"
 
     def forward(
-        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], step: int
+        self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"], step: int
     ) -> tuple[Float[Tensor, "generated dim"], Int64[Tensor, " generated"]]:
         """Generated rows and their labels; in training mode the centres are updated afterwards.
 
@@ -153,7 +154,14 @@ class SphericalFeatureTransform(nn.Module):
             embeddings: raw rows of the global batch.
             labels: 0 ≤ label < num_classes.
             step: 0-based global step.
+
+        Raises:
+            TypeError: `labels` are not one whole number for each row.
+            ValueError: a label is outside its range; on the CPU alone, where the check is free.
         """
+        require_labels("SphericalFeatureTransform", embeddings, labels)
+        labels = labels.long()
+        require_classes("SphericalFeatureTransform", labels, len(self.centres))
         with torch.autocast(embeddings.device.type, enabled=False):
             rows = in_full_precision(embeddings)
             if self.tail_classes is None:

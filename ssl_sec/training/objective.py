@@ -126,9 +126,15 @@ class Objective(nn.Module):
             targets: a teacher's raw rows of the same views; a `TeacherLoss` needs them.
 
         Raises:
-            TypeError: `labels` are not one whole number for each row.
+            TypeError: `labels` are not one whole number for each row, or there are targets without a `TeacherLoss`, or
+                the other way round.
         """
         require_labels("Objective", embeddings, labels)
+        if isinstance(self.loss, TeacherLoss) != (targets is not None):
+            found = (
+                "no targets, but a teacher's rows are needed by" if targets is None else "targets, but no teacher in"
+            )
+            raise TypeError(f"Objective: found {found} {type(self.loss).__name__}")
         own = in_full_precision(embeddings)
         rows, labels = gather_rows(own), gather_rows(labels.long())
         # The losses take these rows. The constraint takes the rows themselves: its gradient is not scaled.

@@ -316,3 +316,14 @@ def test_a_class_whose_row_overflowed_keeps_its_centre(mode, centres):
     transform(broken, LABELS, 0)
     assert torch.equal((transform.centres != before).any(1), torch.arange(5) != 1)
     assert transform(rows(10, 4), LABELS, 1)[0].isfinite().all()
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_labels_of_any_whole_numbers_are_taken_and_others_refused():
+    transform = with_centres()
+    torch.testing.assert_close(transform(rows(10, 4), LABELS.int(), 3), transform(rows(10, 4), LABELS, 3))
+    for wrong in (LABELS - 1, LABELS + 3):
+        with pytest.raises(ValueError, match=r"^SphericalFeatureTransform has 5 classes: found label .* in \[0, 4\]"):
+            transform(rows(10, 4), wrong, 3)
+    with pytest.raises(TypeError, match=r"^SphericalFeatureTransform: found float64\[10, 4\] and float32\[10\], must"):
+        transform(rows(10, 4), LABELS + 0.5, 3)

@@ -7,6 +7,7 @@ from torch import nn
 from ssl_sec.collectives import average_gradients, average_parameter_gradients, own_rows
 from ssl_sec.errors import ConfigError
 from ssl_sec.losses import (
+    BYOLLoss,
     CenterLoss,
     CombinedLoss,
     NTXentLoss,
@@ -51,6 +52,14 @@ def test_labels_that_are_no_whole_numbers_one_a_row_are_refused():
     for wrong in (labels + 0.3, labels.tolist(), labels.unsqueeze(1), labels[:5]):
         with pytest.raises(TypeError, match=r"^Objective: found float32\[8, 5\] and .* one whole number a row"):
             Objective(NTXentLoss(), None, 0.0)(torch.randn(8, 5), wrong, step=0)
+
+
+def test_targets_belong_to_a_loss_with_a_teacher():
+    embeddings, labels = torch.randn(8, 5), torch.arange(4).repeat(2)
+    with pytest.raises(TypeError, match="^Objective: found no targets, but a teacher's rows are needed by BYOLLoss$"):
+        Objective(BYOLLoss(), None, 0.0)(embeddings, labels, step=0)
+    with pytest.raises(TypeError, match="^Objective: found targets, but no teacher in NTXentLoss$"):
+        Objective(NTXentLoss(), None, 0.0)(embeddings, labels, step=0, targets=embeddings)
 
 
 @pytest.mark.usefixtures("unchecked_types")
