@@ -25,7 +25,8 @@ def knn_top1(
 ) -> float:
     """Share of the queries that their nearest neighbours in the bank classify correctly, in [0, 1].
 
-    A tie between classes counts as wrong, and so does a query whose votes are not finite.
+    A tie between classes counts as wrong, and so does a query that is not finite. Rows of the bank that are not finite
+    are left out.
 
     Args:
         bank: features of the training images, of any norm, with shape (bank, dim); one row or more.
@@ -62,8 +63,9 @@ def knn_votes(
     chunk_size: int = 256,
 ) -> Float[Tensor, "queries classes"]:
     """The votes of each query's nearest neighbours for each class; arguments as for `knn_top1`."""
-    bank = unit_rows(bank.float())
-    bank_labels = bank_labels.to(bank.device)
+    bank = bank.float()
+    is_finite = bank.isfinite().all(1)
+    bank, bank_labels = unit_rows(bank[is_finite]), bank_labels.to(bank.device)[is_finite]
     scores: list[Tensor] = []
     for chunk in queries.split(chunk_size):
         similarities = unit_rows(chunk.to(bank)) @ bank.T

@@ -82,8 +82,16 @@ def test_features_that_are_not_finite_score_0(sets):
     bank, bank_labels, queries, query_labels = sets
     nowhere = torch.full_like(queries, torch.nan)
     assert knn_top1(bank, bank_labels, nowhere, query_labels, num_classes=NUM_CLASSES) == 0
-    bank[3] = torch.nan
-    assert knn_top1(bank, bank_labels, queries, query_labels, num_classes=NUM_CLASSES) == 0
+    nowhere = torch.full_like(bank, torch.inf)
+    assert knn_top1(nowhere, bank_labels, queries, query_labels, num_classes=NUM_CLASSES) == 0
+
+
+@pytest.mark.parametrize("k", [1, 20, 400])
+def test_rows_of_the_bank_that_are_not_finite_are_left_out(sets, k):
+    bank, bank_labels, queries, query_labels = sets
+    expected = knn_top1(bank[2:], bank_labels[2:], queries, query_labels, num_classes=NUM_CLASSES, k=k)
+    bank[0, 1], bank[1] = torch.nan, torch.inf
+    assert knn_top1(bank, bank_labels, queries, query_labels, num_classes=NUM_CLASSES, k=k) == expected > 0.4
 
 
 def test_arrays_of_numpy_and_labels_of_any_integers_are_taken(sets):
