@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ssl_sec.errors import DataError
 from ssl_sec.evaluation.arrays import Embeddings, as_tensor
 
 
@@ -23,6 +24,9 @@ def rankme(features: Embeddings, epsilon: float = 1e-7) -> float:
     Returns:
         About 1 for features on a line or all zero, at most about min(images, dim); NaN if a feature is not
         finite.
+
+    Raises:
+        DataError: there are no rows.
     """
     eigenvalues = _eigenvalues(as_tensor(features))
     if eigenvalues is None:
@@ -44,6 +48,9 @@ def alpha_req(features: Embeddings) -> float:
 
     Returns:
         α; NaN if a feature is not finite, or fewer than two eigenvalues are left.
+
+    Raises:
+        DataError: there are no rows.
     """
     rows = as_tensor(features).double()
     eigenvalues = _eigenvalues(rows - rows.mean(dim=0))
@@ -60,6 +67,8 @@ def alpha_req(features: Embeddings) -> float:
 def _eigenvalues(features: Float[Tensor, "images dim"]) -> Float[Tensor, " rank"] | None:
     """The min(images, dim) largest eigenvalues of the Gram matrix, ascending, ≥ 0; None if a feature is not finite."""
     num_images, dim = features.shape
+    if not num_images:
+        raise DataError("rank of features: found no rows, must be one or more")
     gram = torch.zeros(dim, dim, dtype=torch.float64, device=features.device)
     for chunk in features.split(4096):
         gram.addmm_(chunk.double().T, chunk.double())

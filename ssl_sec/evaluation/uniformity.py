@@ -4,10 +4,14 @@ Wang and Isola 2020, "Understanding Contrastive Representation Learning through 
 Hypersphere". Both measure directions, and lower values are better for both.
 """
 
-import torch
+import math
 
-from ssl_sec.errors import DataError
-from ssl_sec.evaluation.arrays import Embeddings, Rows, as_tensor, unit_rows
+import torch
+from torch import Tensor
+
+from ssl_sec.errors import DataError, counted
+from ssl_sec.evaluation.arrays import Embeddings, Rows, as_tensor, tiles, unit_rows
+from ssl_sec.settings import Range
 
 
 @torch.no_grad()
@@ -19,11 +23,13 @@ def alignment(first: Rows, second: Rows) -> float:
         second: embeddings of another view, in the same order.
 
     Raises:
-        DataError: the shapes of both differ.
+        DataError: the shapes of both differ, or there are no rows.
     """
     first, second = as_tensor(first), as_tensor(second)
     if first.shape != second.shape:
         raise DataError(f"alignment: found {list(first.shape)} and {list(second.shape)}, must be views of one shape")
+    if not len(first):
+        raise DataError("alignment: found no rows, must be one or more")
     difference = unit_rows(first.double()) - unit_rows(second.double())
     return difference.square().sum(dim=1).mean().item()
 
@@ -39,13 +45,19 @@ def uniformity(embeddings: Embeddings, t: float = 2.0, chunk_size: int = 1024) -
 
     Returns:
         A value in [-4 t, 0]; 0 if all directions are equal.
+
+    Raises:
+        ConfigError: `t` is outside its range.
+        DataError: there are fewer than two rows.
     """
+    Range(gt=0).check("t", t)
     directions = unit_rows(as_tensor(embeddings).double())
     num_images = len(directions)
-    assert num_images >= 2, "a pair needs two images"
-    total = directions.new_zeros(())
-    for chunk in directions.split(chunk_size):
-        total += (-t * (2 - 2 * chunk @ directions.T).clamp(min=0)).exp().sum()
-    # Each image with itself has potential 1, up to rounding.
-    own = (-t * (2 - 2 * directions.square().sum(dim=1)).clamp(min=0)).exp().sum()
-    return ((total - own) / (num_images * (num_images - 1))).log().item()
+    if num_images < 2:
+        raise DataError(f"uniformity: found {counted(num_images, 'row')}, must be two or more")
+    sums: list[Tensor] = []
+    for rows in tiles(num_images, chunk_size):
+        exponents = -t * (2 - 2 * directions[rows] @ directions.T).clamp(min=0)
+        exponents.diagonal(rows.start).fill_(-torch.inf)  # an image and itself are no pair
+        sums.append(exponents.logsumexp((0, 1)))
+    return torch.stack(sums).logsumexp(0).item() - math.log(num_images * (num_images - 1))

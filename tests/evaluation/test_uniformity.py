@@ -34,6 +34,21 @@ def test_uniformity_is_0_for_one_direction_and_lower_the_more_the_directions_spr
     assert uniformity(torch.tensor([[1.0, 0], [-1, 0]])) == pytest.approx(-8)
 
 
+@pytest.mark.parametrize("t", [2.0, 10.0, 20.0, 500.0])
+def test_uniformity_of_opposite_directions_is_exact_however_small_their_potential(t):
+    assert uniformity(torch.tensor([[1.0, 0], [-1, 0]]), t) == pytest.approx(-4 * t, rel=1e-12)
+
+
+def test_too_few_rows_are_refused():
+    with pytest.raises(DataError, match="^uniformity: found 1 row, must be two or more$"):
+        uniformity(draw(1, 8))
+    with pytest.raises(DataError, match="^alignment: found no rows, must be one or more$"):
+        alignment(draw(0, 8), draw(0, 8))
+    for measure in (rankme, alpha_req):
+        with pytest.raises(DataError, match="^rank of features: found no rows, must be one or more$"):
+            measure(draw(0, 8))
+
+
 def test_views_of_different_shapes_are_refused():
     with pytest.raises(DataError, match=r"alignment: found \[50, 8\] and \[1, 8\], must be views of one shape"):
         alignment(draw(50, 8), draw(1, 8))
