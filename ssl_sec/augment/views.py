@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ssl_sec.compilers import why_no_triton
 from ssl_sec.data.crops import RandomResizedCrop
 from ssl_sec.seeding import derived_seed
+from ssl_sec.settings import Range, check
 
 # The largest side of a view whose pixels fit into the registers of one program of a GPU.
 LARGEST_FUSED_VIEW_PX = 64
@@ -117,7 +118,7 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
         min_scale: smallest crop, as a share of the image's area, in (0, 1].
         max_scale: largest crop, in [min_scale, 1].
         flip_probability: probability of a horizontal flip, in [0, 1].
-        colour_strength: strength s ≥ 0 of the colour distortion; 0.5 on CIFAR, 1.0 on ImageNet.
+        colour_strength: strength s of the colour distortion, in [0, 2.5]; 0.5 on CIFAR, 1.0 on ImageNet.
         grey_probability: probability that a colour image becomes grey, in [0, 1].
         blur_probability: probability of a Gaussian blur, in [0, 1].
         solarise_probability: probability that pixels above one half are inverted, in [0, 1].
@@ -140,6 +141,19 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
     ) -> None:
         from kornia.augmentation import ColorJitter, RandomGaussianBlur, RandomGrayscale, RandomSolarize
 
+        check(image_size_px >= 1, "image_size_px", image_size_px, "≥ 1")
+        check(num_channels in (1, 3), "num_channels", num_channels, "1 or 3")
+        check(num_views >= 1, "num_views", num_views, "≥ 1")
+        Range(gt=0, le=1).check("min_scale", min_scale)
+        Range(ge=min_scale, le=1).check("max_scale", max_scale)
+        Range(ge=0, le=2.5).check("colour_strength", colour_strength)
+        for key, probability in (
+            ("flip_probability", flip_probability),
+            ("grey_probability", grey_probability),
+            ("blur_probability", blur_probability),
+            ("solarise_probability", solarise_probability),
+        ):
+            Range(ge=0, le=1).check(key, probability)
         self.image_size_px = image_size_px
         transforms = _crop_and_flip(image_size_px, (min_scale, max_scale), (3 / 4, 4 / 3), flip_probability)
         if colour_strength > 0:
@@ -226,12 +240,13 @@ class FlipAugmentation(_GlobalBatchAugmentation):
 
     Args:
         seed: the run's seed.
-        flip_probability: probability of the flip, in (0, 1].
+        flip_probability: probability of the flip, in [0, 1].
     """
 
     def __init__(self, *, seed: int, flip_probability: float) -> None:
         from kornia.augmentation import RandomHorizontalFlip
 
+        Range(ge=0, le=1).check("flip_probability", flip_probability)
         super().__init__([RandomHorizontalFlip(p=flip_probability)], seed, num_views=1)
 
 

@@ -2,7 +2,7 @@
 
     cosine        (1 + cos(π t / T)) / 2 · value, after an optional linear warm-up
     step decay    value · factor^n after n of the given steps
-    linear ramp   value · t / T                                              (SEC, Eq. 29)
+    linear ramp   value · t / T, then value                                  (SEC, Eq. 29)
     face ramp     0 for 3 epochs, linear over the 4th, then value        (SEC, appendix B.2)
     capped ramp   min(value, 500 t / T)                                      (SEC, Eq. 32)
     teacher       1 − (1 − value) (1 + cos(π t / T)) / 2, which rises to 1      (BYOL, section 3.2)
@@ -13,6 +13,8 @@ Each depends on the step alone.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from ssl_sec.settings import check
 
 Schedule = Callable[[int], float]
 
@@ -71,14 +73,17 @@ class StepDecay:
 
 @dataclass(frozen=True, slots=True)
 class LinearRamp:
-    """From 0 to `value` over the whole run: value · t / T (SEC, Eq. 29)."""
+    """From 0 to `value` over the whole run, of one step or more: value · t / T (SEC, Eq. 29)."""
 
     value: float
     total_steps: int
 
+    def __post_init__(self) -> None:
+        check(self.total_steps >= 1, "total_steps", self.total_steps, "≥ 1")
+
     def __call__(self, step: int) -> float:
-        """The value at the 0-based global step."""
-        return self.value * step / self.total_steps
+        """The value at the 0-based global step; `value` from the end of the run on."""
+        return self.value * step / self.total_steps if step < self.total_steps else self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,9 @@ class FaceRamp:
 
     value: float
     steps_per_epoch: int
+
+    def __post_init__(self) -> None:
+        check(self.steps_per_epoch >= 1, "steps_per_epoch", self.steps_per_epoch, "≥ 1")
 
     def __call__(self, step: int) -> float:
         """The value at the 0-based global step."""
@@ -103,6 +111,9 @@ class CappedRamp:
 
     value: float
     total_steps: int
+
+    def __post_init__(self) -> None:
+        check(self.total_steps >= 1, "total_steps", self.total_steps, "≥ 1")
 
     def __call__(self, step: int) -> float:
         """The value at the 0-based global step."""

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssl_sec.augment.config import AugmentConfig, CropConfig
-from ssl_sec.augment.views import FlipAugmentation, already_cropped, unit_range
+from ssl_sec.augment.views import FlipAugmentation, SimCLRAugmentation, already_cropped, unit_range
 from ssl_sec.errors import ConfigError
 
 BATCH = 12
@@ -271,3 +271,22 @@ def test_images_other_than_pixels_from_0_to_255_are_refused(dtype):
     for make in (unit_range, lambda images: flip(images, 0, slice(0, 2), 2)):
         with pytest.raises(TypeError, match=f"^images: found {dtype}, must be uint8 from 0 to 255, as "):
             make(torch.zeros(2, 3, 4, 4, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"min_scale": 0.0}, r"min_scale: found 0.0, must be in \(0, 1\]"),
+        ({"max_scale": 0.1}, r"max_scale: found 0.1, must be in \[0.2, 1\]"),
+        ({"flip_probability": 2.0}, r"flip_probability: found 2.0, must be in \[0, 1\]"),
+        ({"grey_probability": -1.0}, "grey_probability: found -1.0"),
+        ({"blur_probability": 3.0}, "blur_probability: found 3.0"),
+        ({"colour_strength": -1.0}, r"colour_strength: found -1.0, must be in \[0, 2.5\]"),
+        ({"num_views": 0}, "num_views: found 0, must be ≥ 1"),
+        ({"num_channels": 2}, "num_channels: found 2, must be 1 or 3"),
+    ],
+)
+def test_a_value_outside_its_range_is_refused(values, message):
+    usual = {"min_scale": 0.2, "flip_probability": 0.5, "colour_strength": 0.5, "num_views": 2, "num_channels": 3}
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        SimCLRAugmentation(image_size_px=8, seed=0, **{**usual, **values})

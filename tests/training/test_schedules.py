@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ssl_sec.errors import ConfigError
 from ssl_sec.training.schedules import (
     CappedRamp,
     Constant,
@@ -32,6 +33,15 @@ def test_the_ramp_of_eta_is_0_at_the_start_and_linear():
     """SEC, Eq. 29."""
     ramp = LinearRamp(2.0, 8)
     assert [ramp(step) for step in range(9)] == [0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2]
+    assert ramp(9) == ramp(1000) == 2
+
+
+@pytest.mark.parametrize(
+    ("ramp", "key"), [(LinearRamp, "total_steps"), (CappedRamp, "total_steps"), (FaceRamp, "steps_per_epoch")]
+)
+def test_a_ramp_of_no_steps_is_refused(ramp, key):
+    with pytest.raises(ConfigError, match=f"^{key}: found 0, must be ≥ 1$"):
+        ramp(0.25, 0)
 
 
 def test_the_cosine_falls_from_its_value_to_zero():
