@@ -13,7 +13,7 @@ from ssl_sec.seeding import derived_seed, mix
 
 
 class GlobalDropout(nn.Module):
-    """Dropout of [rows, width]; in training, `draw` is called before each step.
+    """Dropout of [rows, width]; in training, `draw_dropout` is called before each step.
 
     Args:
         probability: p, in [0, 1); with 0 nothing is drawn or changed.
@@ -60,7 +60,9 @@ class GlobalDropout(nn.Module):
         """The entries that are kept, scaled, in training; the values in evaluation."""
         if self.probability == 0 or not self.training:
             return values
-        assert self.kept is not None and self.kept.shape == values.shape, "draw must be called before each step"
+        if self.kept is None or self.kept.shape != values.shape:
+            call = "ssl_sec.networks.dropout.draw_dropout(head, step, rows=slice(0, n), num_views=1, device=device)"
+            raise RuntimeError(f"dropout of {list(values.shape)}: nothing was drawn; before each step call {call}")
         return values * self.kept * (1 / (1 - self.probability))
 
 

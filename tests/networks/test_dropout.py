@@ -103,10 +103,13 @@ def test_entries_of_the_features_are_dropped_before_arcfaces_output():
     torch.testing.assert_close(head(features), head.features(head.fc(left)))
 
 
-def test_a_step_without_a_draw_is_an_assertion_error():
-    layer = GlobalDropout(0.5, DIM, seed=0)
-    with pytest.raises(AssertionError, match="draw"):
-        layer(torch.randn(BATCH, DIM))
+def test_a_step_without_a_draw_says_what_to_call():
+    head = LinearHead(FEATURES, DIM, dropout=0.5)
+    message = rf"dropout of \[6, {DIM}\]: nothing was drawn; before each step call .*\.draw_dropout\(head, step, "
+    with pytest.raises(RuntimeError, match=message):
+        head(torch.randn(6, FEATURES))
+    draw_dropout(head, 0, slice(0, 6), 1, CPU)
+    assert head(torch.randn(6, FEATURES)).shape == (6, DIM)
 
 
 def test_bfloat16_is_kept():
