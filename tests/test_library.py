@@ -156,6 +156,16 @@ def test_the_loop_of_the_documentation_on_two_workers_is_that_on_one(tmp_path):
             assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-12)
 
 
+def test_the_loader_of_the_documentation_gives_every_image_once():
+    (block,) = blocks("data.md")
+    seen = []
+    exec(block + "    seen.append((images, labels))\n", {"seen": seen})
+    images, labels = (torch.cat(each) for each in zip(*seen, strict=True))
+    train = open_digits("train")
+    assert images.shape == (len(train), 1, 8, 8) and images.max() == 1
+    assert torch.equal(labels.sort().values, train.labels.sort().values)
+
+
 @pytest.mark.parametrize("page", ["metric-learning.md", "faces.md"])
 def test_the_evaluation_of_the_documentation_runs(page):
     (block,) = blocks(page)
