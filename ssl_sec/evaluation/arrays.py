@@ -1,7 +1,7 @@
 """Embeddings and labels, the inputs of the measures: tensors on any device, or NumPy arrays."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -20,8 +20,8 @@ Same = Bool[Tensor, " _"] | Integer[Tensor, " _"] | Bool[np.ndarray, " _"] | Int
 Selection = Bool[Tensor, " _"] | Int[Tensor, " _"] | Bool[np.ndarray, " _"] | Int[np.ndarray, " _"]
 
 
-def as_tensor(values: Tensor | np.ndarray) -> Tensor:
-    """The tensor itself, or a copy of the array."""
+def as_tensor(values: Tensor | np.ndarray | Sequence[int]) -> Tensor:
+    """The tensor itself, or a copy of the array or list."""
     # A copy, as torch warns if it shares a read-only array, such as a memory-mapped one.
     return values.detach() if isinstance(values, Tensor) else torch.tensor(values)
 

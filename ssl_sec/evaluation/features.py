@@ -1,9 +1,10 @@
 """The features that an encoder computes for a data set, whose images are divided among the workers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Integer
 from torch import Tensor, nn
 
 from ssl_sec.augment.views import unit_range
@@ -12,8 +13,10 @@ from ssl_sec.data.image_set import EncodedImages, ImageSet
 from ssl_sec.data.loading import batches
 from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.errors import DataError
+from ssl_sec.evaluation.arrays import as_tensor
 from ssl_sec.modes import evaluating
 
+Indices = Integer[Tensor, " images"] | Integer[np.ndarray, " images"] | Sequence[int]
 Corrupt = Callable[[Float[Tensor, "batch channels height width"], Int64[Tensor, " batch"]], Tensor]
 
 
@@ -21,7 +24,7 @@ Corrupt = Callable[[Float[Tensor, "batch channels height width"], Int64[Tensor, 
 def extract_features(
     encoder: nn.Module,
     image_set: ImageSet,
-    indices: Int64[Tensor, " images"] | None = None,
+    indices: Indices | None = None,
     device: torch.device | None = None,
     *,
     batch_size: int = 512,
@@ -42,8 +45,11 @@ def extract_features(
     Returns:
         Features in float32 or the encoder's float64, and labels, both on `device`. An image that cannot be read has
         those of the image that replaces it, which then occurs twice; `readable` tells which images these are.
+
+    Raises:
+        DataError: there are no indices, or one is outside the set.
     """
-    indices = torch.arange(len(image_set)) if indices is None else indices
+    indices = _as_indices(image_set, indices)
     device = next((p.device for p in encoder.parameters()), torch.device("cpu")) if device is None else device
     per_worker = -(-len(indices) // world_size())
     # The last worker repeats images from the start so that all workers gather the same number of rows.
@@ -60,6 +66,16 @@ def extract_features(
             labels.append(batch.labels)
     gathered = gather_rows(torch.cat(features)), gather_rows(torch.cat(labels))
     return gathered[0][: len(indices)], gathered[1][: len(indices)]
+
+
+def _as_indices(image_set: ImageSet, indices: Indices | None) -> Int64[Tensor, " images"]:
+    chosen = torch.arange(len(image_set)) if indices is None else as_tensor(indices).cpu()
+    if chosen.ndim != 1 or not len(chosen) or chosen.is_floating_point() or chosen.dtype == torch.bool:
+        found = f"{str(chosen.dtype).removeprefix('torch.')}{list(chosen.shape)}"
+        raise DataError(f"{image_set.name}: found indices {found}, must be whole numbers, one or more")
+    if len(outside := chosen[(chosen < 0) | (chosen >= len(image_set))]):
+        raise DataError(f"{image_set.name}: found index {int(outside[0])}, must be in [0, {len(image_set) - 1}]")
+    return chosen.long()
 
 
 def readable(

@@ -1,5 +1,6 @@
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -37,6 +38,28 @@ def test_features_and_labels_are_in_the_order_of_the_indices(batch_size):
     expected = encoder().eval()(images().images[indices].double() / 255)
     assert not features.requires_grad
     torch.testing.assert_close(features, expected.detach(), rtol=1e-6, atol=1e-7)
+
+
+def test_indices_may_be_lists_and_arrays():
+    expected = extracted([7, 0, 3], 4)
+    for indices in ([7, 0, 3], np.array([7, 0, 3]), np.array([7, 0, 3], dtype=np.int32)):
+        torch.testing.assert_close(extract_features(encoder(), images(), indices, batch_size=4), expected)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [
+        ([], r"i: found indices float32\[0\], must be whole numbers, one or more"),
+        (torch.arange(0), r"i: found indices int64\[0\], must"),
+        (torch.arange(11) < 3, r"i: found indices bool\[11\], must"),
+        ([3, -1], r"i: found index -1, must be in \[0, 10\]"),
+        ([11], r"i: found index 11, must be in \[0, 10\]"),
+    ],
+)
+def test_indices_outside_the_set_are_refused(indices, message):
+    with pytest.raises(DataError, match=f"^{message}"):
+        extract_features(encoder(), images(), indices)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
