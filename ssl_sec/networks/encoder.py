@@ -14,6 +14,8 @@ from ssl_sec.modes import evaluating
 class Encoder(nn.Module):
     """Images in [0, 1] -> features: backbone((images − mean) / std).
 
+    The state dict has the backbone's values alone: weights are loaded into an encoder of the same mean and std.
+
     Args:
         backbone: [batch, channels, height, width] -> [batch, num_features].
         num_features: width of the backbone's output.
