@@ -127,5 +127,5 @@ def require_downloaded(name: str, root: Path) -> None:
 def _missing(name: str, root: Path) -> MissingDataError:
     return MissingDataError(
         f"{name}: {root / _FOLDERS[name]} is missing or incomplete; set data.download=true to fetch it, "
-        "or data.root to the folder that holds it"
+        "or data.root to the folder that holds it; from Python, download=True or root"
     )

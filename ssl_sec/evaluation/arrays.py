@@ -22,8 +22,10 @@ Selection = Bool[Tensor, " _"] | Int[Tensor, " _"] | Bool[np.ndarray, " _"] | In
 
 def as_tensor(values: Tensor | np.ndarray | Sequence[int]) -> Tensor:
     """The tensor itself, or a copy of the array or list."""
-    # A copy, as torch warns if it shares a read-only array, such as a memory-mapped one.
-    return values.detach() if isinstance(values, Tensor) else torch.tensor(values)
+    if isinstance(values, Tensor):
+        return values.detach()
+    # A copy, as torch warns if it shares a read-only array, such as a memory-mapped one, and takes no reversed one.
+    return torch.from_numpy(values.copy()) if isinstance(values, np.ndarray) else torch.tensor(values)
 
 
 def as_same(same: Same) -> Bool[Tensor, " pairs"]:

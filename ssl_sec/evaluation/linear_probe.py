@@ -18,6 +18,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
+from ssl_sec.data.image_set import check_num_classes
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.arrays import Labels, Rows, as_labelled, require_same_dim
 from ssl_sec.evaluation.classification.calibration import Calibration, calibration
@@ -95,7 +96,8 @@ def linear_probe(
 
     Raises:
         DataError: every classifier diverged, all training images are of one class, each class has one of them, there
-            are no images, the numbers of rows and labels or the dimensions differ, or a label is below 0.
+            are no images, the numbers of rows and labels or the dimensions differ, a label is below 0, or there would
+            be far more classes up to the largest label than images.
     """
     config = config or ProbeConfig()
     features, labels = as_labelled("linear probe, train", *train)
@@ -104,6 +106,7 @@ def linear_probe(
     if bool((labels == labels[0]).all()):
         raise DataError(f"linear probe, train: found one class, {int(labels[0])}; it needs two or more")
     num_classes = int(torch.cat([labels, test_labels.to(labels)]).max()) + 1
+    check_num_classes(num_classes, len(labels), "linear probe")
     kept, held_out = stratified_split(labels, HELD_OUT_SHARE, seed=config.seed)
     require_held_out(held_out)
 

@@ -55,6 +55,7 @@ class Classes:
 
 def classes_of(labels: Int64[Tensor, " batch"]) -> Classes:
     """The classes of a batch."""
+    labels = labels.contiguous()  # as `searchsorted` warns of a column of others
     in_order, order = labels.sort(stable=True)
     start = torch.searchsorted(in_order, labels)
     size = torch.searchsorted(in_order, labels, right=True) - start

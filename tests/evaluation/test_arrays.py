@@ -31,6 +31,14 @@ def test_rows_without_a_direction():
     assert unit_rows(torch.zeros(0, 3)).shape == (0, 3)
 
 
+def test_arrays_may_be_reversed_or_read_only(rows):
+    embeddings, labels = (each.numpy() for each in rows)
+    expected = recall_at_k(embeddings, labels, [1])
+    assert recall_at_k(embeddings[::-1], labels[::-1], [1]) == expected
+    embeddings.flags.writeable = False
+    assert recall_at_k(embeddings, labels, [1]) == expected
+
+
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
     "measure", [lambda rows, labels: recall_at_k(rows, labels, [1]), lambda _, labels: nmi_f1(labels, labels)]

@@ -256,3 +256,9 @@ def test_a_probe_of_rows_and_labels_that_do_not_fit_is_refused():
         linear_probe((rows, labels - 1), test, SHORT)
     with pytest.raises(DataError, match="linear probe, train: found one class, 2; it needs two or more"):
         linear_probe((rows, torch.full_like(labels, 2)), test, SHORT)
+
+
+def test_labels_that_only_damage_can_explain_are_refused():
+    features, labels = torch.randn(20, 4), torch.arange(20) % 2
+    with pytest.raises(DataError, match="^linear probe: classes up to 1000000000 in 20 images; allowed: 0 to 1048575$"):
+        linear_probe((features, labels * 10**9), (features, labels))

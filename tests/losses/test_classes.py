@@ -1,3 +1,5 @@
+import warnings
+
 import pytest
 import torch
 from hypothesis import given
@@ -53,3 +55,11 @@ def test_the_order_of_a_class_matters_to_the_losses_that_are_listed(case):
     labels, loss, embeddings = torch.arange(4).repeat(4), case.build(), rows(16)
     values = [loss(embeddings[order], labels[order]).item() for order in map(torch.randperm, 8 * [16])]
     assert (max(values) - min(values) < 1e-12 * max(values)) == (case.name not in ORDERED_LOSSES)
+
+
+def test_labels_may_be_a_column_of_a_table():
+    labels = torch.stack([torch.arange(8) // 2, torch.arange(8)], 1)[:, 0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        classes = classes_of(labels)
+    assert torch.equal(classes.size, torch.full((8,), 2)) and torch.equal(classes.number, labels)

@@ -11,8 +11,9 @@ norms of their rows: no threshold can separate pairs that only rounding separate
 import math
 import statistics
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
@@ -21,7 +22,7 @@ from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.arrays import Labels, Rows, Same, Scores, as_same, as_tensor, rounded, unit_rows
 from ssl_sec.evaluation.faces.components import fit_components
 
-Folds = int | Labels
+Folds = int | np.integer[Any] | Labels
 
 
 class FoldedAccuracy(NamedTuple):
@@ -204,7 +205,8 @@ def _in_units(
 
 
 def _fold_numbers(folds: Folds, num_pairs: int) -> Int64[Tensor, " pairs"]:
-    if isinstance(folds, int):
+    if isinstance(folds, int | np.integer):
+        folds = int(folds)
         if not 2 <= folds <= num_pairs:
             raise ConfigError(f"verification in {folds} folds; allowed: 2 to the number of pairs, {num_pairs}")
         return torch.arange(num_pairs) * folds // num_pairs

@@ -1,6 +1,7 @@
 import math
 import statistics
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -147,6 +148,7 @@ def test_a_number_of_folds_cuts_the_pairs_in_their_order():
     first, second, same = faces(1)
     assert kfold_accuracy(first, second, same) == kfold_accuracy(first, second, same, torch.arange(120) // 12)
     assert len(kfold_accuracy(first[:25], second[:25], same[:25], 4).per_fold) == 4
+    assert kfold_accuracy(first, second, same, np.int64(5)) == kfold_accuracy(first, second, same, 5)
 
 
 @pytest.mark.parametrize("pca", [None, 1, 7])
