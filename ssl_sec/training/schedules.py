@@ -73,13 +73,13 @@ class StepDecay:
 
 @dataclass(frozen=True, slots=True)
 class LinearRamp:
-    """From 0 to `value` over the whole run, of one step or more: value · t / T (SEC, Eq. 29)."""
+    """From 0 to `value` over the whole run: value · t / T (SEC, Eq. 29)."""
 
     value: float
     total_steps: int
 
     def __post_init__(self) -> None:
-        check(self.total_steps >= 1, "total_steps", self.total_steps, "≥ 1")
+        check(self.total_steps >= 0, "total_steps", self.total_steps, "≥ 0")
 
     def __call__(self, step: int) -> float:
         """The value at the 0-based global step; `value` from the end of the run on."""
@@ -113,10 +113,12 @@ class CappedRamp:
     total_steps: int
 
     def __post_init__(self) -> None:
-        check(self.total_steps >= 1, "total_steps", self.total_steps, "≥ 1")
+        check(self.total_steps >= 0, "total_steps", self.total_steps, "≥ 0")
 
     def __call__(self, step: int) -> float:
         """The value at the 0-based global step."""
+        if self.total_steps == 0:
+            return self.value
         risen = 500 * step / self.total_steps
         return risen if risen < self.value else self.value  # without min, as above
 

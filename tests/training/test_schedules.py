@@ -37,11 +37,21 @@ def test_the_ramp_of_eta_is_0_at_the_start_and_linear():
 
 
 @pytest.mark.parametrize(
-    ("ramp", "key"), [(LinearRamp, "total_steps"), (CappedRamp, "total_steps"), (FaceRamp, "steps_per_epoch")]
+    ("ramp", "key", "count", "allowed"),
+    [
+        (LinearRamp, "total_steps", -1, "≥ 0"),
+        (CappedRamp, "total_steps", -1, "≥ 0"),
+        (FaceRamp, "steps_per_epoch", 0, "≥ 1"),
+    ],
 )
-def test_a_ramp_of_no_steps_is_refused(ramp, key):
-    with pytest.raises(ConfigError, match=f"^{key}: found 0, must be ≥ 1$"):
-        ramp(0.25, 0)
+def test_a_ramp_of_a_number_of_steps_that_is_not_allowed_is_refused(ramp, key, count, allowed):
+    with pytest.raises(ConfigError, match=f"^{key}: found {count}, must be {allowed}$"):
+        ramp(0.25, count)
+
+
+@pytest.mark.parametrize("ramp", [LinearRamp, CappedRamp])
+def test_the_ramp_of_a_run_without_steps_is_at_its_end(ramp):
+    assert ramp(0.25, 0)(0) == 0.25
 
 
 def test_the_cosine_falls_from_its_value_to_zero():
