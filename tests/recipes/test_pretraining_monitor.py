@@ -1,12 +1,14 @@
 from dataclasses import replace
 
+import pytest
 import torch
 
+from ssl_sec.errors import DataError
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.recipes.pretraining.monitor import Monitor, monitored_images
 from ssl_sec.recipes.pretraining.recipe import build_recipe
-from tests.data.files import noisy_set
+from tests.data.files import encode, noise, noisy_set
 from tests.fakes import FakeRuntime
 from tests.recipes.test_pretraining import config
 
@@ -24,3 +26,14 @@ def test_a_query_that_cannot_be_read_is_not_replaced_by_an_image_of_the_bank():
     bank, queries = ((features[rows], labels[rows]) for rows in readable)
     assert found == 100 * knn_top1(*bank, *queries, num_classes=10, k=1) < 25
     assert len(queries[1]) < len(chosen.queries) and torch.equal(chosen.indices, torch.arange(500))
+
+
+def test_a_set_with_one_image_of_each_class_is_refused_as_monitor_data(tmp_path):
+    for number in range(4):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "one.png").write_bytes(encode(noise(8, 8)))
+    data = {"name": "folder", "root": str(tmp_path), "num_channels": 1, "labels": True}
+    settings = config(monitor={"data": data})
+    recipe = build_recipe(settings, settings.data.open("train"), FakeRuntime())
+    with pytest.raises(DataError, match="^monitor.data: found .*, one image of each class, must have two or more"):
+        Monitor(settings, recipe, FakeRuntime())

@@ -13,7 +13,7 @@ from ssl_sec.data.config import DataConfig
 from ssl_sec.data.image_set import ImageSet, on_device, require_labels
 from ssl_sec.data.loading import batches
 from ssl_sec.data.shards.streamed import StreamedImages
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.features import readable
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.linear_probe import HELD_OUT_SHARE, linear_probe
@@ -76,7 +76,7 @@ class Monitor:
 
     Raises:
         ConfigError: the images of the other set have another size, or other channels.
-        DataError: the images of the other set have no labels.
+        DataError: the images of the other set have no labels, or each class has one of them.
     """
 
     online_probe: OnlineProbe | None = None
@@ -89,6 +89,9 @@ class Monitor:
         if monitor.data is not None:
             other = _open_labelled(monitor.data, recipe.image_set.image_shape, device)
             self._labelled = monitored_images(other, monitor.max_images)
+            if not len(self._labelled.queries):
+                found = f"found {other.name}, one image of each class, must have two or more of some"
+                raise DataError(f"monitor.data: {found}: kNN needs images to classify and images to compare them with")
         elif self._labelled is not None and monitor.online_probe and len(self._own.queries):
             left_out = self._own.indices[self._own.queries].sort().values
             num_features = cast(Encoder, recipe.encoder).num_features
