@@ -1,3 +1,4 @@
+import logging
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from ssl_sec.recipes.pretraining.monitor import Monitor, monitored_images
 from ssl_sec.recipes.pretraining.recipe import build_recipe
 from tests.data.files import encode, noise, noisy_set
 from tests.fakes import FakeRuntime
-from tests.recipes.test_pretraining import config
+from tests.recipes.test_pretraining import config, run, without_labels
 
 
 def test_a_query_that_cannot_be_read_is_not_replaced_by_an_image_of_the_bank():
@@ -37,3 +38,19 @@ def test_a_set_with_one_image_of_each_class_is_refused_as_monitor_data(tmp_path)
     recipe = build_recipe(settings, settings.data.open("train"), FakeRuntime())
     with pytest.raises(DataError, match="^monitor.data: found .*, one image of each class, must have two or more"):
         Monitor(settings, recipe, FakeRuntime())
+
+
+def test_the_log_says_on_how_many_images_of_which_set_knn_is_measured(caplog, tmp_path):
+    data = without_labels(tmp_path)
+    caplog.set_level(logging.INFO)
+    run(tmp_path, data=data, epochs=0, monitor={"data": {"name": "digits", "max_images": 60}})
+    assert "measuring RankMe and uniformity on 200 images, and kNN of 10 images of digits among 50" in caplog.messages
+    warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert warned == [
+        "kNN is measured on 10 images of digits: its standard error is up to 16 points, and checkpoints that differ by "
+        "less are not ranked by it; more labelled images make it smaller"
+    ]
+    caplog.clear()
+    run(tmp_path, data={"name": "digits"}, epochs=0)
+    assert "measuring kNN and RankMe on 1,437 images" in caplog.messages
+    assert all(record.levelno == logging.INFO for record in caplog.records)

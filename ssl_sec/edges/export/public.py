@@ -11,6 +11,7 @@ from ssl_sec.edges.masking import masked
 from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.edges.tracking.scores import PROTOCOL_TAG
 from ssl_sec.edges.tracking.tracker import current_parameters
+from ssl_sec.recipes.pretraining.config import OF_LABELS
 
 _UNKNOWN_DATA = "data that MLflow does not name"
 # What a description says after the place of its set.
@@ -20,8 +21,6 @@ _QUERY = re.compile(r"\?\S*?(?=[,;]?(?:\s|$))")
 _HUB_IDS = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100", "mnist": "ylecun/mnist"}
 _BY_TORCHVISION = re.compile(rf"^({'|'.join(_HUB_IDS)}) by torchvision\b")
 _IN_THE_HUB = re.compile(r"\bhf://datasets/([\w.-]+/[\w.-]+)")
-# Scores that a run with `monitor.data` measures on that set.
-_OF_THE_MONITOR = ("val/knn_top1", "val/probe_top1")
 
 
 def described_data(data: Dataset) -> str:
@@ -49,7 +48,7 @@ def described_measurement(run: Run, name: str) -> str:
     """
     parameters = current_parameters(run)
     trained_on = f"training on {_data_of(run)}"
-    if name not in _OF_THE_MONITOR or "monitor.data.name" not in parameters:
+    if name not in OF_LABELS or "monitor.data.name" not in parameters:
         return trained_on
     name, root = parameters["monitor.data.name"], parameters.get("monitor.data.root")
     other = title_of_place(root) if name == "folder" and root else name

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.tracking.pages import run_page, scores_page
 from ssl_sec.metrics import known_metrics
+from ssl_sec.recipes.pretraining.config import OF_LABELS, MonitorConfig
+from ssl_sec.settings import from_values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,10 +36,22 @@ class Finished:
 
 def summary(finished: Finished) -> str:
     """The metrics, the folder, and how to see the run in MLflow."""
-    results = [(key, found.meaning) for key, found in known_metrics(finished.metrics) if found.is_result]
+    results = [
+        (key, _meaning(key, found.meaning, finished.folder))
+        for key, found in known_metrics(finished.metrics)
+        if found.is_result
+    ]
     lines = [f"{meaning}: {_with_spread(key, finished.metrics)}" for key, meaning in results]
     run = [f"MLflow run: {finished.run_id}"] if finished.run_id else ["MLflow run: none; see the warning above"]
     return "\n".join([*lines, f"folder: {finished.folder.location}", *run, ui_instructions(finished)])
+
+
+def _meaning(key: str, meaning: str, folder: RunFolder) -> str:
+    """The meaning of a metric of a run; with `monitor.data`, scores of labelled images are of that set."""
+    if key not in OF_LABELS:
+        return meaning
+    data = from_values(MonitorConfig, stored_values(folder.config_path)["monitor"]).data
+    return meaning if data is None else meaning.replace("training images", f"images of {data.title}")
 
 
 def _with_spread(key: str, metrics: Mapping[str, float]) -> str:

@@ -20,8 +20,9 @@ from ssl_sec.settings import (
 )
 from ssl_sec.training.config import OptimiserConfig
 
-# The metrics of the monitor; the first two need labelled images.
-MONITORED = ("val/knn_top1", "val/probe_top1", "val/rankme", "val/alpha_req", "val/alignment", "val/uniformity")
+# The metrics of the monitor; the first ones need labelled images, those of `monitor.data` if it is given.
+OF_LABELS = ("val/knn_top1", "val/probe_top1")
+MONITORED = (*OF_LABELS, "val/rankme", "val/alpha_req", "val/alignment", "val/uniformity")
 LOWER_IS_BETTER = ("val/alignment", "val/uniformity")
 
 

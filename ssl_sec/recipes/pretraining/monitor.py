@@ -1,5 +1,7 @@
 """The metrics of an encoder while it trains: with labels the accuracy of kNN and of a probe; others need no labels."""
 
+import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -29,6 +31,10 @@ from ssl_sec.seeding import derived_seed
 from ssl_sec.training.recipe import Recipe
 from ssl_sec.training.step import Runtime, log_once
 
+logger = logging.getLogger(__name__)
+
+# With fewer queries, kNN's standard error may be above 5 points.
+_FEW_QUERIES = 100
 # The images whose views are compared; their draws are made for this many at once.
 _VIEWED_IMAGES = 1024
 _CHUNK = 256
@@ -86,6 +92,7 @@ class Monitor:
         self._own = monitored_images(recipe.image_set, monitor.max_images)
         # Where classes are learned from, no image of the training set is held out from the encoder.
         self._labelled = self._own if recipe.image_set.class_names and config.positives == "views" else None
+        self._title = (monitor.data or config.data).title
         if monitor.data is not None:
             other = _open_labelled(monitor.data, recipe.image_set.image_shape, device)
             self._labelled = monitored_images(other, monitor.max_images)
@@ -122,10 +129,31 @@ class Monitor:
         """The set that it reads, and the positions in that set of the images that it measures."""
         return self._own.image_set, self._own.indices
 
+    @property
+    def _knn_elsewhere(self) -> str:
+        """For the log, the images of another set on which kNN is measured."""
+        labelled = self._labelled
+        if labelled is None or labelled is self._own:
+            return ""
+        queries, bank = (f"{len(rows):,}" for rows in (labelled.queries, labelled.bank))
+        return f", and kNN of {queries} images of {self._title} among {bank}"
+
+    def warn_of_few_queries(self) -> None:
+        """Warns, on one worker, that kNN is coarse if it has few queries."""
+        count = 0 if self._labelled is None else len(self._labelled.queries)
+        if self._runtime.rank == 0 and self._labelled is not None and 0 < count < _FEW_QUERIES:
+            logger.warning(
+                "kNN is measured on %d images of %s: its standard error is up to %.0f points, and checkpoints that "
+                "differ by less are not ranked by it; more labelled images make it smaller",
+                count,
+                self._title,
+                50 / math.sqrt(count),
+            )
+
     def __call__(self, steps_taken: int) -> Mapping[str, float]:
         """The metrics after some steps; every worker calls it."""
-        what = "RankMe and uniformity" if self._labelled is None else "kNN and RankMe"
-        log_once(self._runtime, "measuring %s on %s images", what, f"{self.num_images:,}")
+        what = "kNN and RankMe" if self._labelled is self._own else "RankMe and uniformity"
+        log_once(self._runtime, "measuring %s on %s images%s", what, f"{self.num_images:,}", self._knn_elsewhere)
         features, labels = self.features()
         first, second = self._embedded_views()
         return {

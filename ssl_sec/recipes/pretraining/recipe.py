@@ -38,6 +38,7 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
     monitor = Monitor(config, recipe, runtime)
     recipe = replace(recipe, observer=monitor.online_probe)
     check_images(config, image_set, runtime, store.check_path)
+    monitor.warn_of_few_queries()
     if runtime.rank == 0:
         save_first_views(
             image_set, recipe.sampler, (recipe.views, *recipe.more_views), runtime.device, store.views_path
