@@ -87,6 +87,11 @@ class RunConfig(Settings, is_base=True):
         """Epochs or steps of the run."""
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of equally long parts of the run that are counted each by itself; none if the run is one."""
+        return ()
+
+    @property
     def kept_checkpoints(self) -> int:
         """How many of the newest checkpoints are kept."""
         return 1

@@ -107,6 +107,7 @@ class Execution:
             spec.recipe.unit,
             shown=folder.messages(),
             start_step=folder.newest_step() or 0,
+            parts=spec.config.parts,
         )
         to_mlflow = Follower(
             folder.metrics_path,

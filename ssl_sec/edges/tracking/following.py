@@ -1,5 +1,6 @@
 """The driver follows the metrics of a run, for the terminal and for MLflow, in a thread of its own."""
 
+import math
 import os
 import sys
 import threading
@@ -185,6 +186,7 @@ class Progress:
         stream: stream to write to.
         shown: time and text of messages that an earlier process has shown.
         start_step: step at which a run resumes; its earlier metrics were shown already, and do not count for its speed.
+        parts: names of equally long parts of the run, each of which counts its epochs to its own end.
     """
 
     def __init__(
@@ -195,8 +197,10 @@ class Progress:
         stream: TextIOBase | None = None,
         shown: Iterable[tuple[float, str]] = (),
         start_step: int = 0,
+        parts: Sequence[str] = (),
     ) -> None:
         self._start_step = start_step
+        self._parts = parts or ("",)
         self._stream: Any = stream or sys.stderr
         self._total = total
         self._unit = unit
@@ -246,8 +250,9 @@ class Progress:
             tqdm.write(record["message"], file=self._stream)
 
     def _worth_a_line(self, record: Record) -> bool:
-        epoch = record["metrics"].get("probe/epoch", 0)
-        return bool(self._format(record["metrics"])) and epoch % 10 == 0
+        place, end, _ = self._epoch()
+        is_shown = "probe/epoch" not in record["metrics"] or place % 10 == 0 or place == end
+        return bool(self._format(record["metrics"])) and is_shown
 
     def _place(self) -> float:
         """The progress of the run, in its unit."""
@@ -255,13 +260,20 @@ class Progress:
             return float(min(self._last_step + 1, self._total))
         return float(self._metrics.get("train/epoch", self._metrics.get("probe/epoch", 0.0)))
 
+    def _epoch(self) -> tuple[float, float, str]:
+        """The epochs of the present part so far, its length, and its name for a text."""
+        place, length = self._place(), self._total / len(self._parts)
+        number = min(math.ceil(place / length), len(self._parts)) - 1 if place > 0 else 0
+        return place - number * length, length, self._parts[number] and f" ({self._parts[number]})"
+
     def _format(self, metrics: Mapping[str, float], forms: Mapping[str, str] | None = None) -> list[str]:
         forms = _LINE_METRICS if forms is None else forms
         return [form.format(metrics[name]) for name, form in forms.items() if name in metrics]
 
     def _line(self, record: Record) -> str:
         left = self._time_left()
-        in_epochs = [f"epoch {self._place():.2f}/{self._total}"] if self._unit == "epoch" else []
+        place, end, part = self._epoch()
+        in_epochs = [f"epoch {place:.2f}/{end:g}{part}"] if self._unit == "epoch" else []
         return "  ".join(
             [
                 *in_epochs,
@@ -319,9 +331,9 @@ class Progress:
         return f"{_literal(name)} {bar} {_literal(text)}"
 
     def _main_parts(self) -> list[str]:
-        place, left = self._place(), self._seconds_left()
+        (place, end, part), left = self._epoch(), self._seconds_left()
         return [
-            f"epoch {place:.1f}/{self._total}" if self._unit == "epoch" else f"step {place:.0f}/{self._total}",
+            f"epoch {place:.1f}/{end:g}{part}" if self._unit == "epoch" else f"step {self._place():.0f}/{self._total}",
             *self._format(self._metrics, _BAR_METRICS),
             *([] if left is None else [f"{_clock(left)} left"]),
         ]

@@ -63,7 +63,12 @@ class ProbeJobConfig(RunConfig):
     @property
     def length(self) -> int:
         """Epochs of the run; with all labels, the probe with the chosen rate is trained again on all images."""
-        return self.probe.epochs * (2 if self.probe.labels_per_class is None else 1)
+        return self.probe.epochs * max(len(self.parts), 1)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """With all labels, two trainings of as many epochs."""
+        return ("choosing the rate", "final") if self.probe.labels_per_class is None else ()
 
 
 @dataclass(frozen=True, kw_only=True)

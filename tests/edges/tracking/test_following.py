@@ -13,6 +13,8 @@ import pytest
 
 from ssl_sec.edges.patience import Patience
 from ssl_sec.edges.tracking.following import Follower, Progress
+from ssl_sec.recipes.probing.config import ProbeJobConfig
+from ssl_sec.settings import from_values
 
 
 class Collected:
@@ -187,6 +189,22 @@ def test_a_resumed_run_shows_its_new_metrics_and_their_speed_alone(monkeypatch: 
     first, second = stream.getvalue().splitlines()
     assert first == "run: epoch 2.00/4  step 20  loss 5.2500  images/s 1234"
     assert second.endswith("3 min 00 s left")  # half an epoch took a minute
+
+
+def test_each_training_of_a_probe_is_named_and_counted_to_its_own_end():
+    config = from_values(ProbeJobConfig, {"run": "x", "probe": {"epochs": 12}, "runtime": {"name": "local"}})
+    stream = io.StringIO()
+    progress = Progress(config.length, "probe", stream=stream, parts=config.parts)
+    for epoch in range(24):
+        progress([{"step": epoch, "metrics": {"probe/loss": 1.0, "probe/epoch": epoch + 1}}])
+    progress([{"step": 24, "metrics": {"probe/top1": 50.0}}])
+    assert stream.getvalue().splitlines() == [
+        "probe: epoch 10.00/12 (choosing the rate)  step 9  loss 1.0000",
+        "probe: epoch 12.00/12 (choosing the rate)  step 11  loss 1.0000",
+        "probe: epoch 10.00/12 (final)  step 21  loss 1.0000",
+        "probe: epoch 12.00/12 (final)  step 23  loss 1.0000",
+        "probe: epoch 12.00/12 (final)  step 24  top-1 % 50.00",
+    ]
 
 
 def test_a_report_without_a_figure_that_is_shown_is_no_line():
