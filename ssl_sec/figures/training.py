@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,6 +44,8 @@ _CLASS_COLOURS = (
 )
 _CLASS_MARKERS = ("o", "^")
 _MOST_NAMED_CLASSES = len(_CLASS_COLOURS) * len(_CLASS_MARKERS)
+# A curve of more points has no markers; without them, a single point, or one between two gaps, would not show.
+_MOST_MARKED = 12
 # A larger legend would cover the curves.
 _MOST_ARMS_IN_AXES = 3
 
@@ -83,7 +86,7 @@ def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
     for axes, (name, points) in zip(all_axes, shown.items(), strict=True):
         steps = np.array(sorted(points))
         values = np.array([points[step] for step in steps])
-        axes.plot(steps, values, color=BLUE, linewidth=1.5, label="mean")
+        axes.plot(steps, values, color=BLUE, label="mean", **_line(len(steps)))
         if name in deviations:
             band = np.array([deviations[name].get(step, np.nan) for step in steps])
             # Norms and turns are never below 0.
@@ -96,6 +99,11 @@ def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
         _label_steps(axes)
         add_grid(axes)
     return figure
+
+
+def _line(num_points: int) -> Mapping[str, Any]:
+    """The look of a curve, beside its colour and style."""
+    return {"marker": "o" if num_points <= _MOST_MARKED else None, "markersize": 3.5, "linewidth": 1.5}
 
 
 def _deviation_of(mean: str) -> str:
@@ -220,9 +228,7 @@ def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str
     for axes, (panel, curves) in zip(all_axes, shown.items(), strict=True):
         for arm, curve in curves.items():
             colour, style = arm_look(arms.index(arm))
-            # Few points are marked, since a single one would not show as a line.
-            marker = "o" if len(curve.steps) <= 12 else None
-            look = {"color": colour, "linestyle": style, "marker": marker, "markersize": 3.5, "linewidth": 1.5}
+            look = {"color": colour, "linestyle": style, **_line(len(curve.steps))}
             (handles[arm],) = axes.plot(curve.steps, curve.values, **look)
             if curve.deviations is not None:
                 values, deviations = np.array(curve.values), np.array(curve.deviations)

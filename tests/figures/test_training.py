@@ -90,6 +90,11 @@ def test_values_that_are_not_finite_are_drawn_as_gaps():
     assert 0 < low < 1 and 3 < high < 4
 
 
+def test_a_metric_that_was_measured_once_is_a_point():
+    figure = curves_figure({"val/knn_top1": [(9, 50.0)], "train/loss": [(step, 1.0) for step in range(100)]})
+    assert [axes.lines[0].get_marker() for axes in figure.axes] == ["o", "None"]
+
+
 @pytest.mark.parametrize("history", [{}, {"train/loss": []}])
 def test_a_history_without_points_says_so(history):
     assert texts(curves_figure(history)) == ["no metric was recorded"]
