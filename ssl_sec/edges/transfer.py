@@ -69,7 +69,8 @@ def run_transfer(config: TransferConfig) -> str:
             for file in files:
                 place.write(f"{stem}{file.suffix}", file.read_bytes())
     assert finished is not None, "one set or more"
-    return "\n".join(["", _text(config, results), "", ui_instructions(finished, whole_experiment=True)])
+    own = replace(finished, run_id=sweep.run_id, experiment_id=sweep.experiment_id)
+    return "\n".join(["", _text(config, results), "", ui_instructions(own)])
 
 
 def _probes(config: TransferConfig, found: FoundNetwork) -> dict[str, ProbeJobConfig]:

@@ -83,6 +83,7 @@ def test_sets_of_other_sizes_are_measured_in_one_table_and_only_once(finished, s
     client = MlflowClient(finished.uri)
     (parent,) = client.search_runs([finished.experiment_id], "tags.job = 'transfer'")
     assert parent.info.status == "FINISHED"
+    assert f"/#/experiments/{finished.experiment_id}/runs/{parent.info.run_id}?" in table
     children = client.search_runs([finished.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
     assert sorted(run.data.tags["data"] for run in children) == ["digits", "shades"]
     (kept,) = finished.folder.path.parent.glob("transfer-*.csv")
