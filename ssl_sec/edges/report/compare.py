@@ -7,7 +7,9 @@ from typing import Any
 from ssl_sec.edges.report.files import Report
 from ssl_sec.edges.tables import in_markdown, in_table
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive
+from ssl_sec.edges.tracking.tracker import MACHINES
 from ssl_sec.figures.training import Curve, compared_curves_figure
+from ssl_sec.metrics import known_metrics
 
 _NONE = "-"
 
@@ -77,10 +79,16 @@ def _compare_metrics(first: ArchivedRun, second: ArchivedRun) -> list[list[str]]
 
 
 def _load_panels(archive: RunArchive, runs: Mapping[str, ArchivedRun]) -> dict[str, dict[str, Curve]]:
-    """Loads metric -> run -> curve, for metrics with more than one point except the epoch."""
+    """Loads metric -> run -> curve, loss and scores first, for metrics with more than one point.
+
+    Left out are the epoch and the utilisation of machines, whose steps are numbers of samples.
+    """
     panels: dict[str, dict[str, Curve]] = {}
-    keys = sorted({key for run in runs.values() for key in run.metrics if not key.endswith("/epoch")})
-    for key in keys:
+    found = {key for run in runs.values() for key in run.metrics}
+    keys = {key for key in found if not key.endswith("/epoch") and not key.startswith(MACHINES)}
+    results_first = sorted(known_metrics(keys), key=lambda known: not known[1].is_result)
+    places = {key: place for place, (key, _) in enumerate(results_first)}
+    for key in sorted(keys, key=lambda key: (places.get(key, len(places)), key)):
         histories = {name: archive.history(run, key) for name, run in runs.items() if key in run.metrics}
         if max(map(len, histories.values())) > 1:
             panels[key] = {

@@ -55,7 +55,7 @@ _TAG_LIMIT = 5_000
 # Prefix of the tags with the settings that a resume has changed.
 _CHANGED = "resumed."
 # Prefix of MLflow's metrics of machines, which have their own steps.
-_MACHINES = "system/"
+MACHINES = "system/"
 
 
 def current_parameters(run: Run) -> Mapping[str, str]:
@@ -206,7 +206,7 @@ class TrackedRun:
 
     def _look_up_newest_steps(self) -> None:
         for key in self.client.get_run(self.run_id).data.metrics:
-            if key.startswith(_MACHINES):  # no step of these is logged again
+            if key.startswith(MACHINES):  # no step of these is logged again
                 continue
             history = self.client.get_metric_history(self.run_id, key)
             self._newest_step[key] = max(point.step for point in history)

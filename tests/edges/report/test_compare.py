@@ -23,6 +23,19 @@ def test_two_runs_are_compared(store):
     assert (rows["encoder.width"]["equal"], rows["epochs"]["equal"]) == (False, True)
 
 
+def test_the_picture_shows_the_loss_and_the_scores_first_and_no_machine(store):
+    others = {
+        "train/loss": (2.0, 1.0),
+        "train/eta": (1.0, 0.5),
+        "system/cpu_utilization_percentage": (20.0, 30.0),
+        "train/epoch": (1, 2),
+    }
+    runs = [store.pretrained("digits", seed, {**others, "other": (1, 2), **curves(50.0)}) for seed in (0, 1)]
+    labels = [axes.get_ylabel() for axes in store.report(compare=tuple(runs)).figure.axes]
+    assert labels[:2] == ["total loss", "held-out kNN top-1 %"]
+    assert labels[2] == "constraint's weight η" and labels[-1] == "other" and len(labels) == 6
+
+
 def test_a_run_is_found_by_its_name_or_its_beginning(store):
     store.pretrained("digits", 0, curves(50.0), name="none-seed0-1")
     probe = store.pretrained("digits", 0, curves(50.0), name="none-seed0-1-probe")
