@@ -26,7 +26,7 @@ def runs_page(experiment_id: str, search: str | None = None) -> str:
 
 
 def scores_page(experiment_id: str) -> str:
-    """The page that lists the training runs of an experiment by their scores, the best first."""
+    """The page that lists the training runs of an experiment by one score, the best first and those without it last."""
     return f"{runs_page(experiment_id)}&{urlencode({'viewStateShareKey': _VIEW})}"
 
 
