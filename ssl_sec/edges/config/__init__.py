@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ssl_sec.edges.config.study import Distinct, Seeds
+from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.tracking import OutputDir, TrackingConfig
 from ssl_sec.settings import (
     Local,
@@ -109,8 +110,9 @@ class ReportConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        asked = [self.table, self.figure, self.compare]
-        one = sum(what is not None for what in asked) == 1
-        check(one, "table, figure, compare", asked, "one of them: table=5, figure=6 or compare <run> <run>")
+        given = [key for key in ("table", "figure", "compare") if getattr(self, key) is not None]
+        if len(given) != 1:
+            one = "one of table=<number>, figure=<number> or compare=[<run>,<run>]"
+            raise ConfigError(f"give {one}{', not ' if given else ''}{' and '.join(given)}")
         if self.compare is not None:
             check(len(self.compare) == 2, "compare", list(self.compare), "two runs: compare <run> <run>")
