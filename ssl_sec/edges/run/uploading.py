@@ -137,6 +137,7 @@ class Upload:
             if data.num_checked:
                 for what, number in (("duplicates", data.num_duplicates), ("unreadable", data.num_unreadable)):
                     tracked.client.set_tag(tracked.run_id, f"data.{what}", f"{number:,} of {data.num_checked:,}")
+                tracked.log_file(folder.check_path)
         tracked.log_data(data_set(data, title), context)
 
     def _compare(self, tracked: TrackedRun) -> None:

@@ -388,9 +388,9 @@ def test_mlflow_has_the_numbers_of_duplicate_and_unreadable_images(tmp_path: Pat
     where = ["data=folder", f"data.root={tmp_path / 'flowers'}", f"output_dir={tmp_path / 'runs'}"]
     skipping = ["data.on_bad_image=skip", "epochs=0", "tracking.register_model=false"]
     finished = run_training(PRETRAIN, pretrain_config([*where, *SMALL, *skipping]))
-    run = MlflowClient(finished.uri).get_run(finished.run_id)
-    assert run.data.tags["data.duplicates"] == "6 of 17"
-    assert run.data.tags["data.unreadable"] == "1 of 17"
+    run = (client := MlflowClient(finished.uri)).get_run(finished.run_id)
+    assert [run.data.tags[f"data.{what}"] for what in ("duplicates", "unreadable")] == ["6 of 17", "1 of 17"]
+    assert "check.json" in [each.path for each in client.list_artifacts(finished.run_id)]
     profile = json.loads(run.inputs.dataset_inputs[0].dataset.profile)
     assert profile == {"images": 16, "bad_images": 1, "classes": 0, "checked": 17, "duplicates": 6, "unreadable": 1}
     data = finished.folder.data()
