@@ -42,7 +42,7 @@ class _BatchesByClass:
     def __post_init__(self) -> None:
         if len(self._sizes) < 2:
             raise DataError(f"{len(self._sizes)} class found in the labels; batches by class need two or more")
-        check_batch_size(self.global_batch_size, len(self.labels))
+        check_batch_size(self.global_batch_size, len(self.labels), any_fits=False)
 
     @property
     def steps_per_epoch(self) -> int:

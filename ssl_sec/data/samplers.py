@@ -91,9 +91,17 @@ class ShuffledBatches:
         return _block(self, epoch, block)[place * self.global_batch_size :][: self.global_batch_size].clone()
 
 
-def check_batch_size(global_batch_size: int, num_images: int) -> None:
-    """Raises a ConfigError if there are fewer images than a batch holds."""
-    allowed = f"1 to {num_images}, the number of images"
+def check_batch_size(global_batch_size: int, num_images: int, any_fits: bool = True) -> None:
+    """Raises a ConfigError if there are fewer images than a batch holds.
+
+    Args:
+        global_batch_size: the batch.
+        num_images: number of images.
+        any_fits: whether any smaller batch fits the sampler, so that a power of two can be suggested.
+    """
+    suggested = 2 ** (num_images.bit_length() - 1) if num_images > 1 and any_fits else None
+    hint = "" if suggested is None or global_batch_size < 1 else f"; set global_batch_size={suggested}"
+    allowed = f"1 to {num_images}, the number of images{hint}"
     check(1 <= global_batch_size <= num_images, "global_batch_size", global_batch_size, allowed)
 
 

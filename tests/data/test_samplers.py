@@ -99,11 +99,10 @@ def test_a_billion_images_need_no_memory():
     assert abs(float(images.double().mean()) / 5e8 - 1) < 0.02
 
 
-@pytest.mark.parametrize("global_batch_size", [0, 11])
-def test_too_few_images(global_batch_size):
-    with pytest.raises(
-        ConfigError, match=rf"^global_batch_size: found {global_batch_size}, must be 1 to 10, the number of images$"
-    ):
+@pytest.mark.parametrize(("global_batch_size", "hint"), [(0, ""), (11, "; set global_batch_size=8")])
+def test_too_few_images(global_batch_size, hint):
+    said = f"^global_batch_size: found {global_batch_size}, must be 1 to 10, the number of images{hint}$"
+    with pytest.raises(ConfigError, match=said):
         ShuffledBatches(num_images=10, global_batch_size=global_batch_size, seed=0)
 
 
