@@ -134,6 +134,17 @@ class EmbeddingSet:
                 )
             yield at, block
 
+    def mean(self) -> Float32[Tensor, " dim"]:
+        """The mean of all embeddings, summed in float64.
+
+        Raises:
+            DataError: as for `blocks`.
+        """
+        total = torch.zeros(self.dim, dtype=torch.float64)
+        for _, block in self.blocks():
+            total += block.sum(dim=0, dtype=torch.float64)
+        return (total / len(self)).float()
+
     def about(self, start: int, stop: int) -> pa.Table:
         """The columns `split`, `row`, `path` and `label` at the positions from `start` to `stop`.
 

@@ -24,6 +24,9 @@ class NeighboursConfig(Settings):
         queries: the images whose neighbours are searched among the embeddings, given in the same way; None
             searches the neighbours of each image among the others.
         k: number of neighbours of each image.
+        centred: whether the mean of the embeddings is subtracted from them, and from the queries, before the cosines
+            are computed; cosines of unlike images are then near 0, also with a weakly trained encoder. Norms are those
+            of the embeddings as they are.
         duplicates_above: least cosine of near-duplicates.
         max_duplicates: number of pairs of near-duplicates that are listed, the most similar first; all are counted.
         num_outliers: number of the most unusual images that outliers.parquet lists by norm, and as many by distance, in
@@ -39,6 +42,7 @@ class NeighboursConfig(Settings):
     runtime: RuntimeConfig
     queries: OutputDir | None = None
     k: Annotated[int, Range(ge=1, le=10_000)] = 10
+    centred: bool = False
     duplicates_above: Annotated[float, Range(gt=-1, le=1)] = 0.95
     max_duplicates: Count = 1_000_000
     num_outliers: CountOrZero | None = None

@@ -2,11 +2,19 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 
 import pyarrow as pa
 
+from ssl_sec.errors import counted
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+# A group of more images, and of more than this share of them, is hardly of near-duplicates.
+_LARGE_GROUP, LARGE_SHARE = 10, 0.1
+# Nor are the pairs, if there are more of them for each image on average, and more than this share of all pairs.
+_MANY_PAIRS, _LARGE_SHARE_OF_PAIRS = 10, 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
 class Findings:
     """The results of a search.
 
@@ -18,7 +26,9 @@ class Findings:
         images_per_s: speed of the newly searched parts; None if there were none.
         nearest_of_same_label: share of the images whose nearest neighbour has their label, in [0, 1]; None without
             labels.
+        is_one_set: whether the images were searched among themselves.
         duplicates_above: the least cosine of near-duplicates.
+        separating: the cosine with their nearest neighbour that 10 % of the images have or exceed.
         num_pairs: number of pairs of near-duplicates.
         duplicates: the listed pairs, the most similar first.
         outliers: the most unusual images, by norm and by distance.
@@ -31,7 +41,9 @@ class Findings:
     k: int
     images_per_s: float | None
     nearest_of_same_label: float | None
+    is_one_set: bool
     duplicates_above: float
+    separating: float
     num_pairs: int
     duplicates: pa.Table
     outliers: pa.Table
@@ -43,10 +55,37 @@ class Findings:
         splits = zip(*(self.duplicates[name].to_pylist() for name in ("split", "neighbour_split")), strict=True)
         return dict(sorted(Counter((min(pair), max(pair)) for pair in splits).items()))
 
+    @cached_property
+    def group_sizes(self) -> list[int]:
+        """Number of images of each group of near-duplicates that the listed pairs form, the largest first."""
+        ends: list[pa.Table] = []
+        for prefix in ("", "neighbour_"):
+            columns = [self.duplicates[f"{prefix}{name}"] for name in ("split", "row", "path")]
+            is_query = pa.array([self.is_one_set or not prefix] * len(self.duplicates), pa.bool_())
+            ends.append(
+                pa.table([*columns, is_query, self.duplicates["group"]], ["split", "row", "path", "query", "group"])
+            )
+        images = pa.concat_tables(ends)
+        images = images.group_by(images.column_names).aggregate([])
+        return sorted(Counter(images["group"].to_pylist()).values(), reverse=True)
+
     @property
-    def num_groups(self) -> int:
-        """Number of groups of near-duplicates that the listed pairs form."""
-        return len(self.duplicates["group"].unique())
+    def doubt(self) -> str | None:
+        """Why the pairs are hardly near-duplicates, and what to do; None if they may be."""
+        num_all = self.num_images if self.is_one_set else self.num_images + self.num_searched
+        largest = max(self.group_sizes, default=0)
+        others = (self.num_images - 1) / 2 if self.is_one_set else self.num_searched
+        if largest > max(_LARGE_GROUP, LARGE_SHARE * num_all):
+            found = f"one group of near-duplicates has {largest:,} of {num_all:,} images"
+        elif self.num_pairs > self.num_images * max(_MANY_PAIRS, _LARGE_SHARE_OF_PAIRS * others):
+            found = f"{self.num_pairs / (self.num_images * others):.0%} of all pairs are near-duplicates"
+        else:
+            return None
+        return (
+            f"{found}: cosines of {self.duplicates_above:g} or more do not separate them with this encoder; "
+            f"duplicates_above={self.separating:.6g} leaves {LARGE_SHARE:.0%} of the images with a near-duplicate, "
+            "and centred=true may separate better"
+        )
 
     @property
     def num_conflicts(self) -> int:
@@ -68,7 +107,8 @@ class Findings:
             found.append(f"same label as the nearest neighbour: {self.nearest_of_same_label:.1%} of the images")
         found.append(f"near-duplicates: {self.num_pairs:,} pairs of cosine {self.duplicates_above:g} or more")
         if self.num_pairs:
-            found[-1] += f" in {self.num_groups:,} groups"
+            sizes = self.group_sizes
+            found[-1] += f" in {counted(len(sizes), 'group')} of {sum(sizes):,} images, the largest of {sizes[0]:,}"
             if len(self.duplicates) < self.num_pairs:
                 found[-1] += f"; listed and grouped are the {len(self.duplicates):,} most similar"
             counts = [f"{count:,} {a} and {b}" for (a, b), count in self.pairs_by_split.items()]

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ssl_sec.edges.config.neighbours import NeighboursConfig
-from ssl_sec.edges.embeddings.findings import Findings
+from ssl_sec.edges.embeddings.findings import LARGE_SHARE, Findings
 from ssl_sec.edges.embeddings.page import page_of
 from ssl_sec.edges.embeddings.workers import done_on
 from ssl_sec.edges.embeddings.written import whole_files
@@ -56,7 +56,8 @@ def run_neighbours(config: NeighboursConfig) -> Findings:
     num_others = len(base) - (queries is base)
     check(config.k <= num_others, "k", config.k, f"1 to {num_others:,}, the number of other images")
     logger.info("embeddings: %s of %d dimensions", f"{len(base):,}", base.dim)
-    work = replace(work, origin=_origin(config, base, queries))
+    centre = base.mean() if config.centred else None
+    work = replace(work, origin=_origin(config, base, queries), centre=centre)
     outcome = _Outcome(config=config, origin=work.origin, plan=work.plan(queries))
     present = outcome.present()
     waiting = [part for part in range(outcome.plan.num_parts) if part not in present]
@@ -72,7 +73,7 @@ def run_neighbours(config: NeighboursConfig) -> Findings:
             pass
     seconds = time.perf_counter() - start
     duplicates, num_pairs = outcome.write_duplicates(queries is base)
-    usual, outliers = outcome.write_outliers()
+    usual, separating, outliers = outcome.write_outliers()
     findings = Findings(
         output=config.output,
         num_images=len(queries),
@@ -80,12 +81,16 @@ def run_neighbours(config: NeighboursConfig) -> Findings:
         k=config.k,
         images_per_s=num_waiting / seconds if waiting else None,
         nearest_of_same_label=usual,
+        is_one_set=queries is base,
         duplicates_above=config.duplicates_above,
+        separating=separating,
         num_pairs=num_pairs,
         duplicates=duplicates,
         outliers=outliers,
         examples=outcome.examples(),
     )
+    if findings.doubt:
+        logger.warning("%s", findings.doubt)
     logger.info("drawing the page")
     outcome.place.write(_PAGE, page_of(findings, base, queries, config).encode())
     return findings
@@ -98,10 +103,12 @@ class SearchWork:
     Attributes:
         config: the job's configuration.
         origin: the settings and files that determine the neighbours and their division into files.
+        centre: the mean of the embeddings, which is subtracted from them and the queries; None leaves them as they are.
     """
 
     config: NeighboursConfig
     origin: Mapping[str, Any] = field(default_factory=dict)
+    centre: Float32[Tensor, " dim"] | None = None
 
     def open(self) -> tuple[EmbeddingSet, EmbeddingSet]:
         """The embeddings that are searched, and the queries; one object if each is searched among the others.
@@ -136,8 +143,8 @@ class SearchWork:
             rows = outcome.plan.rows(part)
             embeddings = torch.cat([block for _, block in queries.blocks(rows.start, rows.stop)])
             found, pairs = search(
-                embeddings,
-                _counted(base, len(rows), on_images),
+                self._centred(embeddings),
+                ((at, self._centred(block)) for at, block in _counted(base, len(rows), on_images)),
                 k=config.k,
                 start=rows.start,
                 are_among=queries is base,
@@ -155,6 +162,9 @@ class SearchWork:
 
         return do
 
+    def _centred(self, embeddings: Float32[Tensor, "rows dim"]) -> Float32[Tensor, "rows dim"]:
+        return embeddings if self.centre is None else embeddings - self.centre
+
 
 def _origin(config: NeighboursConfig, base: EmbeddingSet, queries: EmbeddingSet) -> dict[str, Any]:
     """The settings and files that determine the neighbours and their division into files."""
@@ -162,6 +172,7 @@ def _origin(config: NeighboursConfig, base: EmbeddingSet, queries: EmbeddingSet)
         "embeddings": base.digest,
         "queries": None if queries is base else queries.digest,
         "k": config.k,
+        "centred": config.centred or None,
         "duplicates_above": config.duplicates_above,
         "max_duplicates": config.max_duplicates,
         "queries_per_part": config.queries_per_part,
@@ -233,15 +244,18 @@ class _Outcome:
         duplicates = self._read(_DUPLICATES)
         return duplicates, _num_found(duplicates)
 
-    def write_outliers(self) -> tuple[float | None, pa.Table]:
-        """All parts' outliers in one file; returns the share of images whose nearest has their label, and the outliers.
+    def write_outliers(self) -> tuple[float | None, float, pa.Table]:
+        """All parts' outliers in one file; returns two numbers about the nearest neighbours, and the outliers.
 
-        The share is None if no image and its nearest neighbour have labels.
+        The numbers are the share of images whose nearest has their label, None if no two have labels, and the cosine
+        with their nearest that `LARGE_SHARE` of the images have or exceed.
         """
         parts, norms, same = range(self.plan.num_parts), _Moments(), _Moments()
+        cosines: list[np.ndarray] = []
         for part in parts:
-            images = self._read(self._name(_IMAGES, part), columns=["norm", "label", "nearest_label"])
+            images = self._read(self._name(_IMAGES, part), columns=["norm", "label", "nearest_label", "nearest_cosine"])
             norms.add(images["norm"].to_numpy())
+            cosines.append(images["nearest_cosine"].to_numpy())
             label, nearest = (images[name].to_numpy().astype(np.float64) for name in ("label", "nearest_label"))
             same.add((label == nearest)[~np.isnan(label) & ~np.isnan(nearest)])
         outliers = Outliers(self.config.outliers_among(self.plan.num_images), norms.mean, norms.std)
@@ -249,7 +263,8 @@ class _Outcome:
             outliers.add(self._read(self._name(_IMAGES, part)))
         table = outliers.table()
         self._write(_OUTLIERS, table)
-        return same.mean if same.count else None, table
+        separating = float(np.quantile(np.concatenate(cosines), 1 - LARGE_SHARE))
+        return same.mean if same.count else None, separating, table
 
     def examples(self) -> pa.Table:
         """The neighbours of some images, chosen at random with a fixed seed."""

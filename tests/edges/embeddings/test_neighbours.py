@@ -322,3 +322,61 @@ def test_two_workers_of_ray_write_the_tables_of_one_process(
     assert replace(findings, output="", images_per_s=None).lines() == replace(found[0], images_per_s=None).lines()
     for name in ("duplicates.parquet", "outliers.parquet", "neighbours-00002-of-00003.parquet"):
         assert pq.read_table(tmp_path / name) == pq.read_table(found[1] / name)
+
+
+def _write(folder: Path, embeddings: np.ndarray) -> Path:
+    """Embeddings as a file of a folder, which is made."""
+    folder.mkdir()
+    count = len(embeddings)
+    rows = Rows(rows=np.arange(count), paths=[None] * count, labels=np.full(count, -1), embeddings=embeddings)
+    (folder / "train-00000-of-00001.parquet").write_bytes(encoded(rows, (), {}))
+    return folder
+
+
+def _narrow() -> np.ndarray:
+    """Embeddings as of a weakly trained encoder, close to one direction, of which row 2n + 1 < 40 is almost row 2n."""
+    generator = np.random.default_rng(0)
+    embeddings = np.concatenate([np.full((400, 1), 3.0), generator.normal(size=(400, 16)) / 8], axis=1)
+    embeddings[1:40:2] = embeddings[:40:2] + generator.normal(size=(20, 17)) / 1000
+    return embeddings.astype(np.float32)
+
+
+def test_a_limit_that_all_pairs_exceed_is_reported_with_another(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    folder = _write(tmp_path / "narrow", _narrow())
+    findings = find(folder, tmp_path / "many")
+    assert findings.group_sizes == [400]
+    assert "in 1 group of 400 images, the largest of 400" in str(findings)
+    (warning,) = [record.getMessage() for record in caplog.records if "duplicates_above" in record.getMessage()]
+    assert warning.startswith("one group of near-duplicates has 400 of 400 images: cosines of 0.95 or more do not")
+    caplog.clear()
+    limit = re.findall(r"duplicates_above=[\d.]+", warning)[0]
+    findings = find(folder, tmp_path / "few", limit)
+    assert findings.group_sizes == [2] * 20 and findings.num_pairs == 20
+    assert "duplicates_above" not in caplog.text
+
+
+def test_images_of_two_sets_with_one_name_are_two_images_of_a_group(tmp_path: Path):
+    folders = [_write(tmp_path / name, np.eye(4, dtype=np.float32)) for name in ("one", "other")]
+    findings = find(folders[0], tmp_path / "out", f"queries={folders[1]}", "k=1")
+    assert findings.group_sizes == [2] * 4
+
+
+def test_centred_cosines_are_those_of_the_deviations_from_the_mean(tmp_path: Path):
+    embeddings = _narrow()
+    folder = _write(tmp_path / "narrow", embeddings)
+    findings = find(folder, tmp_path / "centred", "centred=true", "k=3")
+    assert findings.group_sizes == [2] * 20 and findings.doubt is None
+    units = embeddings - embeddings.mean(axis=0, dtype=np.float64)
+    units /= np.linalg.norm(units, axis=1, keepdims=True)
+    cosines = units @ units.T
+    np.fill_diagonal(cosines, -1)
+    table = pq.read_table(sorted((tmp_path / "centred").glob("neighbours-*")))
+    expected = np.sort(cosines, axis=1)[:, :-4:-1]
+    np.testing.assert_allclose(table["cosine"].to_numpy().reshape(-1, 3), expected, atol=1e-6)
+    whole = find(folder, tmp_path / "whole", "centred=true", "k=3", "queries_per_part=400")
+    assert whole.duplicates.equals(findings.duplicates)
+    others = _write(tmp_path / "others", embeddings[:5] + np.float32(1e-4))
+    among = find(folder, tmp_path / "among", "centred=true", "k=1", f"queries={others}").duplicates
+    assert among["row"].to_pylist()[:5] and among["cosine"].to_numpy().min() > 0.95
+    with pytest.raises(ConfigError, match="holds another search, with centred True instead of None"):
+        find(folder, tmp_path / "centred", "k=3")
