@@ -1,4 +1,4 @@
-"""Runs one recipe with several changes and seeds, probes each run, and compares them in a table.
+"""Runs one recipe with several changes and seeds, probes each run if it can, and compares them in a table.
 
 An arm changes the recipe: `loss=triplet`, `constraint.eta=0.5`, or several changes, `loss=triplet+constraint=sec`. A
 name alone is an option of the group `constraint`, or `random`: an encoder with its initial weights. An ablation is a
@@ -33,7 +33,8 @@ from ssl_sec.recipes.registry import PRETRAIN
 
 logger = logging.getLogger("ssl_sec")
 
-_METRIC = "probe/top1"
+# The first that all runs have decides.
+_METRICS = ("probe/top1", "val/knn_top1", "val/rankme")
 
 
 def run_ablation(cells: Sequence[Cell]) -> str:
@@ -168,5 +169,6 @@ def _table(kept: Sequence[KeptCell], arms: Sequence[str]) -> str:
     if not kept:
         return ""
     baseline = "none" if "none" in arms else arms[0]
-    columns, *rows = Comparison.of(kept, _METRIC, baseline, len(arms) - 1).table()
+    metric = next((name for name in _METRICS if all(name in cell.metrics for cell in kept)), _METRICS[0])
+    columns, *rows = Comparison.of(kept, metric, baseline, len(arms) - 1).table()
     return in_table(rows, columns)

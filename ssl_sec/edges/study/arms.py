@@ -12,14 +12,20 @@ from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.settings import from_values
 
 _RANDOM = "random"
-# Keys that differ in each run of the sweep.
-_RESERVED = {"seed": "seeds=[...]", "run_name": "recipe=<name>", "arms": "one list", "seeds": "one list"}
+_PROBED = "probe.enabled"
+# Keys that cannot differ between arms.
+_RESERVED = {
+    "seed": "seeds=[...]",
+    "run_name": "recipe=<name>",
+    "arms": "one list",
+    "seeds": "one list",
+    _PROBED: "it for all arms",
+}
 # Keys that the sweep sets -> what is given instead.
 _OF_THE_SWEEP = {
     "seed": "seeds=[<seed>,...]",
     "run_name": "recipe=<name>: runs are named after recipe, arm and seed",
     "resume": "the same command, which continues the ablation",
-    "probe.enabled": "true: the arms are compared by their probes",
 }
 
 
@@ -36,7 +42,7 @@ def read_arms(overrides: Sequence[str]) -> list[Cell]:
     config = from_values(AblateConfig, {key: values[key] for key in ("arms", "seeds")})
     for override in overrides:
         key, _, value = override.partition("=")
-        if key in _OF_THE_SWEEP and (key, value.lower()) not in (("probe.enabled", "true"), ("resume", "false")):
+        if key in _OF_THE_SWEEP and (key, value.lower()) != ("resume", "false"):
             raise ConfigError(f"{key}: an ablation sets it; allowed: {_OF_THE_SWEEP[key]}")
     shared = [override for override in overrides if override.partition("=")[0] not in ("arms", "seeds")]
     from_values(PretrainConfig, compose("pretrain", shared))  # mistakes outside the arms are reported first
@@ -45,7 +51,9 @@ def read_arms(overrides: Sequence[str]) -> list[Cell]:
 
 def _cell(shared: Sequence[str], arm: str, seed: int) -> Cell:
     changes = [change for part in re.split(r"\+(?!\d)", arm) for change in _changes(arm, part)]  # 1e+5 is a number
-    given = (*shared, *changes, f"seed={seed}", "run_name=null", "probe.enabled=true")
+    is_given = any(override.partition("=")[0] == _PROBED for override in shared)
+    probed = [] if is_given else [f"{_PROBED}=true"]
+    given = (*shared, *changes, f"seed={seed}", "run_name=null", *probed)
     try:
         config = from_values(PretrainConfig, compose("pretrain", given))
         return Cell(arm=arm, point=Point(), seed=seed, overrides=given, config=config)

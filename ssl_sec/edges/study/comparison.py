@@ -13,7 +13,7 @@ from ssl_sec.edges.study.cells import KeptCell
 from ssl_sec.edges.study.differences import Difference, adjusted, difference
 from ssl_sec.figures.study import Cause, Interval, causes_figure, forest_figure, values_figure
 from ssl_sec.metrics import chosen_metrics, metric_label
-from ssl_sec.recipes.registry import PROBE
+from ssl_sec.recipes.registry import PROBE, compared_metrics
 
 # Effects of an arm on norms and steps: name -> label.
 _CAUSES = {
@@ -112,7 +112,8 @@ class Comparison:
         with_points = any(row.point for row in self.rows)
         measured = {name for row in self.rows for one in row.metrics.values() for name in one}
         decides = measured & {self.metric}
-        shown = [*decides, *chosen_metrics(PROBE.test_metrics, measured - decides)]
+        others = PROBE.test_metrics if measured & {*PROBE.test_metrics} else compared_metrics()
+        shown = [*decides, *chosen_metrics(others, measured - decides)]
         columns = [*(["at"] if with_points else []), "arm", "runs", *map(metric_label, shown)]
         compares = any(row.difference is not None and row.difference.num_pairs > 1 for row in self.rows)
         beside = [_KNN] if compares and _KNN in shown and self.metric != _KNN else []

@@ -57,7 +57,7 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
 
 def _require_probed(config: PretrainConfig, image_set: ImageSet) -> None:
     """Raises a ConfigError or a DataError now if the probe after the training could not start."""
-    require_labels(image_set, "probe.enabled=true")
+    require_labels(image_set, "the probe after the training (probe.enabled=true; false leaves it out)")
     if config.probe.test_share is None:
         with opening_test_images("probe.test_share"):
             open_encoded(config.data, "test")

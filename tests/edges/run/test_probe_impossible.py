@@ -18,7 +18,11 @@ def write(folder: Path, count: int) -> None:
 @pytest.mark.parametrize(
     ("folders", "message"),
     [
-        ((".",), "folder/train: 40 images without labels found; probe.enabled=true needs the class of each image"),
+        (
+            (".",),
+            r"folder/train: 40 images without labels found; the probe after the training \(probe.enabled=true; false "
+            r"leaves it out\) needs the class of each image",
+        ),
         (("train/a", "train/b"), "photos/test: no such folder"),
     ],
 )

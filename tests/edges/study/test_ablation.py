@@ -5,8 +5,11 @@ import statistics
 from pathlib import Path
 
 import pytest
+import torch
 from mlflow.tracking import MlflowClient
+from PIL import Image
 
+from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run import worker
 from ssl_sec.edges.run.summary import Finished
@@ -14,7 +17,7 @@ from ssl_sec.edges.study import ablation
 from ssl_sec.edges.study.ablation import _Names
 from ssl_sec.edges.study.arms import read_arms
 from ssl_sec.edges.study.cells import KeptCells
-from ssl_sec.errors import ConfigError, Stopped, StorageError
+from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import RecipeRow
 from tests.jobs import ablate
@@ -52,6 +55,21 @@ def test_arms_and_seeds_make_one_table(quick, tmp_path: Path):
     assert names == [f"digits-resnet18-{arm}-s{seed}" for arm in ("random", "sec") for seed in (0, 1)]
     assert f"/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey=" in table
     assert "mlflow.sharedViewState.scores" in experiment.tags
+
+
+def test_images_without_labels_are_compared_by_rankme(quick, tmp_path: Path):
+    (tmp_path / "images").mkdir()
+    digits = open_digits("train")
+    for index, pixels in enumerate(digits.read(torch.arange(80)).images[:, 0].numpy()):
+        Image.fromarray(pixels).save(tmp_path / "images" / f"{index}.png")
+    data = ["data=folder", f"data.root={tmp_path / 'images'}", "data.image_size_px=8", "data.num_channels=1"]
+    given = [*quick, *data, "runtime=local", "global_batch_size=16", "epochs=1", "arms=[random,sec]", "seeds=[0,1]"]
+    with pytest.raises(DataError, match=r"80 images without labels found; .*probe.enabled=true; false leaves it out"):
+        ablate(given)
+    lines = ablate([*given, "probe.enabled=false"]).strip().splitlines()
+    assert re.split("  +", lines[0]) == ["arm", "runs", "effective rank (RankMe)", "difference from random [95 %]", "p"]
+    assert [line.split()[:2] for line in lines[2:4]] == [["random", "2"], ["sec", "2"]]
+    assert all("±" in line for line in lines[2:4])
 
 
 def test_a_damaged_list_of_an_ablations_runs_is_one_line(quick):
@@ -171,6 +189,7 @@ def test_arms_are_options_of_any_group_or_values_of_any_key(quick, trained):
         (["arms=[loss=ntxnet]"], "arms: loss=ntxnet: loss: found 'ntxnet'; did you mean 'ntxent'"),
         (["arms=[sec,loss=arcface]"], "arms: loss=arcface: loss: found 'arcface', which jobs.pretrain cannot use"),
         (["arms=[constraint.etta=1]"], "arms: constraint.etta=1: constraint.etta: unknown key; did you mean"),
+        (["arms=[sec,probe.enabled=false]"], "probe.enabled cannot be part of an arm: give it for all arms"),
         (["arms=[sec,seed=3]"], r"arms: found 'seed=3'; seed cannot be part of an arm: give seeds=\[...\]"),
         (["arms=[loss=triplet+sce]"], "arms: found 'sce'; did you mean 'sec'.* or an override of any group or key"),
         (["arms=[none]", "epochs=-1"], "^epochs: found -1"),
