@@ -20,6 +20,8 @@ from ssl_sec.errors import DataError, printable
 
 logger = logging.getLogger("ssl_sec.data")
 
+# Unreadable images that a list names.
+LISTED_BAD_IMAGES = 1000
 # This many unreadable images in a row mean that the store is unavailable, not that some files are bad.
 MAX_BAD_IN_A_ROW = 100
 # Class names are listed up to the largest label, so that absurd labels must be refused.
@@ -109,6 +111,7 @@ class ResidentImages:
         name: name of the split.
         description: source of the images.
         num_bad_images: number of images that were dropped when the set was loaded.
+        bad_images: the reasons why they, at most the first LISTED_BAD_IMAGES, could not be decoded, with their names.
         queries: mask of the queries, with the others as the gallery, on the CPU; None: each image is both.
         rows: row in `images` of each image of this set, on the CPU; None for all rows in order.
     """
@@ -119,6 +122,7 @@ class ResidentImages:
     name: str
     description: str
     num_bad_images: int = 0
+    bad_images: tuple[str, ...] = ()
     queries: Bool[Tensor, " images"] | None = None
     rows: Int64[Tensor, " images"] | None = None
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ssl_sec.data.decode import Decoding, OnBadImage, decode_image, map_in_threads
 from ssl_sec.data.image_set import (
+    LISTED_BAD_IMAGES,
     UNLABELLED,
     EncodedImages,
     ImageSet,
@@ -28,6 +29,9 @@ from ssl_sec.data.image_set import (
 from ssl_sec.errors import ConfigError, DataError
 
 logger = logging.getLogger("ssl_sec.data")
+
+# Unreadable images that an error names.
+_NAMED = 10
 
 # An image to decode: its name in errors, its file or bytes, and its label.
 Encoded = tuple[str, Path | bytes, int]
@@ -251,9 +255,10 @@ def unreadable_images(
     """
     if len(reasons) == 1:
         return unreadable(reasons[0], on_bad_image)
-    first = "; ".join(map(str, reasons[:3]))
+    first = "; ".join(map(str, reasons[:_NAMED]))
     some = DataError(f"{name}: {len(reasons):,} of {num_images:,} images cannot be read, first: {first}")
-    return unreadable(some, on_bad_image)
+    found = unreadable(some, on_bad_image)
+    return found if on_bad_image is None else DataError(f"{found}, and check.json of such a training lists them")
 
 
 def decode_all(
@@ -300,4 +305,5 @@ def decode_all(
         name=name,
         description=description,
         num_bad_images=len(reasons),
+        bad_images=tuple(map(str, reasons[:LISTED_BAD_IMAGES])),
     )

@@ -121,15 +121,18 @@ def test_a_clean_set_gives_no_warning(tmp_path, caplog):
 
 @pytest.mark.parametrize("more", [{}, {"resident_limit_mib": 0}])
 def test_unreadable_images_are_an_error_before_the_training(tmp_path, more):
-    choices = [1, 2, -1, 3, -2, 4, -1, -1, 5, 6]
+    choices = [1, 2, -1, 3, -2, 4, -1, -1, 5, 6, *[-1] * 8]
     data = {**written(tmp_path, "folder", contents(choices), **more), "on_bad_image": "raise"}
     runtime = FakeRuntime()
     with pytest.raises(DataError) as raised:
         run(tmp_path, runtime, data=data, global_batch_size=2)
     message, root = str(raised.value), tmp_path / "images"
-    assert message.startswith(f"folder/train: 4 of 10 images cannot be read, first: {root}/002.png: not an image; ")
-    assert f"{root}/004.png: " in message and f"{root}/006.png: " in message and f"{root}/007.png" not in message
-    assert message.endswith("; data.on_bad_image=skip leaves such images out")
+    assert message.startswith(f"folder/train: 12 of 18 images cannot be read, first: {root}/002.png: not an image; ")
+    named = [f"{root}/{number:03}.png: " in message for number, choice in enumerate(choices) if choice < 0]
+    assert named == [True] * 10 + [False] * 2
+    assert message.endswith(
+        "; data.on_bad_image=skip leaves such images out, and check.json of such a training lists them"
+    )
     assert runtime.reports == [] and not (tmp_path / "check.json").exists() and not (tmp_path / "views.pt").exists()
 
 
@@ -138,6 +141,18 @@ def test_a_single_unreadable_image_is_named_alone(tmp_path, more):
     data = {**written(tmp_path, "folder", contents([1, 2, -1, 3]), **more), "on_bad_image": "raise"}
     with pytest.raises(DataError, match=r"^\S+/002\.png: not an image; .*on_bad_image=skip leaves such images out$"):
         run(tmp_path, data=data, global_batch_size=2)
+
+
+@pytest.mark.parametrize("more", [{}, {"resident_limit_mib": 0}])
+def test_all_skipped_images_are_listed(tmp_path, more, caplog):
+    data = written(tmp_path, "folder", contents([1, 2, *[-1] * 12, 3, 4]), **more)
+    _, store = run(tmp_path, data=data, global_batch_size=2, epochs=0)
+    kept = json.loads(store.check_path.read_text())
+    assert kept["num_unreadable"] == 12
+    names = [reason.partition(":")[0] for reason in kept["unreadable"]]
+    assert names == [f"{tmp_path}/images/{number:03}.png" for number in range(2, 14)]
+    (record,) = [each for each in caplog.records if "checked" in each.getMessage()]
+    assert record.getMessage().count("not an image") == 3
 
 
 def test_an_image_of_another_size_is_named_before_the_training(tmp_path):

@@ -22,7 +22,7 @@ from torch import Tensor
 from ssl_sec.collectives import gather_objects, max_int_over_workers, own_rows
 from ssl_sec.data.config import ParquetConfig, WebDatasetConfig
 from ssl_sec.data.decode import decode_image, map_in_threads
-from ssl_sec.data.image_set import Candidate, EncodedImages, ImageSet, ResidentImages, check_shape
+from ssl_sec.data.image_set import LISTED_BAD_IMAGES, Candidate, EncodedImages, ImageSet, ResidentImages, check_shape
 from ssl_sec.data.shards.cache_files import made_once
 from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.data.stores import unreadable_images
@@ -37,7 +37,7 @@ logger = logging.getLogger("ssl_sec.data")
 _DIGEST_BYTES = 16
 _NOTHING = bytes(_DIGEST_BYTES)  # the digest of an image without bytes, which repeats no other
 _NAMED = 3
-_CACHE_LAYOUT = 1  # increase it when the fields of a check, or what is counted, change
+_CACHE_LAYOUT = 2  # increase it when the fields of a check, or what is counted, change
 _LOG_EVERY_S = 20.0
 
 
@@ -51,7 +51,7 @@ class ImageCheck:
         num_duplicates: number of checked images with the same bytes as an earlier one.
         num_unreadable: number of images that cannot be decoded.
         duplicates: the first few, each with the image that it repeats.
-        unreadable: the reasons why the first few cannot be decoded.
+        unreadable: the reasons why the first LISTED_BAD_IMAGES cannot be decoded, with their names.
     """
 
     num_images: int
@@ -65,7 +65,7 @@ class ImageCheck:
         part = "" if self.num_checked == self.num_images else f" of {self.num_images:,}"
         some = "; ".join(f"{printable(name)} repeats {printable(other)}" for name, other in self.duplicates)
         repeated = f"{self.num_duplicates:,} duplicates{f', first: {some}' if some else ''}"
-        why = f", first: {'; '.join(self.unreadable)}" if self.unreadable else ""
+        why = f", first: {'; '.join(self.unreadable[:_NAMED])}" if self.unreadable else ""
         return f"checked {self.num_checked:,}{part} images: {repeated}; {self.num_unreadable:,} unreadable{why}"
 
 
@@ -99,7 +99,8 @@ def check(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) -> Imag
         DataError: images cannot be decoded, and the data set's option is not to skip them.
     """
     # The pixels of a set in memory have been decoded already, so only its duplicates are counted.
-    is_decoded = isinstance(image_set, ResidentImages)
+    decoded = image_set if isinstance(image_set, ResidentImages) else None
+    is_decoded = decoded is not None
     encoded = open_encoded(config.data) if is_decoded else image_set
     if encoded is None:
         return None
@@ -125,11 +126,11 @@ def check(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) -> Imag
         num_images=len(encoded),
         num_checked=len(indices),
         num_duplicates=len(repeated),
-        num_unreadable=image_set.num_bad_images if is_decoded else len(reasons),
+        num_unreadable=len(reasons) if decoded is None else decoded.num_bad_images,
         duplicates=tuple(
             (_name(encoded, int(indices[place])), _name(encoded, int(indices[repeated[place]]))) for place in first
         ),
-        unreadable=tuple(map(str, reasons[:_NAMED])),
+        unreadable=tuple(map(str, reasons[:LISTED_BAD_IMAGES])) if decoded is None else decoded.bad_images,
     )
     if cache is not None and runtime.rank == 0:
         _keep(found, cache)
