@@ -6,8 +6,8 @@ from ssl_sec.exporting.formats import Exportable
 def reading(exportable: Exportable, as_numpy: bool = False) -> str | None:
     """Python code that makes `images`, float32 in [0, 1] and of one file; None for encoders of oblong images.
 
-    The file is made upright, converted and brought to the size of the training images as by `ssl_sec.data`: for an
-    8-bit file, the pixels are those that `jobs.embed` reads, up to one grey level where a record has a crop.
+    The file is made upright, converted and brought to the size of the training images as by `ssl_sec.data`: the
+    pixels are those that `jobs.embed` reads, up to one grey level where a record has a crop.
 
     Args:
         exportable: the encoder.
@@ -43,6 +43,9 @@ def reading(exportable: Exportable, as_numpy: bool = False) -> str | None:
     return (
         f"import numpy{'' if as_numpy else ', torch'}\n"
         "from PIL import Image, ImageOps\n\n"
-        f'image = ImageOps.exif_transpose(Image.open("photo.jpg")).convert("{mode}")\n'
+        'image = ImageOps.exif_transpose(Image.open("photo.jpg"))\n'
+        'if image.mode.startswith("I"):  # grey of 16 bits, of which the high byte is kept\n'
+        "    image = Image.fromarray((numpy.array(image) >> 8).astype(numpy.uint8))\n"
+        f'image = image.convert("{mode}")\n'
         f"{cut}images = {pixels if as_numpy else f'torch.from_numpy({pixels})'}"
     )

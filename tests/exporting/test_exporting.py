@@ -238,13 +238,18 @@ def test_the_documented_lines_for_weights_alone_read_a_resnet(tmp_path):
     ],
 )
 @pytest.mark.parametrize("as_numpy", [False, True])
+@pytest.mark.parametrize("bits", [8, 16])
 def test_the_lines_for_a_file_make_the_images_that_this_package_reads(
-    num_channels, crop, as_numpy, tmp_path, monkeypatch
+    num_channels, crop, as_numpy, bits, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     exif = PIL.Image.Exif()
     exif[0x0112] = 6  # the photo lies on its side
-    noise(77, 50).save("photo.jpg", quality=95, exif=exif)
+    if bits == 8:
+        noise(77, 50).save("photo.jpg", quality=95, exif=exif)
+    else:
+        shades = np.random.default_rng(0).integers(0, 2**16, (50, 77), np.uint16)
+        PIL.Image.fromarray(shades).save("photo.jpg", format="png", exif=exif)
     exportable = exportable_resnet(18, "cifar", 0.125, num_channels, size=32)
     if crop is not None:
         encoder = ResNetConfig(name="resnet18", stem="cifar", width=0.125)
