@@ -189,7 +189,9 @@ def title_of_place(location: str) -> str:
     address = re.sub(r"^[^/]*@|[?#].*", "", location.partition("://")[2])
     path = address if is_url else str(Path(location).expanduser().absolute())
     for part in reversed(path.split("/")):
-        bare = re.sub(r"\.(parquet|pq)$|-?\d{5}-of-\d{5}", "", part)
+        # Shards are numbered: tr-000000.tar, or tr-{000..041}.tar for several.
+        bare = re.sub(r"([-_.]?\{[^{}]*\}|[-_.]\d+)?\.tar$", "", part)
+        bare = re.sub(r"\.(parquet|pq)$|-?\d{5}-of-\d{5}", "", bare)
         name = re.sub(r"[^\w.-]+", "-", bare).strip("-._")
         name = re.sub(r"^train[-._]|[-._]train$", "", name)
         if any(not word.isdigit() and word.lower() not in _GENERIC_WORDS for word in re.split(r"[-._]", name)):
