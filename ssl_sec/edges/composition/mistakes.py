@@ -90,6 +90,8 @@ def _meaning(
     group = key.partition(".")[0]
     if having := _usable_ones(job, elsewhere.get(key, ())):
         now = choice.options[group]
+        if (group, now) == ("data", "null"):
+            return "; name the set, too, also that of the run: for example data=folder data.root=<folder>"
         explained = options(group).get(now, "").partition(";")[0].rstrip(".")
         return f" with {group}={now}{f' ({explained})' if explained else ''}; {in_words(having)} has it"
     for possible in meant(key, elsewhere.keys() - keys) if is_of_probe(key, meant(key, keys)) else []:

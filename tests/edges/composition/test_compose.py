@@ -277,6 +277,12 @@ def test_a_mistake_is_one_line_with_the_nearest_name(overrides, message):
     [
         ("metric_learning", ["epochs=3"], "epochs: unknown key; did you mean 'steps'?"),
         ("face", ["seed=1,2"], "must be one; python -m jobs.submit face ... seed=1,2 sweeps on a Ray cluster"),
+        (
+            "embed",
+            ["run=a", "output=b", "data.on_bad_image=skip"],
+            "data.on_bad_image: unknown key; name the set, too, also that of the run: for example data=folder "
+            "data.root=<folder>",
+        ),
         ("report", ["table=1,2"], "table: found several values, 1,2, must be one"),
     ],
 )
