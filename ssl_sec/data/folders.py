@@ -3,15 +3,17 @@
 import logging
 import os
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
 
+from ssl_sec.collectives import rank
 from ssl_sec.data.class_splits import require_disjoint
 from ssl_sec.data.decode import AS_THEY_ARE, EXTENSIONS, UNREAD_EXTENSIONS, Decoding
 from ssl_sec.data.image_set import UNLABELLED, ImageSet, Split
 from ssl_sec.data.stores import FileStore, from_store
-from ssl_sec.errors import DataError, MissingDataError, check_option, first_line, printable
+from ssl_sec.errors import DataError, MissingDataError, check_option, counted, first_line, printable
 
 logger = logging.getLogger("ssl_sec.data")
 
@@ -201,15 +203,21 @@ def _no_images(folder: Path, unread: Sequence[str]) -> str:
 
 
 def _log_left_out(root: Path, unread: Sequence[str], runs: Sequence[str]) -> None:
+    if rank() > 0:
+        return
     if runs:
-        shown = _display(str(root)), len(runs), _display(os.path.relpath(min(runs), root))
-        logger.info("%s: %d folders of runs are left out, first: %s", *shown)
+        shown = _display(str(root)), counted(len(runs), "folder"), _display(os.path.relpath(min(runs), root))
+        _log_once(logging.INFO, "%s: left out: %s of runs, first: %s", *shown)
     if unread:
-        shown = _display(str(root)), len(unread), _display(os.path.relpath(min(unread), root))
-        logger.warning(
-            "%s: %d images of formats that are not read are left out, first: %s; convert them to JPEG, PNG or WebP",
-            *shown,
-        )
+        shown = _display(str(root)), counted(len(unread), "image"), _display(os.path.relpath(min(unread), root))
+        left_out = "%s: left out: %s of formats that are not read, first: %s; convert them to JPEG, PNG or WebP"
+        _log_once(logging.WARNING, left_out, *shown)
+
+
+@cache
+def _log_once(level: int, message: str, *shown: str) -> None:
+    """Logs a message once in a process; a job opens its images several times."""
+    logger.log(level, message, *shown)
 
 
 def _find_images(folder: Path, root: Path, unread: list[str], runs: list[str]) -> list[str]:

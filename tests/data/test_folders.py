@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssl_sec.data import folders
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.folders import open_folder
@@ -71,7 +72,7 @@ def test_folders_of_runs_are_left_out_with_a_word(tmp_path, caplog):
     write_folder(tmp_path, {"b/metrics.jsonl": b"", "b/1.png": plain(4)})
     with caplog.at_level("INFO", "ssl_sec.data"):
         assert values(open_folder("train", tmp_path).read(torch.arange(3))) == [1, 2, 3]
-    assert caplog.messages == [f"{tmp_path}: 1 folders of runs are left out, first: b"]
+    assert caplog.messages == [f"{tmp_path}: left out: 1 folder of runs, first: b"]
 
 
 @pytest.mark.parametrize("labels", [True, False])
@@ -148,13 +149,22 @@ def test_a_link_to_itself_is_an_image_that_cannot_be_read(tmp_path, resident_lim
     assert values(read) == ([1, 3] if resident_limit_mib else [1, 1, 3]) and images.num_bad_images == 1
 
 
-def test_images_of_other_formats_are_left_out_with_a_warning(tmp_path, caplog):
+def test_images_of_other_formats_are_left_out_with_one_warning(tmp_path, caplog, monkeypatch):
     photos = {f"train/{name}/{number}.png": plain(1) for name in ("cat", "dog") for number in (1, 2)}
     write_folder(tmp_path, {**photos, "train/cat/b.HEIC": b"", "train/dog/a.avif": b"", "train/dog/notes.txt": b""})
-    assert len(open_folder("train", tmp_path)) == 4
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "rank", lambda: 1)
+        assert len(open_folder("train", tmp_path)) == 4
+    assert not caplog.records  # the first worker tells it, once
+    assert len(open_folder("train", tmp_path)) == len(open_folder("train", tmp_path)) == 4
+    (tmp_path / "train/cat/b.HEIC").unlink()
+    open_folder("train", tmp_path)
     assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path}: 2 images of formats that are not read are left out, first: train/cat/b.HEIC; "
-        "convert them to JPEG, PNG or WebP"
+        f"{tmp_path}: left out: {found}; convert them to JPEG, PNG or WebP"
+        for found in (
+            "2 images of formats that are not read, first: train/cat/b.HEIC",
+            "1 image of formats that are not read, first: train/dog/a.avif",
+        )
     ]
     write_folder(tmp_path / "phone", {"1.HEIC": b"", "2.HEIC": b""})
     message = line(lambda: open_folder("train", tmp_path / "phone"))
