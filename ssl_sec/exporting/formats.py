@@ -111,6 +111,14 @@ class Format(ABC):
             StorageError: if the files cannot be written.
         """
 
+    def require_fit(self, architecture: Architecture, has_head: bool) -> None:
+        """Refuses an encoder that the format cannot hold, as far as that is known without its weights.
+
+        Raises:
+            ConfigError: if the format does not support it.
+        """
+        return
+
     @abstractmethod
     def loading(self, exportable: Exportable) -> str:
         """Python code that, run in the folder, loads the encoder."""
@@ -155,6 +163,10 @@ class Safetensors(Format):
 
     name = "safetensors"
     packages = ("torch", "torchvision", "timm", "safetensors")
+
+    def require_fit(self, architecture: Architecture, has_head: bool) -> None:
+        """Refuses networks that no library builds."""
+        architecture.building()
 
     def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
         """Writes the weights of encoder and head; the header has the architecture, mean and standard deviation."""
@@ -267,20 +279,25 @@ class ONNX(Format):
 
 
 class TimmFolder(Format):
-    """config.json and model.safetensors, as timm's models on the Hugging Face Hub."""
+    """config.json and model.safetensors as of timm's models on the Hub; for networks of timm, at full width, only."""
 
     name = "timm"
     library = "timm"
     packages = ("torch", "timm", "safetensors")
 
-    def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
-        """Writes both files; mean and standard deviation are where timm's transforms expect them."""
-        model, arguments = exportable.architecture.timm_model()
-        if exportable.head is not None:
+    def require_fit(self, architecture: Architecture, has_head: bool) -> None:
+        """Refuses networks that timm cannot build, and heads."""
+        architecture.timm_model()
+        if has_head:
             raise ConfigError(
                 "format: found 'timm', but its folder holds only a backbone, and this run's embeddings are the output "
                 "of a head; allowed for this run: safetensors, torchscript, onnx, hub"
             )
+
+    def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
+        """Writes both files; mean and standard deviation are where timm's transforms expect them."""
+        self.require_fit(exportable.architecture, exportable.head is not None)
+        model, arguments = exportable.architecture.timm_model()
         import timm  # its registry takes a second to import
 
         registered = timm.get_pretrained_cfg(model)

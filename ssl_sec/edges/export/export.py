@@ -92,6 +92,8 @@ def run_export(config: ExportConfig) -> Exported:
         trained = source.config
         destination = _destination(config, source)
         destination.require_replaceable(config.overwrite)
+        if (shape := source.image_shape) is not None:  # before the images are read
+            form.require_fit(trained.encoder.architecture(shape[0], min(shape[1:])), source.recipe.leaves_head)
         size_px = trained.size_px_of(source.image_shape)
         data = trained.data if config.data is None else config.data.read_as(size_px)
         try:

@@ -216,7 +216,8 @@ def test_an_export_that_fails_its_check_keeps_the_old_output(finished, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_format_that_cannot_hold_the_encoder_leaves_nothing(finished, tmp_path: Path):
+def test_a_format_that_cannot_hold_the_encoder_is_refused_before_images_are_read(finished, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(PretrainConfig, "open_examples", lambda *given: pytest.fail("images were opened"))
     with pytest.raises(
         ConfigError, match="timm can build no ResNet-18, CIFAR stem .*allowed.*: safetensors, torchscript"
     ):
