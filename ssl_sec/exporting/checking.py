@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ssl_sec.errors import ConfigError
 from ssl_sec.exporting.formats import Exportable, Format
+from ssl_sec.exporting.record import load_script
 
 _CHECK_TIMEOUT_S = 600
 
@@ -89,7 +90,7 @@ def is_tied_to_cpu(folder: Path) -> bool:
     path = folder / "encoder.pt"
     if not path.is_file():
         return False
-    graph = torch.jit.load(str(path), "cpu").inlined_graph  # its nodes do not outlive it
+    graph = load_script(str(path)).inlined_graph  # its nodes do not outlive it
     constants = graph.findAllNodes("prim::Constant")
     return any(constant.output().type().kind() == "DeviceObjType" for constant in constants)
 

@@ -222,7 +222,7 @@ class Safetensors(Format):
 
 
 class TorchScript(Format):
-    """The recorded forward pass with its weights, for Python and C++."""
+    """The recorded forward pass with its weights, for Python and C++; torch still reads it, but has deprecated it."""
 
     name = "torchscript"
     packages = ("torch",)

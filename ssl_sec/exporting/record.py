@@ -1,9 +1,10 @@
 """The record of an exported network as JSON, from which this package builds it again with the folder alone."""
 
 import json
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -69,6 +70,18 @@ def read_record(folder: Path) -> tuple[Path, Record] | None:
     return path, from_values(Record, json.loads(found))
 
 
+def load_script(file: str | BinaryIO, more: dict[str, Any] | None = None) -> torch.jit.ScriptModule:
+    """A TorchScript file on the CPU, without torch's warning that this format is deprecated: the user chose it.
+
+    Args:
+        file: its path, or the opened file.
+        more: name -> content of other files in it, which are filled in.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit.load` is deprecated", FutureWarning)
+        return torch.jit.load(file, "cpu", _extra_files=more)
+
+
 def _in_header(path: Path) -> str | None:
     with safe_open(path, "pt") as file:
         return (file.metadata() or {}).get(RECORD)
@@ -76,7 +89,7 @@ def _in_header(path: Path) -> str | None:
 
 def _in_script(path: Path) -> str | None:
     files: dict[str, Any] = {RECORD: ""}
-    torch.jit.load(str(path), "cpu", _extra_files=files)
+    load_script(str(path), files)
     text = files[RECORD]
     return (text.decode() if isinstance(text, bytes) else text) or None
 

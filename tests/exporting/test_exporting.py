@@ -17,7 +17,7 @@ from ssl_sec.data.decode import decode_image
 from ssl_sec.errors import ConfigError
 from ssl_sec.exporting import FILE_NAMES, FORMATS, Exportable, check_export, checking, require_packages
 from ssl_sec.exporting.reading import reading
-from ssl_sec.exporting.record import Record
+from ssl_sec.exporting.record import Record, read_record
 from ssl_sec.networks import (
     Encoder,
     bn_inception,
@@ -335,6 +335,16 @@ def test_other_features_do_not_pass(tmp_path):
         ConfigError, match="torchscript was written, but differs from the trained network by .* is allowed"
     ):
         check_export(FORMATS["torchscript"], exportable, some_images(exportable), tmp_path)
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_torchs_warning_of_its_deprecated_format_is_not_repeated(tmp_path):
+    exportable = exportable_resnet(18, "cifar", 0.125, 1)
+    record = Record(run="a", encoder=ResNetConfig(name="resnet18"), head=None, image_shape=exportable.image_shape)
+    FORMATS["torchscript"].write(replace(exportable, record=record), some_images(exportable), tmp_path)
+    (tmp_path / "README.md").touch()
+    assert not checking.is_tied_to_cpu(tmp_path)
+    assert read_record(tmp_path) == (tmp_path / "encoder.pt", record)
 
 
 def test_nan_features_do_not_pass(tmp_path):

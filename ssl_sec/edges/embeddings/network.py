@@ -22,7 +22,7 @@ from ssl_sec.edges.folder.names import training_tags
 from ssl_sec.edges.tracking.networks import found_network
 from ssl_sec.edges.tracking.registry import is_registered
 from ssl_sec.errors import ConfigError, StorageError
-from ssl_sec.exporting.record import Record, read_record
+from ssl_sec.exporting.record import Record, load_script, read_record
 from ssl_sec.networks.weights import UnfitWeightsError
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import RECIPES, trainings
@@ -157,7 +157,7 @@ class NetworkOfExport(TravellingNetwork):
                     f"data: found images of {found}, which do not fit the encoder: TorchScript has the computation for "
                     f"images of {recorded}"
                 )
-            return torch.jit.load(str(files / "encoder.pt"), "cpu").eval()
+            return load_script(str(files / "encoder.pt")).eval()
         (path,) = (files / name for name in self.weights if name != "head.safetensors")
         return exported_network(self.record, image_shape, path).whole
 
@@ -166,7 +166,7 @@ def _tensors(file: str, content: bytes) -> Mapping[str, Tensor]:
     """The tensors of a file, by name."""
     if file.endswith(".safetensors"):
         return load(content)
-    return torch.jit.load(io.BytesIO(content), "cpu").state_dict()
+    return load_script(io.BytesIO(content)).state_dict()
 
 
 def _is_scale(name: str) -> bool:
