@@ -120,7 +120,7 @@ def test_one_percent_of_the_images_are_outliers_of_each_kind_unless_a_number_is_
 
 def test_the_help_says_how_many_outliers_are_listed_and_what_for():
     told = " ".join(help_text("neighbours", []).partition("num_outliers")[2].partition("queries_per_part")[0].split())
-    assert "they are to be looked at" in told and "takes 1 % of the images, at least 1 and at most 100" in told
+    assert "look at them" in told and "takes 1 % of the images, at least 1 and at most 100" in told
 
 
 @pytest.mark.parametrize(("num_images", "number"), [(1, 1), (100, 1), (101, 2), (253, 3), (9_901, 100), (10**7, 100)])
