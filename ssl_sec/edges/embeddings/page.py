@@ -1,5 +1,6 @@
 """A page that shows near-duplicates, outliers and neighbours as pictures; one file, which opens from disk."""
 
+import os
 from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
@@ -11,7 +12,7 @@ from ssl_sec.edges.embeddings.findings import Findings
 from ssl_sec.edges.embeddings.thumbnails import Key, Thumbnails, thumbnails
 from ssl_sec.embeddings.reading import EmbeddingSet
 
-# Characters of a file's name below its picture, in two lines.
+# Characters of a file's path below its picture, in two lines.
 _LONGEST_NAME = 32
 
 _STYLE = """
@@ -46,9 +47,11 @@ def page_of(findings: Findings, base: EmbeddingSet, queries: EmbeddingSet, confi
         for kind in ("norm", "distance")
     }
     of_queries = [*duplicates.values(), findings.examples, *outliers.values()]
-    first = thumbnails(_keys(of_queries, ""), queries, config.data)
-    second = thumbnails(_keys([*duplicates.values(), findings.examples], "neighbour_"), base, config.data)
-    pictures = _Pictures(first, second)
+    keys = list(_keys(of_queries, "")), list(_keys([*duplicates.values(), findings.examples], "neighbour_"))
+    first, second = thumbnails(keys[0], queries, config.data), thumbnails(keys[1], base, config.data)
+    # The folder of all shown images: the paths below it tell them apart.
+    common = os.path.commonprefix([path for each in keys for _, _, path in each if path]).rpartition("/")[0]
+    pictures = _Pictures(first, second, common, findings.is_one_set)
     missing = first.missing or second.missing
     return "\n".join(
         [
@@ -75,13 +78,17 @@ class _Pictures:
     Args:
         queries: pictures of the queries.
         neighbours: pictures of their neighbours.
+        common: the folder of all images.
+        is_one_set: whether the queries are among the neighbours.
     """
 
-    def __init__(self, queries: Thumbnails, neighbours: Thumbnails) -> None:
+    def __init__(self, queries: Thumbnails, neighbours: Thumbnails, common: str, is_one_set: bool) -> None:
         self._of = {"": queries, "neighbour_": neighbours}
+        self._common = common
+        self._sets = {"": "", "neighbour_": ""} if is_one_set else {"": "query, ", "neighbour_": "searched, "}
 
     def figure(self, row: Mapping[str, Any], prefix: str, caption: str, kind: str = "") -> str:
-        """An image with the name of its file, split, row and label, a caption, and the whole path as its title."""
+        """An image with the path of its file, split, row and label, a caption, and the whole path as its title."""
         found = self._of[prefix]
         address = found.pictures.get(_key(row, prefix))
         image = f'<img src="{address}" alt="">' if address else '<div class="none">no picture</div>'
@@ -89,19 +96,24 @@ class _Pictures:
         label = row[f"{prefix}label"]
         names = found.class_names
         name = None if label is None else names[label] if 0 <= label < len(names) else f"label {label}"
-        parts = [*([_file_name(path)] if path else []), f"{split} {number}", *([name] if name is not None else [])]
+        place = f"{self._sets[prefix]}{split} {number}"
+        parts = [
+            *([_shown(path.removeprefix(self._common))] if path else []),
+            place,
+            *([name] if name is not None else []),
+        ]
         title = f' title="{escape(path)}"' if path else ""
         caption = f'<br><span class="value">{escape(caption)}</span>' if caption else ""
         text = "<br>".join(map(escape, parts))
         return f'<figure class="{kind}"{title}>{image}<figcaption>{text}{caption}</figcaption></figure>'
 
 
-def _file_name(path: str) -> str:
-    """The last part of a path, without its middle if it is long."""
-    name = path.rstrip("/").rpartition("/")[2] or path
-    if len(name) <= _LONGEST_NAME:
-        return name
-    return f"{name[: _LONGEST_NAME // 2]}…{name[1 - _LONGEST_NAME // 2 :]}"
+def _shown(path: str) -> str:
+    """A path, without its middle if it is long."""
+    path = path.strip("/")
+    if len(path) <= _LONGEST_NAME:
+        return path
+    return f"{path[: _LONGEST_NAME // 2]}…{path[1 - _LONGEST_NAME // 2 :]}"
 
 
 def _by_kind(pairs: pa.Table) -> dict[str, pa.Table]:

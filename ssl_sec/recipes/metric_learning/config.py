@@ -55,7 +55,7 @@ class RetrievalConfig(Settings, key="evaluation"):
     clustering: bool = True
     kmeans_starts: Count = 1
     kmeans_iterations: Count = 20
-    neighbours: Annotated[int, Range(ge=1, le=100)] = 4
+    neighbours: NoEffect[Annotated[int, Range(ge=1, le=100)]] = 4
     seed: Annotated[int, Range(ge=0, lt=2**32)] = 0
 
 

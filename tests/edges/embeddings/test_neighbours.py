@@ -333,6 +333,21 @@ def _write(folder: Path, embeddings: np.ndarray) -> Path:
     return folder
 
 
+def test_images_of_one_name_are_told_apart_on_the_page(tmp_path: Path):
+    for name in ("one", "other"):
+        paths = [f"/data/{name}/{folder}/1.png" for folder in "ab"]
+        rows = Rows(rows=np.arange(2), paths=paths, labels=np.full(2, -1), embeddings=np.eye(2, dtype=np.float32))
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train-00000-of-00001.parquet").write_bytes(encoded(rows, (), {}))
+    find(tmp_path / "one", tmp_path / "alone", "k=1")
+    page = (tmp_path / "alone/index.html").read_text()
+    assert "<figcaption>a/1.png<br>train 0" in page and "<figcaption>b/1.png<br>train 1" in page
+    find(tmp_path / "one", tmp_path / "both", "k=1", f"queries={tmp_path / 'other'}")
+    page = (tmp_path / "both/index.html").read_text()
+    assert "<figcaption>other/a/1.png<br>query, train 0" in page
+    assert "<figcaption>one/a/1.png<br>searched, train 0" in page
+
+
 def _narrow() -> np.ndarray:
     """Embeddings as of a weakly trained encoder, close to one direction, of which row 2n + 1 < 40 is almost row 2n."""
     generator = np.random.default_rng(0)
