@@ -6,6 +6,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,7 +91,7 @@ def is_tied_to_cpu(folder: Path) -> bool:
     path = folder / "encoder.pt"
     if not path.is_file():
         return False
-    graph = load_script(str(path)).inlined_graph  # its nodes do not outlive it
+    graph: Any = load_script(str(path)).inlined_graph  # its nodes do not outlive it
     constants = graph.findAllNodes("prim::Constant")
     return any(constant.output().type().kind() == "DeviceObjType" for constant in constants)
 
