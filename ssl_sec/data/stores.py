@@ -258,7 +258,7 @@ def unreadable_images(
     first = "; ".join(map(str, reasons[:_NAMED]))
     some = DataError(f"{name}: {len(reasons):,} of {num_images:,} images cannot be read, first: {first}")
     found = unreadable(some, on_bad_image)
-    return found if on_bad_image is None else DataError(f"{found}, and check.json of such a training lists them")
+    return found if on_bad_image is None else DataError(f"{found} and lists them in check.json")
 
 
 def decode_all(
