@@ -321,7 +321,7 @@ def test_bad_images_of_a_resident_folder(tmp_path, image_size_px, caplog):
     write_folder(tmp_path, bad | good)
     decoding = Decoding(image_size_px=image_size_px, on_bad_image="raise")
     message = line(lambda: open_folder("train", tmp_path, decoding))
-    assert "0.png" in message and message.endswith("; data.on_bad_image=skip leaves such images out and lists them in check.json")
+    assert "0.png" in message and "; data.on_bad_image=skip leaves such images out" in message
     with caplog.at_level(logging.WARNING, "ssl_sec.data"):
         images = open_folder("train", tmp_path, replace(decoding, on_bad_image="skip"))
     assert values(images.read(torch.arange(3))) == [1, 3, 5] and images.labels.tolist() == [0, 0, 1]
