@@ -3,7 +3,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -115,16 +114,28 @@ def test_a_doubled_ctrl_c_lets_the_runs_save_and_a_later_one_does_not(monkeypatc
     stops = []
     monkeypatch.setattr(Processes, "_stop", lambda self, at_once: stops.append(at_once))
     monkeypatch.setattr(signals, "_SAME_SIGNAL_S", 60.0)
+    were_handled = threading.Event()
+    before = signal.signal(signal.SIGUSR1, lambda *_: were_handled.set())
+
+    def send(*numbers: int) -> None:
+        """Sends signals and waits until the main thread has handled them."""
+        were_handled.clear()
+        for number in (*numbers, signal.SIGUSR1):  # Python calls the handlers of waiting signals by their numbers
+            os.kill(os.getpid(), number)
+        assert were_handled.wait(60)
 
     def end(name, code, minutes):
-        for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
-            os.kill(os.getpid(), number)
-        time.sleep(0.2)
+        send(signal.SIGINT)
+        send(signal.SIGINT)
+        send(signal.SIGTERM)
         monkeypatch.setattr(signals, "_SAME_SIGNAL_S", 0.0)
-        os.kill(os.getpid(), signal.SIGINT)
+        send(signal.SIGINT)
 
     monkeypatch.setattr(processes, "_started", lambda *_: subprocess.Popen(["true"]))
-    Processes(1).run([task("one")], end)
+    try:
+        Processes(1).run([task("one")], end)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
     assert stops == [False, True]
 
 
