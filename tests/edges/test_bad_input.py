@@ -129,7 +129,6 @@ def test_a_url_that_is_no_object_storage_is_refused(refused, job, key, url):
         ("ablate", ["seed=3"], "seed: an ablation sets it; allowed: seeds=[<seed>,...]"),
         ("ablate", ["run_name=mine"], "run_name: an ablation sets it; allowed: recipe=<name>: runs are named after"),
         ("ablate", ["resume=auto", "run_name=a"], "resume: an ablation sets it; allowed: the same command"),
-        ("ablate", ["probe.enabled=false"], "probe.enabled: an ablation sets it; allowed: true"),
     ],
 )
 def test_a_meaningless_value_is_refused(refused, job, arguments, message):
