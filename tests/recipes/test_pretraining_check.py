@@ -130,9 +130,7 @@ def test_unreadable_images_are_an_error_before_the_training(tmp_path, more):
     assert message.startswith(f"folder/train: 12 of 18 images cannot be read, first: {root}/002.png: not an image; ")
     named = [f"{root}/{number:03}.png: " in message for number, choice in enumerate(choices) if choice < 0]
     assert named == [True] * 10 + [False] * 2
-    assert message.endswith(
-        "; data.on_bad_image=skip leaves such images out and lists them in check.json"
-    )
+    assert message.endswith("; data.on_bad_image=skip leaves such images out and lists them in check.json")
     assert runtime.reports == [] and not (tmp_path / "check.json").exists() and not (tmp_path / "views.pt").exists()
 
 
