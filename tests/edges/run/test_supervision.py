@@ -118,10 +118,10 @@ def test_a_ctrl_c_of_the_terminal_reaches_a_job_in_a_group_of_its_own():
 LOCKING = """
     import json
     from ssl_sec.edges.run.supervision import register_lock
-    with open({lock!r}, "w") as file:
-        json.dump({{"run_id": "it", "pid": {pid}, "uri": "sqlite:///no/such.db", **{more!r}}}, file)
+    with open("{lock}", "w") as file:
+        json.dump({{"run_id": "it", "pid": {pid}, "uri": "sqlite:///{lock}.db", **{more!r}}}, file)
     from pathlib import Path
-    register_lock(Path({lock!r}))
+    register_lock(Path("{lock}"))
     os._exit(1)
 """
 
@@ -131,7 +131,7 @@ LOCKING = """
     [("os.getpid()", {}, True), ("os.getpid()", {"status": "FINISHED"}, False), ("1", {}, False)],
 )
 def test_a_job_that_a_library_ends_is_one_line_and_its_run_is_closed(pid, more, is_closed, tmp_path: Path):
-    process = started(LOCKING.format(lock=str(tmp_path / "lock"), pid=pid, more=more))
+    process = started(LOCKING.format(lock=tmp_path / "lock", pid=pid, more=more))
     _, err = process.communicate(timeout=100)
     assert process.returncode == 1
     assert ("ended with exit code 1 before it could end its run" in err) == is_closed
