@@ -3,7 +3,6 @@
 Everything is about directions f̂ = f / ‖f‖: embeddings may have any norm.
 """
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,10 +14,15 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from ssl_sec.evaluation.directions import CosineDistributions, DirectionChanges, Distribution, PairCosines, pooled
 from ssl_sec.figures.comparing import Drawn, Rows, bins
-from ssl_sec.figures.drawing import add_grid, arm_look, draw_distribution, message, percentages_between
-
-# Letters that fit above a panel, or into its legend.
-_LETTERS_IN_PANEL = 44
+from ssl_sec.figures.drawing import (
+    LETTERS_IN_PANEL,
+    add_grid,
+    arm_look,
+    arm_panels,
+    draw_distribution,
+    message,
+    percentages_between,
+)
 
 
 def cosine_distributions_figure(arms: Mapping[str, PairCosines], title: str) -> Figure:
@@ -28,15 +32,12 @@ def cosine_distributions_figure(arms: Mapping[str, PairCosines], title: str) -> 
         arms: the distributions of each run, by name; one or more.
         title: title above all panels.
     """
-    figure = Figure(figsize=(max(4.6 * len(arms), 6.5), 4.0), layout="constrained")
-    figure.suptitle(title)
-    all_axes = figure.subplots(1, len(arms), sharex=True, sharey=True, squeeze=False)[0]
-    for axes, (arm, cosines) in zip(all_axes, arms.items(), strict=True):
+    figure, all_axes = arm_panels(list(arms), title)
+    for axes, cosines in zip(all_axes, arms.values(), strict=True):
         for place, (pairs, shown) in enumerate((("negative", cosines.negatives), ("positive", cosines.positives))):
             _draw(axes, shown, shown.edges, place, f"{pairs} pairs{_mean_and_std(shown)}")
-        axes.set(xlabel="cosine of the pair (no unit)", title=textwrap.fill(arm, _LETTERS_IN_PANEL))
+        axes.set(xlabel="cosine of the pair (no unit)")
         axes.legend(title="mean ± standard deviation", loc="upper left", frameon=False)
-        add_grid(axes)
     shown = [pairs for one in arms.values() for pairs in (one.positives, one.negatives)]
     all_axes[0].set(ylabel="share of pairs in a bin (%)", xlim=_occupied(shown))
     all_axes[0].set_ylim(0, all_axes[0].get_ylim()[1] * 1.3)  # room for the legends
@@ -88,7 +89,7 @@ def direction_changes_figure(arms: Mapping[str, Sequence[DirectionChanges]], tit
     figure.suptitle(title)
     all_axes = figure.subplots(rows, columns, squeeze=False).flatten()
     in_thousands = EngFormatter(sep="")
-    fits = max(map(len, arms)) <= _LETTERS_IN_PANEL - len(": variance 0.0001")
+    fits = max(map(len, arms)) <= LETTERS_IN_PANEL - len(": variance 0.0001")
     for axes, panel in zip(all_axes, panels, strict=False):
         shown = {
             place: (arm, one.changes)

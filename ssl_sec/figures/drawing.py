@@ -3,6 +3,7 @@
 A figure is a matplotlib `Figure` without pyplot or global state; nothing is written.
 """
 
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +17,8 @@ BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
 _ARM_COLOURS = (VERMILION, BLUE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 NUM_ARM_COLOURS = len(_ARM_COLOURS)
 _ARM_STYLES = ("solid", "dashed", "dotted")
+# Letters that fit above the panel of an arm, or into its legend.
+LETTERS_IN_PANEL = 44
 
 
 def arm_look(place: int) -> tuple[str, str]:
@@ -57,6 +60,22 @@ def add_grid(axes: Axes) -> None:
     axes.grid(color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def arm_panels(arms: Sequence[str], title: str) -> tuple[Figure, Sequence[Axes]]:
+    """A panel for each arm, with its name above it, side by side over common axes.
+
+    Args:
+        arms: names of the arms, one or more.
+        title: title above all panels.
+    """
+    figure = Figure(figsize=(max(4.6 * len(arms), 6.5), 4.0), layout="constrained")
+    figure.suptitle(title)
+    panels = figure.subplots(1, len(arms), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, arm in zip(panels, arms, strict=True):
+        axes.set_title(textwrap.fill(arm, LETTERS_IN_PANEL))
+        add_grid(axes)
+    return figure, panels
 
 
 def small_plots(

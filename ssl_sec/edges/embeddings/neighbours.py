@@ -89,8 +89,8 @@ def run_neighbours(config: NeighboursConfig) -> Findings:
         outliers=outliers,
         examples=outcome.examples(),
     )
-    if findings.doubt:
-        logger.warning("%s", findings.doubt)
+    if doubt := findings.doubt:
+        logger.warning("%s", doubt)
     logger.info("drawing the page")
     outcome.place.write(_PAGE, page_of(findings, base, queries, config).encode())
     return findings

@@ -3,7 +3,6 @@
 All of them concern directions f̂ = f / ‖f‖ of the test images' embeddings.
 """
 
-import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -28,10 +27,7 @@ from ssl_sec.evaluation.variation import (
     rotation_shifts,
 )
 from ssl_sec.figures.comparing import Drawn, bins
-from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid, arm_look, draw_distribution, message
-
-# Letters that fit above a panel.
-_LETTERS_IN_PANEL = 44
+from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid, arm_look, arm_panels, draw_distribution, message
 
 
 def draw_variation(embeddings: Float[Tensor, "images dim"], labels: Int64[Tensor, " images"]) -> dict[str, Figure]:
@@ -99,19 +95,16 @@ def distances_figure(arms: Mapping[str, DistanceDistributions], title: str) -> F
         arms: the distances of each run, by name; one or more.
         title: title above all panels.
     """
-    figure = Figure(figsize=(max(4.6 * len(arms), 6.5), 4.0), layout="constrained")
-    figure.suptitle(title)
-    all_axes = figure.subplots(1, len(arms), sharex=True, sharey=True, squeeze=False)[0]
-    for axes, (arm, distances) in zip(all_axes, arms.items(), strict=True):
+    figure, all_axes = arm_panels(list(arms), title)
+    for axes, distances in zip(all_axes, arms.values(), strict=True):
         pairs = (("positive", BLUE, distances.positives), ("negative", VERMILION, distances.negatives))
         for name, colour, shown in pairs:
             note = "none" if shown.mean is None else f"mean {shown.mean:.2f}"
             look = {"color": colour, "alpha": 0.55, "fill": True}
             axes.stairs(_percentages(shown), np.array(shown.edges), label=f"{name} pairs ({note})", **look)
-        overlap = f"{textwrap.fill(arm, _LETTERS_IN_PANEL)}\noverlap {100 * distances.overlap:.1f} %"
-        axes.set(xlabel="distance of directions (no unit)", title=overlap, xlim=(0, 2))
+        titled = f"{axes.get_title()}\noverlap {100 * distances.overlap:.1f} %"
+        axes.set(xlabel="distance of directions (no unit)", title=titled, xlim=(0, 2))
         axes.legend(frameon=False)
-        add_grid(axes)
     all_axes[0].set(ylabel="share of pairs in a bin (%)")
     return figure
 
