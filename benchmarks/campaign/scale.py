@@ -33,7 +33,7 @@ class Scale:
     batches: tuple[int, ...] = (256, 1024)
     rounds: int = 3
     seeds: tuple[int, ...] = (0, 1, 2)
-    study_seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    study_seeds: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7)
     training: Mapping[str, Any]
     tests: tuple[str, ...] = ("tests",)
     rows: tuple[int, ...] = (512, 2048, 8192, 32_768, 65_536)
