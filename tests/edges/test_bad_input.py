@@ -115,7 +115,7 @@ def test_a_url_that_is_no_object_storage_is_refused(refused, job, key, url):
         ("metric_learning", [f"evaluation.ks=[{2**64}]"], f"evaluation.ks[0]: found {2**64}, must be in [1, "),
         ("ablate", ["seeds=null"], "seeds: found null, must be a list"),
         ("ablate", ["seeds=[]"], "seeds: found [], must be one value or more"),
-        ("ablate", ["seeds=3"], "seeds: found 3, must be a list"),
+        ("ablate", ["seeds=3"], "seeds: found 3, must be a list, as in 'seeds=[3]'"),
         ("ablate", ["seeds=word"], "seeds: found 'word', must be a list"),
         ("ablate", ["seeds=[word]"], "seeds[0]: found 'word', must be an integer"),
         ("ablate", ["seeds=[0,1.5]"], "seeds[1]: found 1.5, must be an integer"),

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,6 +53,7 @@ class Embedded:
         num_kept: number of files that already existed.
         images_per_s: speed of the newly computed parts; None if there were none.
         run_id: id of the job's run in MLflow; None if it had nothing to compute, or MLflow could not be used.
+        where: lines with that id and how to see the run's page; none without a run.
     """
 
     output: str
@@ -64,6 +65,7 @@ class Embedded:
     num_kept: int
     images_per_s: float | None
     run_id: str | None
+    where: Sequence[str]
 
     def __str__(self) -> str:
         speed = "" if self.images_per_s is None else f", {self.images_per_s:,.0f} images/s"
@@ -74,7 +76,7 @@ class Embedded:
                 f"embedded: {self.num_images - self.num_left_out:,} images in {self.dim} dimensions{speed}{left_out}",
                 f"files: {self.num_parts}{kept}",
                 f"folder: {self.output}",
-                *([] if self.run_id is None else [f"MLflow run: {self.run_id}"]),
+                *self.where,
                 "",
                 "    import pandas",
                 "",
@@ -131,6 +133,7 @@ def run_embed(config: EmbedConfig) -> Embedded:
         num_kept=len(present),
         images_per_s=progress.images_per_s,
         run_id=run.run_id,
+        where=run.where,
     )
 
 

@@ -67,7 +67,9 @@ def match_run(key: str, word: str, runs: Iterable[N], where: str, prefers: Calla
         if meant:
             listed = ", ".join(f"{run.name} ({(run.run_id or 'no id')[:8]})" for run in meant[:8])
             rest = ", …" if len(meant) > 8 else ""
-            raise ConfigError(f"{key}: found {word!r}, which matches {len(meant)} runs: {listed}{rest}")
+            raise ConfigError(
+                f"{key}: found {word!r}, which matches {len(meant)} runs: {listed}{rest}; give an id or a folder"
+            )
     names = {run.name for run in known}
     hint = f"; {nearest(word, names)}" if names else ""
     raise ConfigError(f"{key}: found {word!r}, but {where} has no run whose id or name starts with it{hint}")

@@ -17,8 +17,10 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.run.running import RunLock, lock_sweep
+from ssl_sec.edges.run.summary import ui_command
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tables import deviation, in_csv, in_markdown, mean_and_std
+from ssl_sec.edges.tracking.pages import run_page
 from ssl_sec.edges.tracking.provenance import code_files, keep_code
 from ssl_sec.edges.tracking.store import is_unknown
 from ssl_sec.edges.tracking.tracker import TrackedRun
@@ -120,6 +122,14 @@ class JobRun:
     def experiment_id(self) -> str | None:
         """The id of its experiment."""
         return None if self._run is None else self._run.experiment_id
+
+    @property
+    def where(self) -> list[str]:
+        """Lines with the id of the run, and how to see its page; none if there is no run."""
+        if self._run is None:
+            return []
+        page = run_page(self._run.experiment_id, self._run.run_id)
+        return [f"MLflow run: {self._run.run_id}", ui_command(self._run.client.tracking_uri, page)]
 
     def log_files(self, paths: Sequence[Path]) -> None:
         """Uploads files of the job; errors of MLflow are logged."""

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 
 from ssl_sec.edges.folder.names import new_name
 from ssl_sec.edges.folder.stored import open_folder
-from ssl_sec.edges.run.summary import ui_command
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.edges.study.cells import KeptCell, KeptCells, metrics_of
@@ -24,8 +23,6 @@ from ssl_sec.edges.study.searches import KeptSearches, KeptTrial
 from ssl_sec.edges.study.uploaded import JOB, download_metrics, searches_path
 from ssl_sec.edges.tables import in_markdown, in_table
 from ssl_sec.edges.tracking.identity import identity_of
-from ssl_sec.edges.tracking.pages import run_page
-from ssl_sec.edges.tracking.store import tracking_uri
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.edges.tune.trial import last_line
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError
@@ -83,7 +80,6 @@ class _Job:
             download_metrics(self._config, path)
         self._kept = KeptCells(path)
         self._searches = KeptSearches(searches_path(path))
-        self._uri = tracking_uri(self._config.tracking, self._config.output_dir)
         self._sweep = Sweep(None)
         self._failures: list[str] = []
         self._found: dict[tuple[str, str], tuple[str, ...]] = {}
@@ -309,11 +305,8 @@ class _Job:
             return "no run has ended yet"
         columns, *rows = comparison.table()
         files = self._write(comparison)
-        lines = ["", in_table(rows, columns), "", *(f"wrote {path}" for path in [self._kept.path, *files])]
-        if self._sweep.run_id is not None:
-            lines.append(f"MLflow run: {self._sweep.run_id}")
-            lines.append(ui_command(self._uri, run_page(str(self._sweep.experiment_id), self._sweep.run_id)))
-        return "\n".join(lines)
+        written = [f"wrote {path}" for path in [self._kept.path, *files]]
+        return "\n".join(["", in_table(rows, columns), "", *written, *self._sweep.where])
 
 
 def _config_of(study: Study) -> PretrainConfig:

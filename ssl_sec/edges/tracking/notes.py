@@ -79,4 +79,6 @@ def _next_lines(tags: Mapping[str, str]) -> list[str]:
         return []
     probe = [("probe", PROBE.name, "run")] if recipe.is_probed else []
     commands = [("resume", recipe.name, "resume"), *probe, ("export", "export", "run")]
-    return [f"- {what}: `{command_line(job, key, masked(folder))}`" for what, job, key in commands]
+    shown = {what: command_line(job, key, masked(folder)) for what, job, key in commands}
+    shown["export"] += " format=safetensors"
+    return [f"- {what}: `{command}`" for what, command in shown.items()]

@@ -99,7 +99,7 @@ def test_the_job_is_a_child_of_the_run_in_mlflow_with_its_metrics_and_origin(run
     client = MlflowClient(f"sqlite:///{run.parents[1]}/mlflow.db")
     done = embed(run, tmp_path / "all", "tracking.tags={team: vision}")
     record = client.get_run(str(done.run_id))
-    assert record.info.status == "FINISHED"
+    assert record.info.status == "FINISHED" and f"/runs/{done.run_id}" in str(done)
     assert record.data.tags["mlflow.parentRunId"] == (run / "mlflow_run_id").read_text().strip()
     assert record.data.tags["folder"] == str(tmp_path / "all")
     assert (record.data.tags["job"], record.data.tags["team"], record.data.tags["data"]) == (

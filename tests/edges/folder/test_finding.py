@@ -90,7 +90,7 @@ def test_runs_of_another_job_are_neither_found_by_a_prefix_nor_offered(output_di
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("second", r"resume: found 'second', which matches 2 runs: second \(no id\), second \(01ff0000\)"),
+        ("second", r"^resume: found 'second', which matches 2 runs: second \(no id\), second \(01ff0000\); give an id"),
         ("01", "which matches 2 runs"),
         ("secnod", "has no run whose id or name starts with it; did you mean 'second'"),
         ("{output_dir}/digits/none", "digits/none holds no run"),

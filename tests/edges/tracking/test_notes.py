@@ -56,7 +56,7 @@ def test_a_training_run_says_how_to_continue_and_a_probe_does_not():
     assert description(tags).splitlines()[4:] == [
         "- resume: `python -m jobs.pretrain 'resume=/shared/my runs/it'`",
         "- probe: `python -m jobs.probe 'run=/shared/my runs/it'`",
-        "- export: `python -m jobs.export 'run=/shared/my runs/it'`",
+        "- export: `python -m jobs.export 'run=/shared/my runs/it' format=safetensors`",
     ]
     assert not any("probe" in line for line in description({**tags, "job": "face"}).splitlines())
     assert description({**tags, "job": "probe"}) == description(TAGS)
