@@ -134,7 +134,8 @@ def accuracy_of_scores(
     is_finite = scores.isfinite()
     is_training = is_finite & ~is_test
     threshold = best_threshold(scores[is_training], same[is_training])
-    is_right = ((scores > threshold) == same) & is_finite
+    # The threshold would be rounded to the scores' own type.
+    is_right = ((scores.double() > threshold) == same) & is_finite
     return int(is_right[is_test].sum()) / int(is_test.sum())
 
 
@@ -176,7 +177,10 @@ def best_threshold(scores: Float[Tensor, " pairs"], same: Bool[Tensor, " pairs"]
     num_right = same.sum() + ((~same).cumsum(0) - same.cumsum(0))[is_last_of_ties]
     values = values[is_last_of_ties]
     ends = values.new_tensor([-math.inf, math.inf])
-    thresholds = torch.cat([ends[:1], values[:-1] + (values[1:] - values[:-1]) / 2, ends[1:]])
+    lower, upper = values[:-1], values[1:]
+    halfway = lower + (upper - lower) / 2
+    # Between neighbours of float64 there is no number: the middle may be rounded to the upper one.
+    thresholds = torch.cat([ends[:1], torch.where(halfway < upper, halfway, lower), ends[1:]])
     num_right = torch.cat([same.sum().view(1), num_right])
     best = thresholds[num_right == num_right.max()] if len(values) else ends[:1]
     return best[(len(best) - 1) // 2].item()

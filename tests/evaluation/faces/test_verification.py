@@ -123,6 +123,20 @@ def test_the_threshold_is_halfway_and_of_several_the_middle_one():
     assert best_threshold(torch.empty(0), torch.empty(0, dtype=torch.bool)) == -math.inf
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_neighbouring_scores_are_separated(dtype, steps):
+    """No score is between them, and half the way is rounded to the even one of the two."""
+    values = [torch.tensor(0.5, dtype=dtype)]
+    for _ in range(steps + 1):
+        values.append(torch.nextafter(values[-1], torch.tensor(1.0, dtype=dtype)))
+    scores = torch.stack(values[-2:]).repeat_interleave(2)
+    same = torch.tensor([False, False, True, True])
+    assert scores.unique().numel() == 2
+    assert best_threshold(scores, same) < float(scores[-1])
+    assert kfold_accuracy_of_scores(scores, same, torch.tensor([0, 1, 0, 1])).per_fold == (1.0, 1.0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_embeddings_are_compared_by_their_cosines(dtype):
     first, second, same = (each.to(dtype) if each.is_floating_point() else each for each in faces(0))
