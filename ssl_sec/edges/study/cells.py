@@ -30,7 +30,8 @@ MEANS = (
     "train/step_angle_std",
 )
 _FIRST_COLUMNS = ("arm", "point", "seed", "config", "minutes", "run_id")
-_DIGITS = 6
+# Significant digits of the kept metrics.
+DIGITS = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +154,7 @@ def as_csv(cells: Iterable[KeptCell]) -> str:
     names = sorted({name for cell in cells for name in cell.metrics})
     rows: list[list[Any]] = []
     for cell in cells:
-        values = [f"{cell.metrics[name]:.{_DIGITS}g}" if name in cell.metrics else "" for name in names]
+        values = [f"{cell.metrics[name]:.{DIGITS}g}" if name in cell.metrics else "" for name in names]
         rows.append([cell.arm, cell.point, cell.seed, cell.digest, f"{cell.minutes:.2f}", cell.run_id, *values])
     return in_csv([*_FIRST_COLUMNS, *names], *rows)
 

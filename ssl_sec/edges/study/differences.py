@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from scipy.stats import t as student_t
 
+from ssl_sec.edges.study.cells import DIGITS
+
 _CONFIDENCE = 0.95
 
 
@@ -16,7 +18,8 @@ class Difference:
 
     Attributes:
         mean: mean of the differences; NaN if one of the values is not finite.
-        half_width: half the width of the 95 % interval; NaN for one pair, and if the mean is NaN.
+        half_width: half the width of the 95 % interval; NaN for one pair, if the mean is NaN, and if the differences
+            are all the same: accuracies are multiples of 1 / images, so this says little about other seeds.
         p: p-value of the two-sided t-test of a mean of 0; NaN likewise. Only `adjusted` adjusts it for other
             comparisons.
         num_pairs: number of seeds.
@@ -56,10 +59,22 @@ def difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Diffe
     if count == 1 or not math.isfinite(mean):
         mean = mean if math.isfinite(mean) else math.nan
         return Difference(mean=mean, half_width=math.nan, p=math.nan, num_pairs=count)
-    error = statistics.stdev(pairs) / math.sqrt(count)
+    spread = statistics.stdev(pairs)
+    if spread <= _rounding([value for seed in arm if seed in baseline for value in (arm[seed], baseline[seed])]):
+        return Difference(mean=mean, half_width=math.nan, p=math.nan, num_pairs=count)
+    error = spread / math.sqrt(count)
     quantile = float(student_t.ppf(0.5 + _CONFIDENCE / 2, count - 1))
-    p = float(2 * student_t.sf(abs(mean) / error, count - 1)) if error else float(mean == 0)
+    p = float(2 * student_t.sf(abs(mean) / error, count - 1))
     return Difference(mean=mean, half_width=quantile * error, p=p, num_pairs=count)
+
+
+def _rounding(values: Sequence[float]) -> float:
+    """The largest standard deviation that equal differences of these values have, since the values are rounded.
+
+    Each difference is off by at most one unit of the last digit, so the deviation of two or more is at most √2 units.
+    """
+    largest = max(map(abs, values))
+    return 1.5 * 10.0 ** (math.floor(math.log10(largest)) + 1 - DIGITS) if largest > 0 else 0.0
 
 
 def adjusted(differences: Sequence[Difference], family: int) -> list[Difference]:

@@ -34,10 +34,32 @@ def test_one_pair_has_no_interval():
     assert math.isnan(ours.half_width) and math.isnan(ours.p)
 
 
-@pytest.mark.parametrize(("shift", "p"), [(0.0, 1.0), (2.0, 0.0)])
-def test_equal_differences_have_an_interval_without_width(shift, p):
-    ours = difference({0: 1.0 + shift, 1: 4.0 + shift}, {0: 1.0, 1: 4.0})
-    assert (ours.mean, ours.half_width, ours.p) == (shift, 0.0, p)
+@pytest.mark.parametrize(
+    ("arm", "baseline", "shown"),
+    [
+        ({0: 1.0, 1: 4.0}, {0: 1.0, 1: 4.0}, "+0.00"),
+        ({0: 0.0, 1: 0.0}, {0: 0.0, 1: 0.0}, "+0.00"),
+        ({0: 3.0, 1: 6.0}, {0: 1.0, 1: 4.0}, "+2.00"),
+        ({0: 85.28, 1: 87.5}, {0: 84.44, 1: 86.66}, "+0.84"),
+        # Three of 360 images, as they are measured and as they are kept.
+        ({0: 100 * 307 / 360, 1: 100 * 315 / 360}, {0: 100 * 304 / 360, 1: 100 * 312 / 360}, "+0.83"),
+        ({0: 85.2778, 1: 87.5}, {0: 84.4444, 1: 86.6667}, "+0.83"),
+    ],
+)
+def test_equal_differences_have_no_interval(arm, baseline, shown):
+    """Else two runs that differ by as many images would have p = 0."""
+    ours = difference(arm, baseline)
+    assert (ours.num_pairs, str(ours)) == (2, shown)
+    assert math.isnan(ours.half_width) and math.isnan(ours.p)
+
+
+@pytest.mark.parametrize("num_images", [360, 10_000, 50_000])
+def test_differences_of_one_image_have_an_interval(num_images):
+    right = {0: 0.85 * num_images, 1: 0.87 * num_images}
+    baseline = {seed: 100 * value / num_images for seed, value in right.items()}
+    arm = {seed: 100 * (value + 3 + seed) / num_images for seed, value in right.items()}
+    ours = difference(arm, baseline)
+    assert ours.half_width > 0 and 0 < ours.p < 1
 
 
 def test_p_is_adjusted_by_holm():
