@@ -187,7 +187,7 @@ def study_searches(name: str) -> str:
     }
     rows: list[list[str]] = []
     for (point, arm), of_arm in groups.items():
-        best = max(of_arm, key=lambda one: one.metric)
+        best = max(of_arm, key=lambda one: (one.epochs, one.metric))  # `Search.rank`
         values = ", ".join(f"`{override}`" for override in best.overrides)
         rows.append([point, arm, f"{len(of_arm)} of {best.num_planned}", values, f"{best.metric:.2f}"])
     return in_markdown(["at", "arm", "trials that ended", "best values", "held-out kNN, %"], *rows)

@@ -37,6 +37,15 @@ def test_generated_tables_are_up_to_date(page):
     assert tables.filled(text) == text, "python -m docs.tables"
 
 
+def test_a_table_of_searches_has_the_best_of_the_trials_that_were_trained_longest(tmp_path, monkeypatch):
+    measured = ((1, 40.0, 10), (2, 50.0, 5), (3, 46.0, 10))
+    rows = [f"sec,,{number},{metric},{epochs},4 trials of seed,,seed={number}" for number, metric, epochs in measured]
+    header = "arm,point,trial,metric,epochs,space,config,overrides"
+    (tmp_path / "mine-searches.csv").write_text("\n".join([header, *rows]))
+    monkeypatch.setattr(tables, "STUDIES", tmp_path)
+    assert tables.study_searches("mine").splitlines()[-1] == "|  | sec | 3 of 4 | `seed=3` | 46.00 |"
+
+
 def test_every_generated_table_is_on_a_page():
     found = re.findall(r"<!-- generated: ([\w-]+) -->", "".join(page.read_text() for page in DOCS))
     assert sorted(found) == sorted(tables.TABLES)

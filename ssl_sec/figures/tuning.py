@@ -38,25 +38,25 @@ class Axis:
         return (scaled - low) / (high - low), [(0.0, f"{numbers.min():.3g}"), (1.0, f"{numbers.max():.3g}")]
 
 
-def tuning_figure(axes_of_keys: Sequence[Axis], metric: str, figures: Sequence[float], largest: bool) -> Figure:
+def tuning_figure(axes_of_keys: Sequence[Axis], metric: str, figures: Sequence[float], order: Sequence[int]) -> Figure:
     """Draws a line for each trial through its values to its metric, and the metrics in the order of the trials.
 
     Args:
         axes_of_keys: keys that vary, with a value for each trial.
         metric: metric by which the trials are compared.
         figures: metric of each trial; one or more.
-        largest: whether the largest metric is best.
+        order: places of the trials in these sequences, the best first.
     """
     scores = np.array(figures, dtype=np.float64)
     axes_drawn = [*axes_of_keys, Axis(name=metric, values=list(figures))]
     figure = Figure(figsize=(max(7.0, 1.8 * len(axes_drawn)), 7.5), layout="constrained")
     lines, history = figure.subplots(2, 1, height_ratios=[3, 2])
     placed = [axis.places() for axis in axes_drawn]
-    rank = (scores if largest else -scores).argsort().argsort() / max(len(scores) - 1, 1)
-    best = int((scores if largest else -scores).argmax())
-    for trial in sorted(range(len(scores)), key=lambda trial: rank[trial]):
+    num_better = np.argsort(order)
+    rank = 1 - num_better / max(len(scores) - 1, 1)
+    for trial in reversed(order):
         heights = [places[trial] for places, _ in placed]
-        is_best = trial == best
+        is_best = trial == order[0]
         colour = VERMILION if is_best else colormaps["viridis"](0.95 * (1 - rank[trial]))
         lines.plot(heights, color=colour, linewidth=2.5 if is_best else 1.0, alpha=1.0 if is_best else 0.6)
     for place, (_, ticks) in enumerate(placed):
@@ -70,7 +70,7 @@ def tuning_figure(axes_of_keys: Sequence[Axis], metric: str, figures: Sequence[f
     lines.set_xlim(-0.1, len(axes_drawn) - 0.6)
     lines.spines[["top", "right", "left", "bottom"]].set_visible(False)
     lines.set_title(f"a line for each of {len(scores)} trials, the darker the better; the best in red", fontsize=9)
-    so_far = np.maximum.accumulate(scores) if largest else np.minimum.accumulate(scores)
+    so_far = scores[np.array(order)[np.minimum.accumulate(num_better)]]
     numbers = range(1, len(scores) + 1)
     history.plot(numbers, scores, "o", color=BLUE, alpha=0.6, markersize=5, label="trial")
     history.step(numbers, so_far, where="post", color=VERMILION, label="best so far")

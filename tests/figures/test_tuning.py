@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from matplotlib import colormaps
 
 from ssl_sec.figures.tuning import Axis, tuning_figure
 
@@ -16,13 +17,17 @@ def test_values_are_placed_by_their_logarithm_and_names_evenly():
     assert Axis(name="same", values=[2.0, 2.0]).places()[0].tolist() == [0.5, 0.5]
 
 
-@pytest.mark.parametrize(("largest", "best", "so_far"), [(True, 1, [50, 80, 80]), (False, 2, [50, 50, 40])])
-def test_the_best_trial_stands_out(largest: bool, best: int, so_far: list[float]):
+@pytest.mark.parametrize(
+    ("order", "so_far"), [([1, 0, 2], [50, 80, 80]), ([2, 0, 1], [50, 50, 40]), ([0, 2, 1], [50, 50, 50])]
+)
+def test_the_best_trial_stands_out(order: list[int], so_far: list[float]):
     axes = [Axis(name="lr", values=[0.1, 0.2, 0.3]), Axis(name="constraint", values=["none", "sec", "none"])]
-    figure = tuning_figure(axes, "val/knn_top1", [50.0, 80.0, 40.0], largest)
+    figure = tuning_figure(axes, "val/knn_top1", [50.0, 80.0, 40.0], order)
     lines, history = figure.axes
+    colours = [line.get_color() for line in lines.lines[:2]]
+    assert colours == [colormaps["viridis"](0.95), colormaps["viridis"](0.95 * 0.5)]  # the worst is drawn first
     thick = [line for line in lines.lines if line.get_linewidth() == 2.5]
     (line,) = thick
-    np.testing.assert_allclose(line.get_ydata()[0], [0, 0.5, 1][best])
+    np.testing.assert_allclose(line.get_ydata()[0], [0, 0.5, 1][order[0]])
     assert [text.get_text() for text in lines.get_xticklabels()] == ["lr", "constraint", "val/knn_top1"]
     assert history.lines[1].get_ydata().tolist() == so_far

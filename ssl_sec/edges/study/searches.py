@@ -102,7 +102,7 @@ class KeptSearches:
                 f"cells: {self.path} has a search of {arm.name} by another metric or with other settings "
                 f"({trials[0].digest} instead of {_digest(arm)}); allowed: another file of cells, or those settings"
             )
-        return max(trials, key=lambda one: search.goodness(one.metric)).overrides
+        return max(trials, key=lambda one: search.rank(one.metric, one.epochs)).overrides
 
     def add(self, arm: ArmAt, trials: Sequence[KeptTrial]) -> None:
         """Adds the trials of an arm's search, the best first.

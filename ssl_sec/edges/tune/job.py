@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +218,7 @@ class _Progress(Callback):
         """Logs the metric of a trial, and the best so far."""
         metric, tuning = self._search.metric, self._search.tune
         ended = [each for each in trials if each.is_finished() or each is trial]
-        values = [each.last_result[metric] for each in ended if metric in (each.last_result or {})]
+        measured = [each.last_result for each in ended if metric in (each.last_result or {})]
         if metric not in (trial.last_result or {}):
             return
         value, epoch = trial.last_result[metric], trial.last_result["epoch"]
@@ -227,7 +227,7 @@ class _Progress(Callback):
             *(trial, len(ended), tuning.trials, metric, value),
             "" if epoch == self._search.config.epochs else f" when it was stopped after {epoch} epochs",
             ", ".join(chosen_overrides(self._search.space, trial.config)),
-            reduce(self._search.better, values),
+            max(measured, key=lambda last: self._search.rank(last[metric], last["epoch"]))[metric],
         )
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:

@@ -85,15 +85,19 @@ class Search:
         assert PRETRAIN.score is not None
         return self.tune.metric or PRETRAIN.score
 
-    def goodness(self, metric: float) -> float:
-        """A metric such that larger is better; one that is not a number is worse than all others."""
-        if math.isnan(metric):
-            return -math.inf
-        return metric if self.tune.mode == "max" else -metric
+    def rank(self, metric: float, epoch: int) -> tuple[bool, int, float]:
+        """The rank of a trial by its last measurement; a better one is larger.
 
-    def better(self, first: float, second: float) -> float:
-        """The better one of two metrics."""
-        return max(first, second, key=self.goodness)
+        Trials that were trained longer come first, since the scheduler has stopped the others for being behind at the
+        same epoch, and some metrics worsen with training; a metric that is not a number is the worst at any epoch.
+
+        Args:
+            metric: the last measurement.
+            epoch: epoch of that measurement.
+        """
+        if math.isnan(metric):
+            return False, epoch, 0.0
+        return True, epoch, metric if self.tune.mode == "max" else -metric
 
 
 def chosen_overrides(space: Space, values: Mapping[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -47,15 +48,19 @@ def table_of(trials: Sequence[Trial], search: Search) -> str:
 
 
 def best_first(search: Search, trials: Sequence[Trial]) -> list[Trial]:
-    """The trials sorted by their metric."""
-    return sorted(trials, key=lambda trial: search.goodness(trial.metric), reverse=True)
+    """The trials sorted by the epoch that they reached, and those of one epoch by their metric."""
+    return sorted(trials, key=partial(_rank, search), reverse=True)
+
+
+def _rank(search: Search, trial: Trial) -> tuple[bool, int, float]:
+    return search.rank(trial.metric, trial.epoch)
 
 
 def records_of(search: Search, trials: Sequence[Trial]) -> list[dict[str, Any]]:
     """The metric of each trial and the best one so far, by the number of the trial."""
-    best_so_far = accumulate((trial.metric for trial in trials), search.better)
+    best_so_far = accumulate(trials, partial(max, key=partial(_rank, search)))
     return [
-        {"step": int(trial.name.rpartition("-")[2]), "metrics": {"tune/trial": trial.metric, "tune/best": best}}
+        {"step": int(trial.name.rpartition("-")[2]), "metrics": {"tune/trial": trial.metric, "tune/best": best.metric}}
         for trial, best in zip(trials, best_so_far, strict=True)
     ]
 
@@ -70,6 +75,6 @@ def files_of(search: Search, trials: Sequence[Trial], folder: Path) -> list[Path
         Axis(name=key, values=[trial.values[key] for trial in trials], is_log=isinstance(one, Interval) and one.is_log)
         for key, one in search.space.items()
     ]
-    largest = search.tune.mode == "max"
-    tuning_figure(axes, search.metric, [trial.metric for trial in trials], largest).savefig(picture, dpi=110)
+    order = [trials.index(trial) for trial in best_first(search, trials)]
+    tuning_figure(axes, search.metric, [trial.metric for trial in trials], order).savefig(picture, dpi=110)
     return [table, picture]

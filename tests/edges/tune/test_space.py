@@ -5,7 +5,7 @@ import math
 import pytest
 
 from ssl_sec.edges.tune.space import Choices, Interval, chosen_overrides, read_search
-from ssl_sec.edges.tune.trials import Trial, best_first
+from ssl_sec.edges.tune.trials import Trial, best_first, records_of
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.pretraining.config import MONITORED
 from tests.recipes.test_pretraining import run
@@ -99,7 +99,21 @@ def test_a_trial_with_a_nan_score_is_the_worst(mode: str, expected: list[float])
     trials = [Trial(name="t-1", overrides=[], values={}, metric=metric, epoch=1) for metric in (math.nan, 2.0, 3.0)]
     found = [trial.metric for trial in best_first(search, trials)]
     assert found[:2] == expected[:2] and math.isnan(found[2])
-    assert search.better(math.nan, 2.0) == search.better(2.0, math.nan) == 2.0
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_a_trial_that_was_stopped_is_behind_those_that_were_not(mode: str):
+    """It was behind them at its last epoch; with training, a metric such as the alignment rises."""
+    search = read_search([*DIGITS, "seed=1,2", "metric=val/alignment", f"mode={mode}"])
+    measured = [(0.9, 2), (0.5, 16), (0.1, 2), (0.6, 16), (math.nan, 16)]
+    trials = [
+        Trial(name=f"t-{number}", overrides=[], values={}, metric=metric, epoch=epoch)
+        for number, (metric, epoch) in enumerate(measured)
+    ]
+    longest, stopped = ([3, 1], [0, 2]) if mode == "max" else ([1, 3], [2, 0])
+    assert [trial.name for trial in best_first(search, trials)] == [f"t-{one}" for one in (*longest, *stopped, 4)]
+    best = [record["metrics"]["tune/best"] for record in records_of(search, trials)]
+    assert best == [0.9, 0.5, 0.5, 0.6 if mode == "max" else 0.5, 0.6 if mode == "max" else 0.5]
 
 
 def test_trials_are_compared_by_what_the_monitor_measures(tmp_path):
