@@ -279,7 +279,8 @@ def _sampled(dimension: Choices | Interval) -> Any:
 
 def _searcher(search: Search) -> Searcher | SearchAlgorithm:
     if search.tune.searcher == "random":
-        return BasicVariantGenerator(random_state=search.config.seed)
+        # Ray applies `max_concurrent_trials` to searchers that suggest values only.
+        return BasicVariantGenerator(random_state=search.config.seed, max_concurrent=search.tune.max_concurrent or 0)
     try:
         import optuna
         from ray.tune.search.optuna import OptunaSearch

@@ -8,9 +8,10 @@ from pathlib import Path
 import mlflow
 import pytest
 from mlflow.entities import Run
+from ray.tune.search import BasicVariantGenerator
 
 from ssl_sec.edges.config.tune import TuneConfig
-from ssl_sec.edges.tune.job import _claimed, _resources, run_search
+from ssl_sec.edges.tune.job import _claimed, _resources, _searcher, run_search
 from ssl_sec.edges.tune.space import read_search
 from ssl_sec.errors import ConfigError, StorageError
 from tests.edges.conftest import QUICK
@@ -81,6 +82,13 @@ def test_a_trial_gets_its_share_of_a_node(asked, nodes, expected):
 def test_a_trial_that_no_node_can_hold_is_refused(asked, nodes, message):
     with pytest.raises(ConfigError, match=f"^{message}$"):
         _resources(TuneConfig(**asked), nodes)
+
+
+@pytest.mark.parametrize(("asked", "most"), [("max_concurrent=2", 2), ("max_concurrent=null", 0)])
+def test_a_random_search_has_as_many_trials_at_once_as_asked(asked: str, most: int):
+    searcher = _searcher(read_search(["experiment=digits", "epochs=16", "searcher=random", "seed=1,2", asked]))
+    assert isinstance(searcher, BasicVariantGenerator)
+    assert searcher.max_concurrent == most  # 0 is no limit
 
 
 @pytest.mark.slow
