@@ -315,10 +315,8 @@ def _arm_at(arm: str, point: Point, shared: tuple[str, ...], own: Sequence[str],
         _config(arm, overrides)
         return ArmAt(arm=arm, point=point, overrides=overrides, search=None)
     name = f"run_name={named(point.label, arm)}-search"
-    # A search chooses the settings of the runs, so its trials are not probed: that would use the test images.
-    given = [text for text in overrides if text != "probe.enabled=true"]
     try:
-        search = read_search([*given, *file.search, *swept, name])
+        search = read_search([*overrides, *file.search, *swept, name])
     except ConfigError as error:
         raise ConfigError(f"{path}: arms.{arm}: {error}") from None
     return ArmAt(arm=arm, point=point, overrides=overrides, search=search)

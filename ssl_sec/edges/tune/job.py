@@ -23,6 +23,7 @@ from ssl_sec.edges.config.tune import TuneConfig
 from ssl_sec.edges.environment import cluster_address
 from ssl_sec.edges.folder.names import new_name
 from ssl_sec.edges.folder.text import text_of
+from ssl_sec.edges.overrides import parsed
 from ssl_sec.edges.packaging import command
 from ssl_sec.edges.run.on_ray.runtime import connect
 from ssl_sec.edges.run.on_ray.scaling import Nodes, node_resources
@@ -307,7 +308,8 @@ def _described(search: Search) -> dict[str, Any]:
     space = {
         f"search.{key}": f"{type(dimension).__name__}{asdict(dimension)}" for key, dimension in search.space.items()
     }
-    return {**asdict(search.tune), **space, "overrides": " ".join(sorted(_without_name(search.shared)))}
+    shared = [one for one in _without_name(search.shared) if parsed(one).key_or_group != "probe.enabled"]
+    return {**asdict(search.tune), **space, "overrides": " ".join(sorted(shared))}
 
 
 def _without_name(overrides: Sequence[str]) -> list[str]:
@@ -316,7 +318,8 @@ def _without_name(overrides: Sequence[str]) -> list[str]:
 
 def _without_measurements(search: Search) -> list[str]:
     """The shared overrides without those for measurements and tracking, for a training with a trial's values."""
-    return [one for one in _without_name(search.shared) if not one.startswith(("monitor.every_epochs=", "tracking."))]
+    given = search.shared[:-1]  # without the last, by which trials are not probed
+    return [one for one in _without_name(given) if not one.startswith(("monitor.every_epochs=", "tracking."))]
 
 
 def _claimed(path: Path, described: Mapping[str, Any]) -> bool:

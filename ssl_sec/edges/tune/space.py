@@ -19,7 +19,9 @@ _SWEEPS = "choice(a,b), interval(0.1,1), tag(log,interval(0.001,1)), int(interva
 # A text value that begins with one of these is an incomplete sweep.
 _SWEEP_NAMES = ("choice(", "interval(", "tag(", "int(", "range(")
 # Keys that differ in each trial, or by which trials are compared.
-_RESERVED = ("epochs", "output_dir", "recipe", "resume", "run_name")
+_RESERVED = ("epochs", "output_dir", "probe.enabled", "recipe", "resume", "run_name")
+# Trials choose settings, so they are not probed: that would use the test images.
+_NOT_PROBED = "probe.enabled=false"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +71,7 @@ class Search:
 
     Attributes:
         tune: settings of the search; its mode is not None.
-        shared: the overrides of every trial.
+        shared: the overrides of every trial, the last of which leaves out its probe.
         space: key -> its values.
         config: configuration of the first trial, with the first value of each key.
     """
@@ -152,6 +154,7 @@ def read_search(overrides: Sequence[str]) -> Search:
     shared = [text for text in fixed if text.partition("=")[0] not in own]
     every = max(1, values["epochs"] // tune.measurements)
     shared += [] if "monitor.every_epochs" in typed else [f"monitor.every_epochs={every}"]
+    shared.append(_NOT_PROBED)
     first = {key: dimension.ends[0] for key, dimension in swept.items()}
     configs = [_config(shared, first)]
     for key, dimension in swept.items():

@@ -112,6 +112,15 @@ def test_one_key_names_its_runs_by_its_values(file):
     assert [cell.name for cell in read(file, "seeds=[0]", "arms=[none]").cells({})] == ["0.2-none-s0", "5e_1-none-s0"]
 
 
+@pytest.mark.parametrize("asked", ["probe.enabled=true", "probe.enabled=True", "probe.enabled=false"])
+def test_a_search_is_not_probed_whatever_the_runs_are(file, asked):
+    file.write_text(SEARCHED)
+    made = read(file, asked)
+    assert made.arms[0].search is not None and not made.arms[0].search.config.probe.enabled
+    (cell,) = [cell for cell in made.cells({}) if cell.arm == "sec"]
+    assert cell.config.probe.enabled is (asked != "probe.enabled=false")
+
+
 def test_arms_with_sweeps_are_searched_first(file):
     file.write_text(SEARCHED)
     made = read(file)

@@ -11,7 +11,7 @@ from mlflow.entities import Run
 from ray.tune.search import BasicVariantGenerator
 
 from ssl_sec.edges.config.tune import TuneConfig
-from ssl_sec.edges.tune.job import _claimed, _resources, _searcher, run_search
+from ssl_sec.edges.tune.job import _claimed, _described, _resources, _searcher, _without_measurements, run_search
 from ssl_sec.edges.tune.space import read_search
 from ssl_sec.errors import ConfigError, StorageError
 from tests.edges.conftest import QUICK
@@ -82,6 +82,16 @@ def test_a_trial_gets_its_share_of_a_node(asked, nodes, expected):
 def test_a_trial_that_no_node_can_hold_is_refused(asked, nodes, message):
     with pytest.raises(ConfigError, match=f"^{message}$"):
         _resources(TuneConfig(**asked), nodes)
+
+
+def test_a_probe_is_left_to_the_training_with_the_best_values():
+    given = ["experiment=digits", "epochs=16", "seed=1,2"]
+    plain, probed = read_search(given), read_search([*given, "probe.enabled=true"])
+    # A search of an earlier version continues: its description has no such override.
+    assert _described(probed) == _described(plain)
+    assert "probe" not in _described(plain)["overrides"]
+    assert _without_measurements(plain) == ["experiment=digits", "epochs=16", "runtime=local"]
+    assert _without_measurements(probed) == ["experiment=digits", "epochs=16", "probe.enabled=true", "runtime=local"]
 
 
 @pytest.mark.parametrize(("asked", "most"), [("max_concurrent=2", 2), ("max_concurrent=null", 0)])

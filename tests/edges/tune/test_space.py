@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.tune.space import Choices, Interval, chosen_overrides, read_search
 from ssl_sec.edges.tune.trials import Trial, best_first, records_of
 from ssl_sec.errors import ConfigError
@@ -34,7 +35,7 @@ def test_sweeps_are_searched_and_other_overrides_are_shared():
         "head.hidden_dim": Interval(low=8, high=64, is_log=False, is_integer=True),
         "monitor.neighbours": Choices(values=("5", "10", "15")),
     }
-    assert search.shared == (*DIGITS, "seed=3", "runtime=local", "monitor.every_epochs=2")
+    assert search.shared == (*DIGITS, "seed=3", "runtime=local", "monitor.every_epochs=2", "probe.enabled=false")
     assert (search.config.seed, search.config.monitor.every_epochs, search.metric) == (3, 2, "val/knn_top1")
     values = {
         "constraint": "sec",
@@ -50,8 +51,16 @@ def test_sweeps_are_searched_and_other_overrides_are_shared():
 def test_explicit_overrides_are_kept():
     search = read_search([*DIGITS, "monitor.every_epochs=5", "metric=val/rankme", "mode=min", "seed=choice(1,2)"])
     assert search.config.monitor.every_epochs == 5
-    assert search.shared == (*DIGITS, "monitor.every_epochs=5", "runtime=local")
+    assert search.shared == (*DIGITS, "monitor.every_epochs=5", "runtime=local", "probe.enabled=false")
     assert (search.metric, search.tune.mode) == ("val/rankme", "min")
+
+
+@pytest.mark.parametrize("asked", ["probe.enabled=true", "probe.enabled=True", "++probe.enabled=on", "probe=paper"])
+def test_trials_are_not_probed_whatever_is_given(asked: str):
+    search = read_search([*DIGITS, asked, "optimiser.learning_rate=interval(0.1,1)"])
+    assert not search.config.probe.enabled
+    trial = compose("pretrain", [*search.shared, *chosen_overrides(search.space, {"optimiser.learning_rate": 0.2})])
+    assert trial["probe"]["enabled"] is False
 
 
 @pytest.mark.parametrize(
@@ -74,6 +83,7 @@ def test_the_better_direction_of_a_metric_is_searched(metric, mode):
         ),
         (["constraint=choice(none,sek)"], "constraint: found 'sek'; did you mean 'sec'"),
         (["epochs=choice(5,10)"], "epochs: found several values, must be one: it is the same in all trials"),
+        (["probe.enabled=choice(false,true)"], "probe.enabled: found several values, must be one"),
         (["trials=5,10"], "trials: found several values, must be one"),
         (["tracking.uri=choice(a,b)"], "tracking.uri: found several values, must be one"),
         (["seed=1,2", "runtime=ray"], "runtime: found 'ray', must be 'local': a trial is one process"),
