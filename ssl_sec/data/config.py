@@ -1,6 +1,6 @@
 """The data sets and samplers as values of a run; see `ssl_sec.settings`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,9 +17,9 @@ from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names
 from ssl_sec.data.retrieval_sets import RetrievalSet, open_retrieval_set
 from ssl_sec.data.shards.opening import open_webdataset, shard_class_names
 from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits, open_mnist, require_downloaded
-from ssl_sec.effects import ImageFiles, NoEffect
+from ssl_sec.effects import ImageFiles, NoEffect, file_names, image_files, without_effect
 from ssl_sec.errors import ConfigError
-from ssl_sec.settings import Count, Local, check
+from ssl_sec.settings import Count, Local, check, to_values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,3 +341,19 @@ DataConfig = (
     | SOPConfig
     | InShopConfig
 )
+
+
+def same_set(first: DataConfig, second: DataConfig, ignored: Set[str]) -> bool:
+    """Whether two configurations describe the same data set, in any place.
+
+    Args:
+        first: one configuration.
+        second: the other one.
+        ignored: keys that may differ.
+    """
+    free, files = without_effect(DataConfig) | ignored, image_files(DataConfig)
+    one, other = (
+        {key: file_names(value) if key in files else value for key, value in to_values(data).items() if key not in free}
+        for data in (first, second)
+    )
+    return one == other and first.title == second.title

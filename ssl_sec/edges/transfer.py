@@ -29,7 +29,7 @@ from ssl_sec.errors import ConfigError, Stopped, UserError, first_line
 from ssl_sec.figures.transfer import transfer_figure
 from ssl_sec.recipes.probing.config import ProbeJobConfig, TransferConfig
 from ssl_sec.recipes.registry import probed
-from ssl_sec.settings import to_values
+from ssl_sec.settings import check, to_values
 
 logger = logging.getLogger("ssl_sec")
 
@@ -79,10 +79,14 @@ def _probes(config: TransferConfig, found: FoundNetwork) -> dict[str, ProbeJobCo
     weights = weights_digest(found.files / "encoder.safetensors")
     probes: dict[str, ProbeJobConfig] = {}
     for data in config.sets:
+        share = None if data.has_test_images else config.test_share
+        is_learned = found.config.has_learned(data, share, config.probe.seed)
+        allowed = "sets with test images, or those from whose labels the encoder has not learned"
+        check(not is_learned, "sets", data.title, allowed)
         probe = replace(
             config.probe,
             mean_per_class=data.title in config.mean_per_class,
-            test_share=None if data.has_test_images else config.test_share,
+            test_share=share,
             image_size_px=size,
             num_channels=1 if channels == 1 else 3,
         )

@@ -36,6 +36,9 @@ from ssl_sec.training.config import (
 )
 from ssl_sec.training.layer_rates import LayeredOptimiserConfig
 
+# What a share of test images must be if the encoder has learned from their labels; of the set with that title.
+UNLEARNED = "null: the encoder has learned from the labels of images of {!r}"
+
 # The name of the constraint of a network that is not trained.
 UNTRAINED = "random"
 
@@ -173,6 +176,23 @@ class TrainingConfig(RunConfig, is_base=True):
     def more_tags(self) -> dict[str, str]:
         """Tags of the run, in addition to those of every training run."""
         return {}
+
+    @property
+    def learned_sets(self) -> tuple[str, ...]:
+        """The titles of the data sets from whose labels the encoder learns; its own, unless a recipe says otherwise."""
+        return (self.data.title,)
+
+    def has_learned(self, data: DataConfig, test_share: float | None, seed: int) -> bool:
+        """Whether the encoder learns from the labels of test images that are held out of a training split.
+
+        Data sets are recognised by their titles.
+
+        Args:
+            data: the data set that they are held out of.
+            test_share: share of each class that is held out; None for test images of their own.
+            seed: seed of the draw.
+        """
+        return test_share is not None and data.title in self.learned_sets
 
     @property
     def linear_probe(self) -> ProbeConfig | None:

@@ -17,6 +17,7 @@ from ssl_sec.data.config import (
     MNISTConfig,
     ParquetConfig,
     SOPConfig,
+    same_set,
 )
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.image_set import EncodedImages, ResidentImages
@@ -174,3 +175,15 @@ def test_parquet_is_looked_for(tmp_path):
     data = ParquetConfig(train=(str(tmp_path / "no.parquet"),), test=("x",), cache_folder=str(tmp_path))
     with pytest.raises(MissingDataError, match="no.parquet"):
         data.open("train")
+
+
+def test_a_data_set_is_the_same_in_any_folder():
+    def photos(folder, **others):
+        train, test = (f"{folder}/photos/{split}.parquet" for split in ("train", "test"))
+        return ParquetConfig(train=(train,), test=(test,), **others)
+
+    there = photos("s3://b", resident_limit_mib=3, cache_folder="/c")
+    assert same_set(photos("/a"), there, set()) and not same_set(photos("/a", max_images=9), there, set())
+    assert same_set(photos("/a", max_images=9), there, {"max_images"})
+    assert not same_set(photos("/a"), photos("/a", image_size_px=32), set())
+    assert not same_set(photos("/a"), ParquetConfig(train=("/a/photos/other.parquet",)), set())

@@ -1,11 +1,13 @@
 """Transfer of one encoder to several data sets, with a real run of digits in MLflow on sqlite."""
 
 import csv
+import shutil
 import signal
 from pathlib import Path
 
 import fsspec
 import pytest
+import yaml
 from mlflow.tracking import MlflowClient
 from PIL import Image
 
@@ -135,6 +137,20 @@ def test_in_object_storage_a_set_is_measured_once_and_its_table_kept(finished, s
     client = MlflowClient(finished.uri)
     (parent,) = client.search_runs([client.get_experiment_by_name("bucket").experiment_id], "tags.job = 'transfer'")
     assert parent.info.status == "FINISHED"
+
+
+def test_images_that_the_encoder_has_learned_from_are_not_held_out(finished, shades, tmp_path):
+    folder = tmp_path / "shades" / "before"
+    shutil.copytree(finished.folder.path, folder)
+    stored = yaml.safe_load((folder / "config.yaml").read_text())
+    data = {"name": "parquet", "train": [str(shades)], "num_channels": 1}
+    stored |= {"positives": "classes", "loss": {"name": "supcon"}, "data": data}
+    (folder / "config.yaml").write_text(yaml.safe_dump(stored))
+    with pytest.raises(ConfigError, match="^sets: found 'shades', must be sets with test images, or those from whose"):
+        transfer(
+            [f"run={folder}", *FAST, f"output_dir={tmp_path}", f"sets=[digits,{{name: parquet, train: [{shades}]}}]"]
+        )
+    assert list(folder.parent.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize(

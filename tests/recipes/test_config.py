@@ -341,3 +341,60 @@ def test_a_run_on_crops_has_no_size_for_images_of_other_sets():
     assert (config.size_px_of(None), config.crop_of(None)) == (None, config.evaluated_crop)
     sized = dataclasses.replace(config, data=FolderConfig(root="x", image_size_px=32))
     assert sized.size_px_of(None) == sized.size_px_of((3, 32, 32)) == 32
+
+
+PHOTOS = FolderConfig(root="/data/photos")
+
+
+def finetuning(**changes):
+    values = compose("finetune", ["data=folder", "data.root=/data/photos", "runtime=local"])
+    return from_values(FinetuneConfig, {**values, **changes})
+
+
+def supervised():
+    return from_values(PretrainConfig, {**RUN, "data": to_values(PHOTOS), "positives": "classes"})
+
+
+def test_an_encoder_learns_from_the_labels_of_its_own_set():
+    elsewhere, others = FolderConfig(root="/elsewhere/photos", image_size_px=32), FolderConfig(root="/data/scans")
+    for learned in (supervised(), finetuning()):
+        assert learned.has_learned(PHOTOS, 0.2, seed=0) and learned.has_learned(elsewhere, 0.2, seed=0)
+        assert not learned.has_learned(others, 0.2, seed=0) and not learned.has_learned(PHOTOS, None, seed=0)
+    assert not dataclasses.replace(supervised(), positives="views").has_learned(PHOTOS, 0.2, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "share", "seed", "expected"),
+    [
+        ({}, 0.2, 0, False),
+        ({}, 0.1, 0, False),  # among those of 0.2
+        ({}, 0.3, 0, True),
+        ({}, 0.2, 1, True),
+        ({"image_size_px": 32, "num_channels": 1}, 0.2, 0, False),
+        ({"labels": True}, 0.2, 0, True),  # maybe other classes, of which other images are held out
+        ({"max_images": 100}, 0.2, 0, True),
+    ],
+)
+def test_a_fine_tuning_does_not_learn_from_its_test_images(changes, share, seed, expected):
+    tuned = finetuning(test_share=0.2)
+    assert tuned.has_learned(dataclasses.replace(PHOTOS, **changes), share, seed) is expected
+    assert dataclasses.replace(tuned, start_labels=("photos",), test_share=None).has_learned(PHOTOS, share, seed)
+    few = dataclasses.replace(tuned, data=dataclasses.replace(PHOTOS, max_images=100))
+    assert few.has_learned(PHOTOS, share, seed)
+
+
+def test_a_fine_tuning_knows_what_its_start_has_learned():
+    message = "^test_share: found 0.2, must be null: the encoder has learned from the labels of images of 'photos'$"
+    for start in (supervised(), finetuning(), finetuning(test_share=0.1), finetuning(start_labels=["photos"])):
+        with pytest.raises(ConfigError, match=message):
+            finetuning(test_share=0.2).started_from(start)
+    with pytest.raises(ConfigError, match=message):
+        finetuning(test_share=0.2, start_labels=["scans", "photos"])
+    second = finetuning(test_share=0.2).started_from(finetuning(test_share=0.2))
+    assert (second.start_labels, finetuning(test_share=0.2).started_from(second)) == ((), second)
+    digits = finetuning(data={"name": "digits"}).started_from(supervised())
+    assert digits.learned_sets == ("photos", "digits")
+    assert digits.has_learned(PHOTOS, 0.2, 0) and digits.has_learned(DigitsConfig(), 0.2, 0)
+    assert finetuning().started_from(digits).learned_sets == ("photos", "digits")
+    with pytest.raises(ConfigError, match=message):
+        finetuning(test_share=0.2).started_from(digits)

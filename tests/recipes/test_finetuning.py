@@ -252,6 +252,8 @@ def test_without_a_test_split_the_test_images_are_those_of_a_probe(tmp_path, mon
     assert 0 <= top1 <= 100
     expected = open_splits(DigitsConfig(), ProbeConfig(test_share=0.25))
     assert [each.rows.tolist() for each in divided[0]] == [each.rows.tolist() for each in expected]
+    _, fewer = open_splits(DigitsConfig(), ProbeConfig(test_share=0.1))
+    assert set(fewer.rows.tolist()) < set(expected[1].rows.tolist())
 
 
 def test_frozen_stages_keep_their_weights_and_batch_norm_statistics(tmp_path):

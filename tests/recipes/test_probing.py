@@ -353,16 +353,6 @@ def test_the_results_are_reported_at_the_end_of_the_run(tmp_path, few, length):
     assert list(runtime.series("probe/top1")) == [length] == [config.length]
 
 
-def test_images_whose_labels_the_encoder_has_learned_from_are_not_held_out_for_its_test(tmp_path):
-    class Store(FakeStore):
-        def probed(self):
-            return ProbedRun(data=DigitsConfig(), encoder=ResNetConfig(name="resnet18"), positives="classes")
-
-    config = ProbeJobConfig(run="mine", probe=dataclasses.replace(QUICK, test_share=0.2), runtime=CPU)
-    with pytest.raises(ConfigError, match="^probe.test_share: found 0.2, must be null: the encoder has learned from"):
-        probing.run(config, FakeRuntime(), Store(tmp_path))
-
-
 def found(config):
     from ssl_sec.collectives import rank, world_size
 

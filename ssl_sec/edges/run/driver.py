@@ -35,11 +35,11 @@ from ssl_sec.edges.tracking.registry import take_weights
 from ssl_sec.edges.tracking.runs import beside, tracked_beside
 from ssl_sec.edges.tracking.store import require_store, tracking_uri
 from ssl_sec.errors import ConfigError, Stopped
-from ssl_sec.recipes.config import RunConfig, TrainingConfig
+from ssl_sec.recipes.config import UNLEARNED, RunConfig, TrainingConfig
 from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import FINETUNE, PROBE, RECIPES, RecipeRow, probed, trainings
-from ssl_sec.settings import from_values, to_values
+from ssl_sec.settings import check, from_values, to_values
 from ssl_sec.training.config import LocalConfig, RuntimeConfig
 
 logger = logging.getLogger("ssl_sec")
@@ -75,7 +75,8 @@ def run_finetuning(config: FinetuneConfig) -> Finished:
         return run_training(FINETUNE, config)
     with _found_start(config) as found:
         tracking, _ = found.tracking_of_job(config.run, config.tracking, config.output_dir)
-        return run_training(FINETUNE, replace(config, tracking=tracking), found.files / "encoder.safetensors")
+        config = replace(config.started_from(found.config), tracking=tracking)
+        return run_training(FINETUNE, config, found.files / "encoder.safetensors")
 
 
 @contextmanager
@@ -247,7 +248,10 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
     trained = training_config(recipe, trained_path / "config.yaml")
     if config.data is None:
         require_whole_data(to_values(trained.data))
-    require_data(config.data or trained.data, config.runtime)
+    data, share = config.data or trained.data, config.probe.test_share
+    is_learned = trained.has_learned(data, share, config.probe.seed)
+    check(not is_learned, "probe.test_share", share, UNLEARNED.format(data.title))
+    require_data(data, config.runtime)
     of = "" if config.checkpoint == "last" else f"-{config.checkpoint}"
     config = _named(config, trained.recipe_name, f"{trained.run_name or run_name_of(trained)}{of}-probe")
     assert config.run_name is not None
@@ -255,7 +259,7 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
     with _reserved(open_folder(path), at_stop="a probe has no checkpoints, so nothing of it is kept") as folder:
         copied = {folder.encoder_path: "encoder.safetensors", folder.probed_config_path: "config.yaml"}
         folder.start(to_values(config), {path: trained_path / name for path, name in copied.items()})
-        tags = {**training_tags(trained), "data": (config.data or trained.data).title}
+        tags = {**training_tags(trained), "data": data.title}
         if config.checkpoint != "last":
             tags[CHECKPOINT_TAG] = str(config.checkpoint)
         return _execute(PROBE, config, folder, tags, parent_id)

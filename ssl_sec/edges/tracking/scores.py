@@ -16,14 +16,14 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-from ssl_sec.data.config import DataConfig
+from ssl_sec.data.config import same_set
 from ssl_sec.edges.folder.descriptions import DataDescription
 from ssl_sec.edges.folder.names import CHECKPOINT_TAG
 from ssl_sec.edges.tracking.checkpoints import is_checkpoint
 from ssl_sec.edges.tracking.registry import source_run_id
 from ssl_sec.edges.tracking.store import all_pages, quoted
 from ssl_sec.edges.tracking.tracker import current_parameters
-from ssl_sec.effects import file_names, image_files, without_effect
+from ssl_sec.effects import without_effect
 from ssl_sec.recipes.probing.config import ProbeConfig, ProbedRun, ProbeJobConfig
 from ssl_sec.recipes.registry import LABEL_FREE_SCORES, RECIPES, SCORES
 from ssl_sec.recipes.tracking import Checkpoint
@@ -39,6 +39,8 @@ _HIGHEST_SCORE = 1e6
 _NOT_OF_THE_PROBE = ("enabled", "corruptions", "logistic", "few_shot", "few_shot_draws", "mean_per_class")
 # Settings that change a set's images unless they are null.
 _WITH_OTHER_IMAGES = ("test_share", "image_size_px", "num_channels")
+# Settings of a data set that probes ignore.
+_IGNORED_BY_PROBES = frozenset(("max_images",))
 # Score at the end of a training -> that of the weights that were saved, where these may be of an earlier epoch.
 _OF_CHOSEN_WEIGHTS = {"val/top1": "finetune/val_top1"}
 # Key of the labelled set that rates encoders of other images.
@@ -94,7 +96,7 @@ def copy_probe_metrics(
         probe: the probe's run.
     """
     protocol = probe.data.tags[PROTOCOL_TAG]
-    own_data = config.data is None or _same_set(config.data, trained.data)
+    own_data = config.data is None or same_set(config.data, trained.data, _IGNORED_BY_PROBES)
     is_own = own_data and trained.probe is not None and _settings(config.probe) == _settings(trained.probe)
     run = client.get_run(run_id)
     before = run.data.tags.get(PROTOCOL_TAG, protocol)
@@ -115,16 +117,6 @@ def _settings(probe: ProbeConfig) -> Mapping[str, object]:
         for key, value in to_values(probe).items()
         if key not in _NOT_OF_THE_PROBE and not (key in _WITH_OTHER_IMAGES and value is None)
     }
-
-
-def _same_set(first: DataConfig, second: DataConfig) -> bool:
-    """Whether two configurations describe the same data set, in any place; probes ignore max_images."""
-    free, files = without_effect(DataConfig) | {"max_images"}, image_files(DataConfig)
-    one, other = (
-        {key: file_names(value) if key in files else value for key, value in to_values(data).items() if key not in free}
-        for data in (first, second)
-    )
-    return one == other and first.title == second.title
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

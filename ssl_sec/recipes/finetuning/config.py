@@ -1,21 +1,26 @@
 """The configuration of a fine-tuning."""
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, Self
 
 from ssl_sec.augment.config import CropConfig
-from ssl_sec.data.config import DataConfig
+from ssl_sec.data.config import DataConfig, same_set
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import worker_counts
 from ssl_sec.effects import NoEffect
 from ssl_sec.losses.config import CrossEntropyConfig
 from ssl_sec.networks.config import ClassifierConfig
-from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
+from ssl_sec.recipes.config import UNLEARNED, CheckpointConfig, TrainingConfig
 from ssl_sec.recipes.tracking import Checkpoint
 from ssl_sec.settings import BelowOne, Count, CountOrZero, Range, Settings, Share, check
 from ssl_sec.training.config import NoConstraintConfig
 from ssl_sec.training.layer_rates import LayeredOptimiserConfig
+
+# Seed of the draw of the test images.
+TEST_SEED = 0
+# Settings of a data set that leave its images and their labels as they are.
+_READING = frozenset(("image_size_px", "num_channels", "max_images"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +58,9 @@ class FinetuneConfig(TrainingConfig):
             which the best epoch is chosen, in [0, 1); 0 trains on all labelled images and keeps the last epoch.
         test_share: share of each class of the training split that is held out as the test images, the same ones for
             every `seed`, and those of a probe with `probe.seed=0`; None takes the test split of the data set.
+        start_labels: titles of the data sets from whose labels `encoder.weights` have learned, out of which no test
+            images are held. Those of `run` are found in its configuration, except for this run's own set if that run
+            has held out these test images, too.
         trained_stages: how many of the encoder's last stages are trained, ≥ 0; the others keep their weights, and their
             batch norms the running statistics. `all` for all of them.
         mixup: α of the mixing of two images and their labels, ≥ 0; 0 mixes none.
@@ -71,6 +79,7 @@ class FinetuneConfig(TrainingConfig):
     labels_per_class: Count | None = None
     held_out_share: BelowOne = 0.1
     test_share: Annotated[float, Range(gt=0, lt=1)] | None = None
+    start_labels: NoEffect[tuple[str, ...]] = ()
     trained_stages: CountOrZero | Literal["all"] = "all"
     mixup: Annotated[float, Range(ge=0, le=100)] = 0.0
     evaluated: Literal["best", "last"] = "best"
@@ -82,11 +91,43 @@ class FinetuneConfig(TrainingConfig):
         super().__post_init__()
         if self.labels_per_class is not None:
             check(self.labels_share == 1, "labels_share", self.labels_share, "left out with labels_per_class")
+        if self.test_share is not None:
+            title = self.data.title
+            check(title not in self.start_labels, "test_share", self.test_share, UNLEARNED.format(title))
         if self.held_out_share == 0:
             check(self.evaluated == "last", "evaluated", self.evaluated, "'last' with held_out_share=0")
         if self.mixup > 0:
             even = self.global_batch_size % 2 == 0
             check(even, "global_batch_size", self.global_batch_size, "even with mixup, which mixes pairs of images")
+
+    def started_from(self, start: TrainingConfig) -> Self:
+        """This run with the data sets from whose labels its start has learned.
+
+        Args:
+            start: configuration of the run whose encoder it starts from.
+
+        Raises:
+            ConfigError: if the start has learned from the labels of images that this run holds out for its test.
+        """
+        own, share = self.data.title, self.test_share
+        is_unseen = share is not None and not start.has_learned(self.data, share, TEST_SEED)
+        return replace(self, start_labels=tuple(title for title in start.learned_sets if title != own or not is_unseen))
+
+    @property
+    def learned_sets(self) -> tuple[str, ...]:
+        """The titles of the data sets from whose labels the encoder learns, or has learned before."""
+        return tuple(dict.fromkeys((*self.start_labels, *super().learned_sets)))
+
+    def has_learned(self, data: DataConfig, test_share: float | None, seed: int) -> bool:
+        """As for every training, but test images that this run holds out, too, are not learned from.
+
+        They are nested: those of a smaller share are among those of a larger one.
+        """
+        are_among_ours = seed == TEST_SEED and (test_share or 0.0) <= (self.test_share or 0.0)
+        is_whole = self.data.max_images is None and data.max_images is None
+        if are_among_ours and is_whole and same_set(data, self.data, _READING):
+            return test_share is not None and data.title in self.start_labels
+        return super().has_learned(data, test_share, seed)
 
     @property
     def worker_counts(self) -> list[int]:

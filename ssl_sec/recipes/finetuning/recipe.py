@@ -38,7 +38,7 @@ from ssl_sec.evaluation.splits import (
 from ssl_sec.networks import Encoder, Network
 from ssl_sec.networks.stages import freeze_all_but
 from ssl_sec.recipes.assembly import RunStore, assemble, building_for, extractor, save_network, train_recipe
-from ssl_sec.recipes.finetuning.config import FinetuneConfig
+from ssl_sec.recipes.finetuning.config import TEST_SEED, FinetuneConfig
 from ssl_sec.recipes.finetuning.objective import MixedObjective
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.recipe import Recipe
@@ -171,7 +171,7 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
             test = on_device(config.data.open("test", centre), runtime.device)
         require_labels(test, "fine-tuning")
     else:
-        train_set, held_out = with_test_images(train_set, config.test_share, seed=0)
+        train_set, held_out = with_test_images(train_set, config.test_share, TEST_SEED)
         test = with_crop(held_out, centre)
     for image_set in (train_set, test):
         require_any_order(image_set, "fine-tuning")

@@ -107,6 +107,11 @@ class PretrainConfig(TrainingConfig):
         return self.epochs
 
     @property
+    def learned_sets(self) -> tuple[str, ...]:
+        """The titles of the data sets from whose labels the encoder learns."""
+        return super().learned_sets if self.positives == "classes" else ()
+
+    @property
     def linear_probe(self) -> ProbeConfig | None:
         """How the encoder is probed."""
         return self.probe

@@ -28,13 +28,11 @@ class ProbedRun:
         data: the data set that the encoder was trained on.
         encoder: the encoder that was trained.
         probe: how its encoder is probed; None if its configuration does not say.
-        positives: "classes" if it has learned from the labels of all training images.
     """
 
     data: DataConfig
     encoder: EncoderConfig
     probe: ProbeConfig | None = None
-    positives: str = "views"
 
 
 @dataclass(frozen=True, kw_only=True)

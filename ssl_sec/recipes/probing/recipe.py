@@ -48,7 +48,6 @@ from ssl_sec.recipes.probing.adapting import Adapted
 from ssl_sec.recipes.probing.config import ProbedRun, ProbeJobConfig
 from ssl_sec.recipes.probing.measures import corrupted_top1, corruption_metrics, stop_if_requested, transfer_metrics
 from ssl_sec.seeding import derived_seed
-from ssl_sec.settings import check
 from ssl_sec.training.recipe import Computation
 from ssl_sec.training.step import Runtime, log_once
 
@@ -118,9 +117,6 @@ def run(config: ProbeJobConfig, runtime: Runtime, store: ProbeStore) -> None:
         store: the probe's store, shared by all workers.
     """
     trained = store.probed()
-    if trained.positives == "classes" and config.data is None:
-        share, allowed = config.probe.test_share, "null: the encoder has learned from the labels of all these images"
-        check(share is None, "probe.test_share", share, allowed)
     data = config.data or trained.data
     log_once(runtime, "loading %s and the encoder", data.name)
     train_set, test_set = open_splits(data, config.probe)

@@ -20,6 +20,7 @@ from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.run.driver import run_finetuning, run_probe, run_training
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.summary import summary
+from ssl_sec.errors import ConfigError
 from ssl_sec.metrics import metric
 from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
@@ -122,6 +123,33 @@ def test_a_fine_tuned_encoder_is_exported_loaded_and_probed(finished, output_dir
     again = config_of("run=tuned", f"output_dir={output_dir}", "run_name=further", "epochs=0")
     further = run_finetuning(again)
     assert_identical(load_file(further.folder.encoder_path), load_file(finished.folder.encoder_path))
+
+
+@pytest.mark.parametrize("given", [[], ["data=digits"]])
+def test_images_that_an_encoder_was_fine_tuned_on_are_not_held_out_for_its_probe(finished, output_dir, given):
+    learned = "must be null: the encoder has learned from the labels of images of 'digits'$"
+    before = set(output_dir.glob("*/*"))
+    given = ["run=tuned", f"output_dir={output_dir}", "tracking.system_metrics=false", *given]
+    with pytest.raises(ConfigError, match=f"^probe.test_share: found 0.2, {learned}"):
+        run_probe(from_values(ProbeJobConfig, values_of("probe", [*given, "probe.test_share=0.2"])))
+    with pytest.raises(ConfigError, match=f"^test_share: found 0.2, {learned}"):
+        run_finetuning(config_of(*given, "run_name=further", "test_share=0.2"))
+    assert set(output_dir.glob("*/*")) == before
+
+
+def test_a_supervised_run_is_fine_tuned_and_keeps_what_it_has_learned(pretrained, tmp_path):
+    """Probes of the encoder then know which images they cannot hold out, whatever the fine-tuning's own are."""
+    folder = tmp_path / "digits" / "before"
+    shutil.copytree(pretrained.folder.path, folder)
+    stored = yaml.safe_load((folder / "config.yaml").read_text())
+    stored |= {"positives": "classes", "loss": {"name": "supcon"}}
+    stored["data"]["max_images"] = None
+    (folder / "config.yaml").write_text(yaml.safe_dump(stored))
+    given = [f"run={folder}", f"output_dir={tmp_path}", "run_name=tuned", "epochs=0"]
+    with pytest.raises(ConfigError, match="^test_share: found 0.2, must be null: the encoder has learned from"):
+        run_finetuning(config_of(*given, "test_share=0.2"))
+    tuned = run_finetuning(config_of(*given))
+    assert stored_values(tuned.folder.config_path)["start_labels"] == ["digits"]
 
 
 def test_an_interrupted_run_is_resumed_without_the_run_it_started_from(pretrained, output_dir, tmp_path):

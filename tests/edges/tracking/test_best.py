@@ -7,8 +7,7 @@ import pytest
 from mlflow.entities import Dataset, DatasetInput, Param
 from mlflow.tracking import MlflowClient
 
-from ssl_sec.data.config import ParquetConfig
-from ssl_sec.edges.tracking.scores import _same_set, child_probes, describe_versions, mark_best
+from ssl_sec.edges.tracking.scores import child_probes, describe_versions, mark_best
 from ssl_sec.edges.tracking.store import connect_to_store
 
 PAPER, FEW = "digits, all labels (aaaaaaaa)", "digits, 10 labels (bbbbbbbb)"
@@ -229,13 +228,3 @@ def test_a_better_version_registered_meanwhile_gets_the_alias(client, monkeypatc
     add_version(client, "raced", 60.0)
     assert best(client, "raced") == "2"
     assert calls == ["1", "2"]
-
-
-def test_a_data_set_is_the_same_in_any_folder():
-    def photos(folder, **others):
-        train, test = (f"{folder}/photos/{split}.parquet" for split in ("train", "test"))
-        return ParquetConfig(train=(train,), test=(test,), **others)
-
-    assert _same_set(photos("/a"), photos("s3://b", resident_limit_mib=3, cache_folder="/c", max_images=9))
-    assert not _same_set(photos("/a"), photos("/a", image_size_px=32))
-    assert not _same_set(photos("/a"), ParquetConfig(train=("/a/photos/other.parquet",)))
