@@ -24,6 +24,11 @@ def whole(augment, pixels, step=3):
     return augment(pixels, step, slice(0, len(pixels)), len(pixels))
 
 
+def drawn(augment, channels=3, side_px=9, count=1000):
+    """What each transform draws for images of one size: name -> numbers."""
+    return [each.data for each in augment._draw(torch.Size((count, channels, side_px, side_px)), step=0, view=0)]
+
+
 def by_parts(augment, pixels, cuts, step=3):
     """The views that workers with these rows make, in the order of the whole batch."""
     parts = []
@@ -187,6 +192,25 @@ def test_crops_are_no_smaller_than_stated():
     assert least_span(0.8) > 0.7
 
 
+def test_the_aspects_of_simclrs_crops_are_between_3_4_and_4_3():
+    (crop, *_) = drawn(augmentation(colour_strength=0.0, flip_probability=0.0), side_px=1000)
+    width, height = (crop["src"][:, 2] - crop["src"][:, 0] + 1).unbind(1)
+    aspects = width / height
+    assert aspects.min().item() == pytest.approx(3 / 4, abs=0.02)
+    assert aspects.max().item() == pytest.approx(4 / 3, abs=0.02)
+
+
+@pytest.mark.parametrize(("channels", "hue", "saturation"), [(3, 0.2, 0.8), (1, 0.0, 0.0)])
+@pytest.mark.parametrize("strength", [0.5, 1.0])
+def test_the_colour_distortion_is_as_strong_as_simclrs(channels, hue, saturation, strength):
+    _, _, jitter, *_ = drawn(augmentation(channels, colour_strength=strength), channels)
+    ranges = {"brightness": (1, 0.8), "contrast": (1, 0.8), "saturation": (1, saturation), "hue": (0, hue)}
+    for name, (middle, width) in ranges.items():
+        factors = jitter[f"{name}_factor"]
+        ends = middle - width * strength, middle + width * strength
+        assert (factors.min().item(), factors.max().item()) == pytest.approx(ends, abs=0.01), name
+
+
 def test_colours_are_distorted_in_four_fifths_and_a_fifth_are_grey():
     pixels = torch.tensor([200, 100, 50], dtype=torch.uint8).view(1, 3, 1, 1).expand(500, 3, 9, 9).contiguous()
     views = whole(augmentation(num_views=1, colour_strength=0.5), pixels)[:, :, 4, 4] * 255
@@ -200,6 +224,7 @@ def test_grey_images_change_brightness():
     pixels = torch.full((200, 1, 9, 9), 100, dtype=torch.uint8)
     values = whole(augmentation(1, num_views=1), pixels)[:, 0, 4, 4] * 255
     assert values.min() > 50 and values.max() < 150
+    assert (values - 100).abs().lt(0.5).float().mean().item() == pytest.approx(0.2, abs=0.06)
     assert len(values.round().unique()) > 30
 
 
@@ -247,6 +272,13 @@ def test_blurred_views_are_those_of_a_gaussian():
         sigmas.append(min(errors, key=errors.get))
         assert errors[sigmas[-1]] < 1.5e-2
     assert all(0.1 <= sigma <= 2.0 for sigma in sigmas) and len(set(sigmas)) > 5
+
+
+def test_the_blur_of_imagenets_views_is_simclrs():
+    augment = augmentation(size=224, blur_probability=1.0)
+    assert augment.transforms[-1].flags["kernel_size"] == (23, 23)
+    sigmas = drawn(augment)[-1]["sigma"]
+    assert (sigmas.min().item(), sigmas.max().item()) == pytest.approx((0.1, 2.0), abs=0.02)
 
 
 def test_draws_are_unchanged_without_blur_and_solarisation():

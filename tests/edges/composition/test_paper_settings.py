@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ssl_sec.data.crops import NUMBERS_PER_BOX
+from ssl_sec.data.crops import NUMBERS_PER_BOX, CentreCrop
 from ssl_sec.edges.composition.compose import compose, experiments, job_of
 from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER
 from ssl_sec.edges.composition.experiments import explanations
@@ -128,7 +128,9 @@ def test_the_readme_of_the_authors_changes_two_settings_of_multi_similarity():
 
 @pytest.mark.parametrize("name", sorted(load("angular").table(1).recipes()))
 def test_angular_experiments_crop_a_fixed_size_from_a_square(name):
-    crop = retrieval_config(name).augment.random_crop()
+    augment = retrieval_config(name).augment
+    assert augment.centre_crop() == CentreCrop(short_side_px=256, keep_aspect=False, size_px=227)
+    crop = augment.random_crop()
     assert (crop.keep_aspect, crop.short_side_px, crop.size_px) == (False, 256, 227)
     for number in (0.0, 0.5, 0.999):
         left, top, right, bottom = crop.box(256, 256, [number] * NUMBERS_PER_BOX)
