@@ -63,21 +63,22 @@ class Lease:
                 self._bucket.remove([_NAME])
 
     def _take(self) -> None:
-        self._require_free()  # first, since storage without conditional writes would replace a live process's file
+        old = self._require_free()  # first, as storage without conditional writes would replace a live process's file
         if not self._bucket.create(_NAME, self._content()):
-            self._require_free()
+            if self._holder() != old:
+                self._require_free()
             self._bucket.write(_NAME, self._content())
             time.sleep(_SETTLES_S)
         if self._holder().get("token") != self._token:
             raise ConfigError(f"run_name: {self._bucket.url} was started by another process at the same time")
 
-    def _require_free(self) -> None:
-        """Raises a ConfigError if another process has the lease."""
+    def _require_free(self) -> dict[str, Any]:
+        """Raises a ConfigError if another process has the lease; returns the lease that may be taken over."""
         first, begun = self._holder(), time.monotonic()
         holder = first
         while holder and holder["expires"] > time.time() and not _has_died(holder):
             if time.monotonic() > begun + _LASTS_S:  # the clock of its machine is ahead
-                return
+                return holder
             if not self._waits or (holder["token"], holder["expires"]) != (first["token"], first["expires"]):
                 raise ConfigError(
                     f"run_name: {self._bucket.url} is in use: process {holder['pid']} on {holder['host']} runs it "
@@ -91,6 +92,7 @@ class Lease:
                 )
             time.sleep(_LOOKS_EVERY_S)
             holder = self._holder()
+        return holder
 
     def _content(self) -> bytes:
         about = {

@@ -8,7 +8,7 @@ import pytest
 from ssl_sec.edges.storage import lease as module
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.lease import Lease
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, StorageError
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +41,16 @@ def test_a_lease_that_expired_or_of_a_dead_local_process_is_taken_over(bucket: B
 def test_process_ids_of_another_container_are_ignored(bucket: Bucket):
     """The other host may have the same name."""
     held_by(bucket, host=module.socket.gethostname(), machine="boot 4026531836", pid=2**22 + 1)
+    with pytest.raises(ConfigError, match="is in use"):
+        Lease(bucket, lambda: None)
+
+
+def test_the_lease_of_a_live_process_of_another_user_is_kept(bucket: Bucket, monkeypatch):
+    def refuse(pid, number):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(module.os, "kill", refuse)
+    held_by(bucket, machine=module.this_machine())
     with pytest.raises(ConfigError, match="is in use"):
         Lease(bucket, lambda: None)
 
@@ -82,6 +92,21 @@ def test_a_lease_that_is_not_renewed_is_waited_for(bucket: Bucket, monkeypatch, 
         Lease(bucket, lambda: None, waits=True)
 
 
+def test_a_lease_of_a_machine_whose_clock_is_ahead_is_waited_for_as_long_as_a_lease_lasts(bucket: Bucket, monkeypatch):
+    waited = 0.0
+
+    def sleep(seconds):
+        nonlocal waited
+        waited += seconds
+        assert waited < 2 * module._LASTS_S
+
+    monkeypatch.setattr(module.time, "monotonic", lambda: waited)
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    held_by(bucket, expires=4e9)
+    Lease(bucket, lambda: None, waits=True).release()
+    assert waited == pytest.approx(module._LASTS_S, abs=2 * module._LOOKS_EVERY_S)
+
+
 def test_a_file_that_is_no_lease_is_taken_over(bucket: Bucket):
     bucket.write(".lease", b"\xff{")
     Lease(bucket, lambda: None).release()
@@ -94,16 +119,25 @@ def test_only_one_of_two_takes_over_a_lease(bucket: Bucket, monkeypatch):
         Lease(bucket, lambda: None)
 
 
-def test_a_lease_is_renewed_and_its_loss_is_reported(bucket: Bucket, monkeypatch):
+def test_a_lease_is_renewed_even_after_an_outage_and_its_loss_is_reported(bucket: Bucket, monkeypatch):
     monkeypatch.setattr(module, "_RENEWED_EVERY_S", 0.01)
-    lost, renewed, write = threading.Event(), threading.Event(), Bucket.write
+    lost, renewed, write, read = threading.Event(), threading.Event(), Bucket.write, Bucket.read
+    outage = [StorageError("away")]
 
     def noticing(self, name, content):
         write(self, name, content)
         renewed.set()
 
+    def away_once(self, name):
+        if outage and threading.current_thread().name == "lease":
+            raise outage.pop()
+        return read(self, name)
+
     lease = Lease(bucket, lost.set)
     before = json.loads(bucket.read(".lease") or b"")["expires"]
+    monkeypatch.setattr(Bucket, "read", away_once)
+    while outage and not lost.wait(0.001):
+        pass
     monkeypatch.setattr(Bucket, "write", noticing)
     assert renewed.wait(30)
     assert json.loads(bucket.read(".lease") or b"")["expires"] > before
