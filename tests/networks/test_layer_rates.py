@@ -32,6 +32,14 @@ def test_the_rate_of_a_stage_falls_with_its_distance_from_the_head():
         assert all((parameter.ndim > 1) == (group["weight_decay"] == 0.1) for parameter in group["params"])
 
 
+@pytest.mark.parametrize("config", [NesterovConfig, AdamWConfig])
+def test_the_rate_rises_in_the_warmup_and_then_falls_to_0(config):
+    rate = config(learning_rate=1.0, warmup_epochs=2).schedule(steps_per_epoch=5, total_steps=100)
+    assert [rate(step) for step in (0, 4, 9)] == pytest.approx([0.1, 0.5, 1.0])
+    assert rate(9) > rate(50) > rate(99) > 0
+    assert config(learning_rate=1.0).schedule(5, 100)(0) == 1.0
+
+
 def test_frozen_stages_are_in_no_group():
     encoder = ResNetConfig(name="resnet18", width=0.125).build(1, 8)
     freeze_all_but(encoder.backbone, 1, key="trained_stages")

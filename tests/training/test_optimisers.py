@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ssl_sec.training.optimisers import adam, lars, parameter_groups, set_learning_rate, sgd
+from ssl_sec.training.optimisers import adam, adamw, lars, parameter_groups, set_learning_rate, sgd
 
 
 def network():
@@ -129,18 +129,20 @@ def test_no_step_reads_a_value(build):
     assert waits.count == 0
 
 
-def test_adams_decay_is_part_of_the_gradient():
-    """Kingma and Ba 2015, Algorithm 1, on gradient + decay · weight."""
+@pytest.mark.parametrize(("build", "in_gradient", "apart"), [(adam, 0.1, 0.0), (adamw, 0.0, 0.1)])
+def test_adams_decay_is_part_of_the_gradient_and_adamws_is_not(build, in_gradient, apart):
+    """Kingma and Ba 2015, Algorithm 1, on gradient + decay · weight; Loshchilov and Hutter 2019, Algorithm 2."""
     model = nn.Linear(1, 1, bias=False).double()
-    optimiser = adam(parameter_groups([model], 0.1))
+    optimiser = build(parameter_groups([model], 0.1))
     weight, first, second = model.weight.item(), 0.0, 0.0
     for step in range(1, 4):
         set_learning_rate(optimiser, 0.01)
         optimiser.zero_grad()
         model(torch.full((1, 1), 3.0, dtype=torch.float64)).sum().backward()
         optimiser.step()
-        gradient = 3.0 + 0.1 * weight
+        gradient = 3.0 + in_gradient * weight
         first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+        weight *= 1 - 0.01 * apart
         weight -= 0.01 * (first / (1 - 0.9**step)) / ((second / (1 - 0.999**step)) ** 0.5 + 1e-8)
         assert model.weight.item() == pytest.approx(weight, rel=1e-12)
 

@@ -19,7 +19,7 @@ from ssl_sec.training.recipe import Computation, Recipe, image_labels
 from ssl_sec.training.replaying import WARM_UP_CALLS
 from ssl_sec.training.schedules import Cosine, LinearRamp
 from ssl_sec.training.step import Cadence, autocast, train, train_step
-from tests.fakes import FakeRuntime, assert_identical, loaded
+from tests.fakes import FakeClock, FakeRuntime, assert_identical, loaded
 from tests.training.fake_graphs import FakeGraphs
 
 NUM_IMAGES = 20
@@ -111,27 +111,15 @@ def test_the_loop_reports_the_metrics_of_a_step():
     assert [step for step, metrics, _ in runtime.reports if "train/loss" in metrics] == list(range(STEPS))
     for step, metrics, _ in runtime.reports[:STEPS]:
         assert set(metrics) == {
-            "train/loss",
-            "train/metric_loss",
-            "train/constraint",
-            "train/eta",
-            "train/lr",
-            "train/norm_mean",
-            "train/norm_std",
-            "train/turn_mean",
-            "train/turn_std",
+            *(f"train/{name}" for name in ("loss", "metric_loss", "constraint", "eta", "lr", "images_per_s", "epoch")),
+            *(f"train/{name}_{of}" for name in ("norm", "turn", "step_angle") for of in ("mean", "std")),
             "train/gradient_norm_mean",
-            "train/step_angle_mean",
-            "train/step_angle_std",
-            "train/images_per_s",
-            "train/epoch",
         }
         assert metrics["train/eta"] == step / STEPS
         assert metrics["train/lr"] == Cosine(0.1, STEPS)(step)
         assert metrics["train/epoch"] == (step + 1) / 2
         weighted = metrics["train/metric_loss"] + metrics["train/eta"] * metrics["train/constraint"]
         assert metrics["train/loss"] == pytest.approx(weighted, rel=1e-12)
-        assert metrics["train/images_per_s"] > 0
     # At the first step μ is the batch's mean, so that the constraint is the norms' variance.
     first = runtime.reports[0][1]
     assert first["train/norm_std"] ** 2 == pytest.approx(first["train/constraint"], rel=1e-10)
@@ -170,6 +158,17 @@ def test_reports_saves_and_the_monitor_come_at_their_intervals(
     with_norms = [step for step, _, norms in runtime.reports if norms is not None]
     assert with_norms == [0, 1, 3, 5, 7, 9, 11]  # the first step, and the ends of epochs
     assert all(norms.step == step for step, _, norms in runtime.reports if norms is not None)
+
+
+def test_the_throughput_is_that_of_training_without_the_monitor(monkeypatch):
+    clock, noise, runtime = FakeClock(), Noise(), FakeRuntime()
+    monkeypatch.setattr(training_module, "time", clock)
+    training = recipe(views=lambda *given: clock.sleep(0.5) or noise(*given))
+    cadence = Cadence(log_every_steps=5, save_every_steps=4, monitor_every_steps=6)
+    train(training, runtime, cadence, lambda steps_taken: clock.sleep(60) or {})
+    rates = runtime.series("train/images_per_s")
+    assert list(rates) == [0, 1, 3, 5, 7, 9, 10, 11]
+    assert list(rates.values()) == pytest.approx([BATCH / 0.5] * len(rates), rel=1e-4)
 
 
 def test_the_monitor_leaves_the_network_in_training():
