@@ -258,6 +258,16 @@ def test_a_probe_of_rows_and_labels_that_do_not_fit_is_refused():
         linear_probe((rows, torch.full_like(labels, 2)), test, SHORT)
 
 
+def test_test_images_of_a_class_beyond_those_of_the_training_images_are_wrong():
+    train, (features, labels) = draw(200, spread=0.1), draw(40, seed=1, spread=0.1)
+    config = ProbeConfig(epochs=8, learning_rates=(1.0,))
+    assert linear_probe(train, (features, labels), config).top1 == 1
+    beyond = torch.where(labels == 0, NUM_CLASSES, labels)
+    result = linear_probe(train, (features, beyond), config)
+    assert result.top1 == pytest.approx((labels > 0).double().mean().item())
+    assert result.confusion[NUM_CLASSES].tolist() == [int((labels == 0).sum()), *[0] * NUM_CLASSES]
+
+
 def test_labels_that_only_damage_can_explain_are_refused():
     features, labels = torch.randn(20, 4), torch.arange(20) % 2
     with pytest.raises(DataError, match="^linear probe: classes up to 1000000000 in 20 images; allowed: 0 to 1048575$"):

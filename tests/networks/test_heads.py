@@ -151,6 +151,13 @@ def test_the_spherical_constraint_acts_through_batch_norm_after_a_linear_layer()
     assert SphericalConstraint()(head(features)).item() < 0.9 * before
 
 
+def test_the_initial_weights_of_a_classifier_are_0_or_simclrs():
+    torch.manual_seed(0)
+    zeros, normal = LinearClassifier(400, 50), LinearClassifier(400, 50, initial="normal")
+    assert not any(parameter.any() for parameter in (*zeros.parameters(), normal.fc.bias))
+    assert (normal.fc.weight.mean().item(), normal.fc.weight.std().item()) == pytest.approx((0, 0.01), abs=2e-4)
+
+
 @pytest.mark.usefixtures("unchecked_types")
 def test_unknown_initial_weights_of_a_classifier_are_refused():
     with pytest.raises(ConfigError, match="^initial: found 'zero'; did you mean 'zeros'?"):
