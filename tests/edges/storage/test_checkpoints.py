@@ -1,5 +1,7 @@
+import errno
 import json
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,14 @@ def restored(bucket: Bucket, name: str, folder: Path) -> dict:
     return load_checkpoint(folder / name, CPU, None)
 
 
-def test_a_checkpoint_round_trips(bucket: Bucket, tmp_path: Path):
+def no_links(self: Path, target: Path) -> None:
+    raise OSError(errno.EPERM, "Operation not permitted")
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_checkpoint_round_trips(bucket: Bucket, tmp_path: Path, monkeypatch, has_links: bool):
+    if not has_links:
+        monkeypatch.setattr(Path, "hardlink_to", no_links)
     upload = CheckpointUpload(bucket, ALONE, keep_last=2)
     upload.offer(saved(tmp_path / "here", 4))
     upload.close()
@@ -45,17 +54,23 @@ def test_the_metrics_are_uploaded_before_the_manifest(bucket: Bucket, tmp_path: 
     assert written == ["step-000000004/state.pt", "the figures", "step-000000004/manifest.json"]
 
 
-def test_the_newest_and_the_best_are_kept_and_partial_uploads_removed(bucket: Bucket, tmp_path: Path):
+def test_the_newest_and_the_best_are_kept_and_partial_uploads_removed(bucket: Bucket, tmp_path: Path, monkeypatch):
+    removed, remove = [], Bucket.remove
+    monkeypatch.setattr(Bucket, "remove", lambda self, names: (removed.extend(names), remove(self, names)))
     bucket.write("step-000000003/state.pt", b"of an upload that broke off")
     bucket.write("step-000000009/rows-000000000000.safetensors", b"of another worker that is faster")
     uploads = CheckpointUpload(bucket, ALONE, keep_last=2)
     for step, score in ((2, 70.0), (4, 50.0), (5, None), (6, 60.0), (7, 70.0), (8, None)):
         uploads.offer(saved(tmp_path / "here", step, score))
         while uploads._waiting:  # one after the other, so that none is skipped
-            pass
+            uploads.check()
+            time.sleep(0.001)
     uploads.close()
     assert whole_checkpoints(bucket.files()) == ["step-000000007", "step-000000008"]
     assert {name.partition("/")[0] for name in bucket.files()} == {"step-000000007", "step-000000008", "step-000000009"}
+    for step in (2, 4, 5, 6):  # without its manifest, a checkpoint is absent
+        files = [f"step-{step:09d}/{name}" for name in ("manifest.json", "state.pt")]
+        assert [name for name in removed if name in files] == files
 
 
 def test_checkpoints_in_between_are_skipped_but_for_the_best(bucket: Bucket, tmp_path: Path, monkeypatch):

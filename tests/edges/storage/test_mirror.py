@@ -1,7 +1,9 @@
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from ssl_sec.edges.storage import mirror as module
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.mirror import Mirror, download_run, versions
 from ssl_sec.errors import StorageError
@@ -114,6 +116,25 @@ def test_a_mirror_uploads_in_the_background(bucket: Bucket, folder: Path, monkey
     (folder / "b").touch()
     mirror.close()
     assert bucket.files() == {"a": 1}  # nothing after it was abandoned
+
+
+def test_uploads_take_a_tenth_of_the_time_at_most(bucket: Bucket, folder: Path, monkeypatch):
+    mirror, seconds, waits, flushes = Mirror(folder, bucket, interval_s=None), 0.0, [], iter([0.1, 3.0, 0.2])
+    mirror._interval_s = 5.0
+
+    def flush():
+        nonlocal seconds
+        seconds += next(flushes)
+
+    def wait(wait_s):
+        waits.append(wait_s)
+        return len(waits) > 3
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: seconds))
+    monkeypatch.setattr(mirror, "flush", flush)
+    monkeypatch.setattr(mirror._ended, "wait", wait)
+    mirror._follow()
+    assert waits == pytest.approx([5.0, 5.0, 30.0, 5.0])
 
 
 def test_a_download_makes_the_folder_like_that_in_storage(bucket: Bucket, folder: Path):
