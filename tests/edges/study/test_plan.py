@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from ssl_sec.edges.study.plan import read_study
+from ssl_sec.edges.study.plan import num_comparisons, read_study
 from ssl_sec.errors import ConfigError
 from tests.jobs import study
 
@@ -50,6 +50,7 @@ def test_points_are_the_values_of_each_key_one_key_at_a_time(file):
     file.write_text(FILE + OVER)
     made = read(file, "seeds=[5]", "epochs=3", "tracking.tags={team: vision}")
     assert [point.name for point in made.points] == ["global_batch_size=64", "global_batch_size=128", "loss=dcl"]
+    assert num_comparisons(made.file) == 3
     cells = made.cells({})
     ats = ("global_batch_size_64", "global_batch_size_128", "loss_dcl")  # 0.5 may be a value of two keys
     assert [cell.name for cell in cells] == [f"{at}-{arm}-s5" for at in ats for arm in ("none", "sec")]
@@ -62,7 +63,9 @@ def test_points_are_the_values_of_each_key_one_key_at_a_time(file):
 
 def test_some_arms_are_compared_to_the_baseline(file):
     file.write_text(FILE.replace("seeds:", "  l2reg: [constraint=l2reg]\nseeds:"))
-    assert [arm.arm for arm in read(file, "arms=[l2reg]").arms] == ["none", "l2reg"]
+    made = read(file, "arms=[l2reg]")
+    assert [arm.arm for arm in made.arms] == ["none", "l2reg"]
+    assert num_comparisons(made.file) == 2  # those of the whole study
 
 
 def test_some_points_are_run_under_the_names_of_all(file):
