@@ -76,10 +76,26 @@ def test_a_run_with_a_checkpoint_is_never_discarded(folder: RunFolder):
     assert folder.restored_state(CPU) == {"step": 5}
 
 
-def test_a_run_with_a_record_is_never_discarded(folder: RunFolder):
-    folder.log_message("ERROR", "worker 1: its process died")
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda folder: folder.append_record({"step": 0, "metrics": {"train/loss": 1.0}}),
+        lambda folder: folder.log_message("ERROR", "worker 1: its process died"),
+        lambda folder: folder.encoder_path.write_bytes(b"weights"),
+    ],
+    ids=["record", "error", "encoder"],
+)
+def test_a_run_with_a_record_an_error_or_an_encoder_is_never_discarded(folder: RunFolder, leave):
+    leave(folder)
     folder.discard_unstarted()
     assert folder.config_path.exists()
+
+
+def test_a_probe_that_only_has_a_copy_of_the_encoder_leaves_nothing(folder: RunFolder):
+    folder.encoder_path.write_bytes(b"weights of another run")
+    folder.probed_config_path.write_text("{}")
+    folder.discard_unstarted()
+    assert not folder.path.exists()
 
 
 def test_a_failure_keeps_its_traceback_and_a_truncated_line_is_ignored(folder: RunFolder):
