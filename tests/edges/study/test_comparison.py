@@ -32,6 +32,13 @@ def test_the_baseline_comes_first_and_the_others_are_compared_to_it():
     assert l2reg[4] == "-2.20 [-2.70, -1.70]"
     assert float(sec[5]) == pytest.approx(0.006, abs=1e-3)
     assert sec[6] == "+0.00"  # equal in all runs
+    by_knn = Comparison.of(cells(), "probe/knn_top1", "none", 2).table()[0]
+    assert by_knn[2:] == ["kNN top-1 %", "probe top-1 %", "difference from none [95 %]", "p (Holm, 2)"]
+
+
+def test_the_metric_of_an_arm_is_the_mean_of_its_runs():
+    runs = [kept("sec", "", seed, **{"probe/top1": value}) for seed, value in enumerate((1.0, 2.0, 6.0))]
+    assert Comparison.of(runs, "probe/top1", "none", 1).metrics() == {"study/mean sec": 3.0}
 
 
 def test_p_is_adjusted_for_the_comparisons_that_are_planned():
@@ -77,22 +84,36 @@ def test_causes_are_ratios_to_the_baseline_paired_by_seed():
         metrics = {"norm_mean": norm * (1 + seed), "norm_std": deviation * (1 + seed)}
         metrics |= {"step_angle_mean": step, "step_angle_std": step**2}
         named = {f"mean/train/{name}": value for name, value in metrics.items()}
-        return kept(arm, "", seed, **{"probe/top1": 50.0 + seed + (arm == "sec"), **named})
+        differs = (0.5 + seed) * (arm == "sec")  # 0.5 and 1.5
+        return kept(arm, "", seed, **{"probe/top1": 50.0 + seed + differs, **named})
 
     runs = [with_causes("none", seed, 8.0, 2.0, 0.1) for seed in (0, 1)]
     # Turns 1 and 4 times as large: the geometric mean is 2.
     runs += [with_causes("sec", seed, 4.0, 0.5, 0.1 * 4**seed) for seed in (0, 1)]
     made = Comparison.of(runs, "probe/top1", "none", 2).causes()
-    places = {}
+    places, half_width = {}, 12.706 * 0.5  # t with one degree of freedom, times the standard error
     for axes in made.axes:
         (arm,) = (line for line in axes.get_lines() if line.get_marker() == "o")
         places[axes.get_xlabel()] = (arm.get_xdata()[0], arm.get_ydata()[0])
+        (interval,) = axes.collections
+        low, high = interval.get_segments()[0][:, 1]
+        assert (low, high) == pytest.approx((1 - half_width, 1 + half_width), abs=1e-3)
     assert places == {
         "turn of an embedding in a step": (pytest.approx(2), 1),
         "unevenness of turns (deviation / mean)": (pytest.approx(2), 1),
         "mean norm": (pytest.approx(0.5), 1),
         "spread of norms (deviation / mean)": (pytest.approx(0.5), 1),
     }
+
+
+def test_a_cause_is_left_out_unless_it_is_known_of_each_seed():
+    def with_norm(arm, seed, norm):
+        causes = {"mean/train/step_angle_mean": 0.1, "mean/train/norm_mean": norm}
+        return kept(arm, "", seed, **{"probe/top1": 50.0, **causes})
+
+    runs = [with_norm(arm, seed, float(arm == "none" or seed == 0)) for arm in ("none", "sec") for seed in (0, 1)]
+    (axes,) = Comparison.of(runs, "probe/top1", "none", 1).causes().axes
+    assert axes.get_xlabel() == "turn of an embedding in a step"
 
 
 @pytest.mark.parametrize("ratios", [(0.3, 1.16), (1.23, 1.27), (0.3, 2.2), (0.05, 20)])
