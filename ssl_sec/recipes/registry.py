@@ -69,8 +69,10 @@ class RecipeRow:
             `METRICS` with variable parts stands for all of its metrics.
         tags: the tags that the view shows beside constraint and seed.
         paper_figure: the metric that the help shows for an experiment, and its title there.
-        network: a description of the trained network for its model card; {} is its dimension.
+        network: a description of the trained network for its model card; {dim} is its dimension, {labels} `with labels`
+            or `without labels`, as it has learned.
         hub_tags: tags of the model card.
+        hub_tags_without_labels: more of them for an encoder that has learned without labels.
         curves: the metrics that reports draw as curves: the first one that most of the runs have.
         compared: other comparisons of several runs that reports draw, beside norms: names in the package's
             `COMPARISONS`.
@@ -95,6 +97,7 @@ class RecipeRow:
     paper_figure: tuple[str, str] | None = None
     network: str = ""
     hub_tags: tuple[str, ...] = ()
+    hub_tags_without_labels: tuple[str, ...] = ()
     curves: tuple[str, ...] = ()
     compared: tuple[str, ...] = ()
     is_shown_at_start: bool = False
@@ -157,8 +160,9 @@ PRETRAIN = RecipeRow(
     view_metrics=("probe/top1", "probe/knn_top1", "val/knn_top1", "val/probe_top1", "val/rankme"),
     tags=("probe.protocol",),
     paper_figure=("probe/top1", "top-1 %"),
-    network="An image encoder, pretrained without labels by a contrastive loss; {} features an image.",
-    hub_tags=("self-supervised-learning", "contrastive-learning"),
+    network="An image encoder, pretrained {labels} by a contrastive loss; {dim} features an image.",
+    hub_tags=("contrastive-learning",),
+    hub_tags_without_labels=("self-supervised-learning",),
     curves=("val/knn_top1",),
     is_shown_at_start=True,
     is_probed=True,
@@ -198,8 +202,8 @@ METRIC_LEARNING = RecipeRow(
     view_metrics=("retrieval/recall_at_1", "retrieval/nmi", "val/recall_at_1"),
     tags=("loss",),
     paper_figure=("retrieval/recall_at_1", "R@1 %"),
-    network="An embedding of images by deep metric learning, in {} dimensions: two images of one class should have a "
-    "greater cosine than two of different classes, including classes that it was not trained on.",
+    network="An embedding of images by deep metric learning, in {dim} dimensions: two images of one class should have "
+    "a greater cosine than two of different classes, including classes that it was not trained on.",
     hub_tags=("metric-learning", "image-retrieval"),
     curves=("test/recall_at_1", "val/recall_at_1", "train/recall_at_1"),
     compared=(
@@ -232,7 +236,7 @@ FACE = RecipeRow(
     ),
     tags=("loss",),
     paper_figure=("face/lfw_accuracy", "LFW %"),
-    network="An embedding of aligned faces in {} dimensions: two images of one person should have a greater cosine "
+    network="An embedding of aligned faces in {dim} dimensions: two images of one person should have a greater cosine "
     "than two of different people, including people whom it was not trained on.",
     hub_tags=("metric-learning", "face-recognition"),
     curves=("val/verification_accuracy", "train/verification_accuracy"),
@@ -255,7 +259,7 @@ FINETUNE = RecipeRow(
     test_metrics=("finetune/top1", "finetune/top5", "finetune/mean_per_class"),
     tags=("labels", "start"),
     paper_figure=("finetune/top1", "top-1 %"),
-    network="An image encoder, trained as the features of a classifier; {} features an image.",
+    network="An image encoder, trained as the features of a classifier; {dim} features an image.",
     hub_tags=("image-classification",),
     curves=("val/top1", "train/top1"),
     is_probed=True,

@@ -24,7 +24,7 @@ CLASSIFY = RecipeRow(
     examples=(("data=digits", "digits"),),
     leaves_head=True,
     view_metrics=("train/loss",),
-    network="A classifier's embedding in {} dimensions.",
+    network="A classifier's embedding in {dim} dimensions.",
     hub_tags=("image-classification",),
 )
 
@@ -36,7 +36,7 @@ def test_a_row_and_its_package_agree(name):
     assert callable(row.run) and callable(row.draw)
     if row.is_training:
         assert row.length in {field.name for field in dataclasses.fields(row.config)}
-        assert row.score is not None and row.view_metrics and "{}" in row.network
+        assert row.score is not None and row.view_metrics and "{dim}" in row.network
         assert row.score in row.curves and set(row.comparisons) == {"norms", *row.compared}
         assert not row.compared or callable(row.measure)
 

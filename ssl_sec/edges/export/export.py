@@ -121,6 +121,7 @@ def run_export(config: ExportConfig) -> Exported:
             form,
             exportable,
             check,
+            has_learned_labels=bool(trained.learned_sets),
             checkpoint=source.version or config.checkpoint,
             license=config.license,
             hub_name=destination.hub_name,

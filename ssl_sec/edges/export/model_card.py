@@ -31,12 +31,25 @@ _RECIPE_KEYS = (
     "recipe",
     "seed",
     "epochs",
+    "steps",
     "global_batch_size",
+    "positives",
     "loss.",
     "constraint.",
+    "grad_scale",
+    "cut_init",
     "encoder.",
     "head.",
+    "transform.",
     "augment.",
+    "sampler.",
+    "labels_",
+    "start_labels",
+    "held_out_share",
+    "test_share",
+    "trained_stages",
+    "mixup",
+    "evaluated",
     "optimiser.",
 )
 # Of the training's last step, not of the network.
@@ -51,6 +64,7 @@ def model_card(
     exportable: Exportable,
     check: Check,
     *,
+    has_learned_labels: bool = False,
     checkpoint: Checkpoint | str = "last",
     license: str | None = None,
     hub_name: str | None = None,
@@ -63,6 +77,7 @@ def model_card(
         form: format of the files.
         exportable: the encoder.
         check: check of the files.
+        has_learned_labels: whether the encoder has learned from labels.
         checkpoint: the checkpoint, or the registered version, whose weights the files have.
         license: license of the weights, by the Hub's name for it; None if it is not known.
         hub_name: owner and name of the repository that the files are pushed to; None for a folder.
@@ -72,18 +87,19 @@ def model_card(
     recipe = RECIPES[tags["job"]]
     inputs = [item.dataset for item in run.inputs.dataset_inputs] if run.inputs else []
     channels, height, width = exportable.image_shape
+    more_tags = () if has_learned_labels else recipe.hub_tags_without_labels
     metadata = {
         **({} if license is None else {"license": license}),
         "library_name": form.library_of(exportable),
         "pipeline_tag": "image-feature-extraction",
-        "tags": [*recipe.hub_tags, "image-feature-extraction", form.name],
+        "tags": [*more_tags, *recipe.hub_tags, "image-feature-extraction", form.name],
         **({"datasets": ids} if (ids := hub_datasets(inputs)) else {}),
         **({"metrics": ["accuracy"]} if probes or "val/knn_top1" in _own_metrics(run, checkpoint) else {}),
     }
     parts = [
         f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---",
         f"# {printable(group)}: {printable(exportable.architecture.title)}",
-        recipe.network.format(exportable.dim),
+        recipe.network.format(dim=exportable.dim, labels=f"with{'' if has_learned_labels else 'out'} labels"),
         "## Input",
         f"float32 [batch, {channels}, {height}, {width}], pixels in [0, 1], any batch size; the training images had "
         f"{height} x {width} pixels. {form.input_contract(exportable)} Output: float32 [batch, {exportable.dim}].",

@@ -246,6 +246,15 @@ def test_the_card_of_a_run_without_metrics_says_not_evaluated(finished, exported
     assert "not evaluated by a linear probe" in model_card(run, [], one.form, one.exportable, one.check)
 
 
+def test_the_card_of_an_encoder_says_whether_it_has_learned_from_labels(finished, exported):
+    one, run = exported["safetensors"], MlflowClient(finished.uri).get_run(finished.run_id)
+    cards = [model_card(run, [], one.form, one.exportable, one.check, has_learned_labels=has) for has in (False, True)]
+    assert ["pretrained without labels by" in card for card in cards] == [True, False]
+    assert "pretrained with labels by" in cards[1]
+    assert ["- self-supervised-learning" in card for card in cards] == [True, False]
+    assert "| positives | views |" in cards[0]
+
+
 def test_the_results_name_data_and_protocol_and_the_newest_of_equal_probes(finished, exported):
     one, run = exported["safetensors"], MlflowClient(finished.uri).get_run(finished.run_id)
     all_labels = "all labels, 100 epochs, cached features (0b4c4af9)"
