@@ -176,13 +176,15 @@ def _is_unended(lock: Path, job_id: int) -> bool:
 def _close_runs(locks: list[Path], reason: str) -> None:
     """Closes runs in MLflow."""
     if locks:
+        import ssl_sec.edges.run.running  # noqa: F401  # slow to import, which the limit does not include
+
         thread = threading.Thread(target=_close, args=(locks, reason), daemon=True)
         thread.start()
         thread.join(_CLOSE_WITHIN_S)
 
 
 def _close(locks: list[Path], reason: str) -> None:
-    from ssl_sec.edges.run.running import close_in_its_store  # slow to import
+    from ssl_sec.edges.run.running import close_in_its_store
 
     for lock in locks:
         try:

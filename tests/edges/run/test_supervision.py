@@ -13,13 +13,15 @@ import pytest
 
 SUPERVISED = """
 import os, signal, sys, time
-from ssl_sec.edges.run.supervision import supervised
+from ssl_sec.edges.run import supervision
+
+supervision._CLOSE_WITHIN_S = 300.0  # on a busy machine, MLflow takes long to make its tables
 
 def job():
     {job}
 
 print(f"supervisor {{os.getpid()}}", flush=True)
-sys.exit(supervised(job))
+sys.exit(supervision.supervised(job))
 """
 
 # Prints that it is ready, and the signals that it gets, until a SIGTERM.
@@ -122,7 +124,7 @@ LOCKING = """
         json.dump({{"run_id": "it", "pid": {pid}, "uri": "sqlite:///{lock}.db", **{more!r}}}, file)
     from pathlib import Path
     register_lock(Path("{lock}"))
-    os._exit(1)
+    {end}
 """
 
 
@@ -131,11 +133,19 @@ LOCKING = """
     [("os.getpid()", {}, True), ("os.getpid()", {"status": "FINISHED"}, False), ("1", {}, False)],
 )
 def test_a_job_that_a_library_ends_is_one_line_and_its_run_is_closed(pid, more, is_closed, tmp_path: Path):
-    process = started(LOCKING.format(lock=tmp_path / "lock", pid=pid, more=more))
-    _, err = process.communicate(timeout=100)
+    process = started(LOCKING.format(lock=tmp_path / "lock", pid=pid, more=more, end="os._exit(1)"))
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 1
     assert ("ended with exit code 1 before it could end its run" in err) == is_closed
     assert (tmp_path / "lock").exists() != is_closed
+
+
+def test_the_run_of_a_job_that_dies_by_a_signal_is_closed(tmp_path: Path):
+    end = "os.kill(os.getpid(), signal.SIGKILL)"
+    process = started(LOCKING.format(lock=tmp_path / "lock", pid="os.getpid()", more={}, end=end))
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert "was killed by SIGKILL" in err and not (tmp_path / "lock").exists()
 
 
 def test_a_job_ends_with_its_supervisor():
