@@ -181,7 +181,7 @@ class Cluster:
 
     def jobs(self) -> list[JobDetails]:
         """All submitted jobs, newest first."""
-        with self._connected():
+        with self._asked():
             listed = [job for job in self._client.list_jobs() if job.submission_id is not None]
         return sorted(listed, key=lambda job: job.start_time or 0, reverse=True)
 
@@ -200,8 +200,13 @@ class Cluster:
         return details
 
     def request_stop(self, job_id: str) -> None:
-        """Requests a job to save and stop."""
-        with self._connected():
+        """Requests a job to save and stop.
+
+        Raises:
+            RuntimeError: if the cluster does not know the job.
+            ConnectionLost: for other errors.
+        """
+        with self._asked():
             self._client.stop_job(job_id)
 
     def follow(self, job_id: str, write: Callable[[str], object]) -> JobDetails:

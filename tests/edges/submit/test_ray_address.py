@@ -120,6 +120,18 @@ def test_only_a_404_makes_a_job_unknown(dashboard, monkeypatch):
     assert next(answers, None) is None
 
 
+@pytest.mark.parametrize(
+    ("method", "ask"), [("list_jobs", Cluster.jobs), ("stop_job", lambda cluster: cluster.request_stop("mine"))]
+)
+def test_a_cluster_that_is_too_busy_to_list_or_stop_jobs_is_one_line(dashboard, monkeypatch, method, ask):
+    def busy(self, *arguments):
+        raise RuntimeError("Request failed with status code 500: Traceback\nGCS timed out.")
+
+    monkeypatch.setattr(JobSubmissionClient, method, busy)
+    with pytest.raises(ConnectionLost, match=r"no longer answers \(Request failed with status code 500: Traceback\)"):
+        ask(Cluster(address_of(dashboard)))
+
+
 @pytest.mark.parametrize(("running", "is_here"), [({"127.0.0.1:6379"}, True), (set(), False)])
 def test_the_forwarded_port_of_another_machines_cluster_is_not_this_machine(running, is_here, monkeypatch):
     monkeypatch.setattr(ray_jobs, "find_gcs_addresses", lambda: running)
