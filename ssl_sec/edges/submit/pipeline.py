@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from types import FrameType
 
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.run.sweeps import Sweep
-from ssl_sec.edges.submit.cluster import Cluster, entrypoint, exit_code
+from ssl_sec.edges.submit.cluster import Cluster, ConnectionLost, entrypoint, exit_code
 from ssl_sec.edges.submit.orders import Stage
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.identity import identity_of
@@ -29,6 +30,9 @@ from ssl_sec.recipes.registry import RECIPES, compared_metrics
 from ssl_sec.recipes.tracking import TrackingConfig
 
 logger = logging.getLogger("ssl_sec")
+
+# Time between two requests to stop a job, if the cluster does not take the first.
+_RETRY_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +123,23 @@ class _Pipeline:
         with self._lock:
             running = list(self._running)
         for job_id in running:
-            self._cluster.request_stop(job_id)
+            self._start_stopping(job_id)
+
+    def _start_stopping(self, job_id: str) -> None:
+        """Requests a stage to stop, in a thread of its own: others do not wait for an answer of the cluster."""
+        threading.Thread(target=self._stop, args=(job_id,), daemon=True).start()
+
+    def _stop(self, job_id: str) -> None:
+        """Requests a stage to stop, again until the cluster takes the request or the stage is over."""
+        while job_id in self._running:
+            try:
+                self._cluster.request_stop(job_id)
+                return
+            except ConnectionLost as error:
+                logger.warning("%s cannot be stopped yet: %s", job_id, first_line(error))
+                time.sleep(_RETRY_S)
+            except RuntimeError:  # the cluster does not know the job yet; `_stage` stops it once it does
+                return
 
     def run(self) -> int:
         parent = self._parent() if self._plan.is_sweep else Sweep(None)
@@ -197,7 +217,7 @@ class _Pipeline:
             line = entrypoint(metadata["job"], overrides, sys.executable)
             self._cluster.submit_beside(line, job_id, metadata, parent=self._job_id)
             if self._stopping.is_set():  # a stop was requested while the job was submitted
-                self._cluster.request_stop(job_id)
+                self._start_stopping(job_id)
             details = self._cluster.follow(job_id, _Prefixed(label))
         finally:
             with self._lock:

@@ -1,6 +1,7 @@
 """The chains of a sweep as they run in the cluster, with fake jobs."""
 
 import json
+import queue
 import re
 from types import SimpleNamespace
 
@@ -10,7 +11,8 @@ from mlflow.tracking import MlflowClient
 from ray.job_submission import JobStatus
 
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
-from ssl_sec.edges.submit.cluster import Cluster
+from ssl_sec.edges.submit import pipeline as module
+from ssl_sec.edges.submit.cluster import Cluster, ConnectionLost
 from ssl_sec.edges.submit.orders import Order
 from ssl_sec.edges.submit.pipeline import Plan, _Pipeline
 from ssl_sec.edges.submit.submission import submit_order
@@ -142,3 +144,43 @@ def test_an_unexpected_error_ends_the_sweep_with_its_table(pipeline, capsys, mon
         [each.experiment_id for each in jobs.client.search_experiments()], "tags.job = 'sweep'"
     )
     assert sweep.info.status == "FAILED"
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("status code 404"), ConnectionLost("no answer")])
+def test_a_stop_reaches_all_stages_though_one_cannot_be_stopped_yet(pipeline, monkeypatch, failure):
+    monkeypatch.setattr(module, "_RETRY_S", 0.0)
+    chains, jobs = pipeline("experiment=digits", "seed=0,1,2")
+    chains._running = {"one", "two", "three"}
+    asked, failures = queue.Queue(), iter([failure])
+
+    def request_stop(job_id):
+        asked.put(job_id)
+        for error in failures:
+            raise error
+
+    monkeypatch.setattr(jobs, "request_stop", request_stop)
+    chains._stop_all()
+    again = isinstance(failure, ConnectionLost)  # a job that the cluster does not know yet is stopped by its stage
+    requests = [asked.get(timeout=30) for _ in range(3 + again)]
+    assert set(requests) == {"one", "two", "three"}
+    if again:
+        assert requests.count(requests[0]) == 2
+
+
+def test_a_stage_that_is_being_submitted_at_a_stop_is_stopped_then(pipeline, monkeypatch, capsys):
+    chains, jobs = pipeline("experiment=digits")
+    submit, stopped = jobs.submit_beside, queue.Queue()
+
+    def submit_beside(line, job_id, metadata, parent):
+        chains._stopping.set()
+        submit(line, job_id, metadata, parent)
+
+    def follow(job_id, write):
+        assert stopped.get(timeout=30) == job_id
+        return SimpleNamespace(status=JobStatus.STOPPED, driver_exit_code=None)
+
+    monkeypatch.setattr(jobs, "submit_beside", submit_beside)
+    monkeypatch.setattr(jobs, "request_stop", stopped.put)
+    monkeypatch.setattr(jobs, "follow", follow)
+    assert chains.run() == 130
+    assert len(jobs.lines) == 1 and "stopped" in capsys.readouterr().out
