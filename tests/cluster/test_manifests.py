@@ -12,6 +12,7 @@ import yaml
 
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.storage.places import STAGING_VARIABLE, is_remote
+from ssl_sec.edges.submit.cluster import _STOP_WITHIN_S
 from ssl_sec.edges.submit.orders import expand_sweep
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
@@ -211,6 +212,13 @@ def test_a_preempted_worker_drains_its_node_in_time():
     assert rest == f"sleep {deadline_s}"
     assert int(words[1]) + deadline_s < PODS["worker"]["terminationGracePeriodSeconds"]
     subprocess.run(["shellcheck", "--shell=bash", "-"], input=script, text=True, check=True, env=with_tools())
+
+
+def test_a_stopped_job_may_take_as_long_as_one_that_was_submitted():
+    (container,) = PODS["head"]["containers"]
+    variables = {each["name"]: each["value"] for each in container["env"]}
+    assert variables["RAY_JOB_STOP_WAIT_TIME_S"] == str(_STOP_WITHIN_S)
+    assert PODS["head"]["terminationGracePeriodSeconds"] > _STOP_WITHIN_S
 
 
 def test_no_credentials_are_in_the_files():

@@ -12,6 +12,9 @@ import pytest
 import ray
 from ray.job_submission import JobStatus, JobSubmissionClient
 
+from ssl_sec.edges import patience
+from ssl_sec.edges.run import uploading
+from ssl_sec.edges.storage import bucket, checkpoints
 from ssl_sec.edges.submit import cluster as ray_jobs
 from ssl_sec.edges.submit.cluster import Cluster, ConnectionLost
 from ssl_sec.edges.submit.command import submit
@@ -118,6 +121,11 @@ def test_only_a_404_makes_a_job_unknown(dashboard, monkeypatch):
     with pytest.raises(ConfigError, match="job: found 'mine', which .* does not know; newest jobs: there are none"):
         cluster.follow("mine", print)
     assert next(answers, None) is None
+
+
+def test_a_stopped_job_may_take_as_long_as_its_last_upload_and_mlflow_do():
+    waits_s = (checkpoints._END_WITHIN_S, bucket.ANSWER_S, bucket.ANSWER_S, patience.ANSWER_S, uploading._END_S)
+    assert ray_jobs._STOP_WITHIN_S > sum(waits_s) + 60
 
 
 @pytest.mark.parametrize(
