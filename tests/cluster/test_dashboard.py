@@ -67,6 +67,11 @@ def test_an_expression_is_balanced_and_its_legend_shows_its_groups(expression):
     assert set(re.findall(r"\{\{(\w+)\}\}", legend)) == set(grouped[1].split(", ") if grouped else ())
 
 
+def test_runs_are_told_apart_by_all_of_their_labels():
+    runs = [expression for expression in EXPRESSIONS if "ray_ssl_sec_" in expression]
+    assert len(runs) == 4 and all("max by (recipe, run, output_dir)" in expression for expression in runs)
+
+
 def test_ray_has_the_metrics_of_the_machines_and_of_train():
     """Metrics of GPUs need a GPU; tests/edges/run/on_ray checks the others on a page of Ray."""
     from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES

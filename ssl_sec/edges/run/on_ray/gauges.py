@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ray.util.metrics import Gauge
 
+from ssl_sec.edges.masking import masked
 from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.tracking.following import Follower, Record
 
@@ -28,20 +29,21 @@ def shown_metrics(spec: RunSpec) -> Follower:
     Args:
         spec: specification of the run.
     """
-    return Follower(spec.folder.metrics_path, RunGauges(spec.folder.name, spec.group), interval_s=_INTERVAL_S)
+    return Follower(spec.folder.metrics_path, RunGauges(spec.folder.location), interval_s=_INTERVAL_S)
 
 
 class RunGauges:
     """Sets the gauges of a run; a sink of its records.
 
     Args:
-        run: name of the run.
-        recipe: name of its recipe, as runs of several recipes may have the same name.
+        location: the folder or URL of the run. Runs of several recipes, or in several output folders, may have the same
+            name.
     """
 
-    def __init__(self, run: str, recipe: str) -> None:
-        self._tags = {"run": run, "recipe": recipe}
-        self._gauges = {name: Gauge(name, about, tag_keys=("run", "recipe")) for name, about in _ABOUT.items()}
+    def __init__(self, location: str) -> None:
+        output_dir, recipe, run = masked(location).rsplit("/", 2)
+        self._tags = {"run": run, "recipe": recipe, "output_dir": output_dir}
+        self._gauges = {name: Gauge(name, about, tag_keys=tuple(self._tags)) for name, about in _ABOUT.items()}
 
     def __call__(self, records: Sequence[Record]) -> None:
         """Sets the newest metrics of these records."""

@@ -22,18 +22,18 @@ def shown(monkeypatch) -> dict[str, list]:
 
     class Gauge:
         def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
-            assert description and set(tag_keys) == {"run", "recipe"}
+            assert description and set(tag_keys) == {"run", "recipe", "output_dir"}
             self._values = found.setdefault(name, [])
 
         def set(self, value: float, tags: dict[str, str]) -> None:
-            self._values.append((value, tags["run"], tags["recipe"]))
+            self._values.append((value, tags["run"], tags["recipe"], tags["output_dir"]))
 
     monkeypatch.setattr(gauges, "Gauge", Gauge)
     return found
 
 
 def test_the_newest_metrics_of_a_run_are_shown_once_and_its_speed_ends(shown):
-    sink = RunGauges("it", "digits")
+    sink = RunGauges("/runs/digits/it")
     sink([{"time": 1.0, "message": "INFO: it starts"}])
     assert shown == {STEP: [], IMAGES_PER_S: [], LOSS: []}
     sink(
@@ -44,12 +44,18 @@ def test_the_newest_metrics_of_a_run_are_shown_once_and_its_speed_ends(shown):
         ]
     )
     assert shown == {
-        STEP: [(2, "it", "digits")],
-        IMAGES_PER_S: [(200.0, "it", "digits")],
-        LOSS: [(2.0, "it", "digits")],
+        STEP: [(2, "it", "digits", "/runs")],
+        IMAGES_PER_S: [(200.0, "it", "digits", "/runs")],
+        LOSS: [(2.0, "it", "digits", "/runs")],
     }
     sink.close()
-    assert shown[IMAGES_PER_S][-1] == (0.0, "it", "digits") and len(shown[STEP]) == 1
+    assert shown[IMAGES_PER_S][-1] == (0.0, "it", "digits", "/runs") and len(shown[STEP]) == 1
+
+
+def test_runs_of_one_name_in_two_output_folders_are_told_apart(shown):
+    for location in ("/ada/runs/digits/it", "s3://me:secret@bucket/runs/digits/it"):
+        RunGauges(location)([{"step": 1, "metrics": {}}, {"step": 2, "metrics": {"train/loss": 1.0}}])
+    assert shown[STEP] == [(2, "it", "digits", "/ada/runs"), (2, "it", "digits", "s3://***@bucket/runs")]
 
 
 @pytest.mark.slow
@@ -83,7 +89,7 @@ def test_a_page_of_ray_has_the_metrics_of_a_run_and_all_that_the_dashboard_draws
             missing = {name for name in wanted - gpus if f"\n{name}{{" not in page}
         assert not missing
         (line,) = [line for line in page.splitlines() if line.startswith("ray_ssl_sec_step{")]
-        assert 'run="it"' in line and 'recipe="digits"' in line
+        assert 'run="it"' in line and 'recipe="digits"' in line and f'output_dir="{run.path.parents[1]}"' in line
         assert 0 <= float(line.rpartition(" ")[2]) <= steps_so_far(run)
     finally:
         run.stop_path.parent.mkdir(parents=True, exist_ok=True)
