@@ -30,11 +30,15 @@ def description(tags: Mapping[str, str]) -> str:
 
 
 def resumed(note: str, tags: Mapping[str, str]) -> str:
-    """The description of a resumed run: without its end, and with the command and the code of the resume."""
+    """The description of a resumed run: without its end, and with the command and the code of the resume.
+
+    The commands that follow the run are those for its folder, which may have been moved.
+    """
     kept = [line for line in note.splitlines() if not line.startswith(_ENDED)]
     if any(line not in note for line in _lines(tags) if line.startswith(("- command:", "- code:"))):
         kept.append(f"{_RESUMED}{'; '.join(line.removeprefix('- ') for line in _lines(tags))}")
-    return "\n".join(dict.fromkeys(kept))
+    following = {_label(line): line for line in _next_lines(tags)}
+    return "\n".join(dict.fromkeys(following.get(_label(line), line) for line in kept))
 
 
 def with_cluster(note: str, cluster: str) -> str:
@@ -82,3 +86,8 @@ def _next_lines(tags: Mapping[str, str]) -> list[str]:
     shown = {what: command_line(job, key, masked(folder)) for what, job, key in commands}
     shown["export"] += " format=safetensors"
     return [f"- {what}: `{command}`" for what, command in shown.items()]
+
+
+def _label(line: str) -> str:
+    """What is in front of the command of a line."""
+    return line.partition("`")[0]

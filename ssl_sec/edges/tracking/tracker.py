@@ -228,10 +228,16 @@ class TrackedRun:
         return any(artifact.path == name for artifact in self.client.list_artifacts(self.run_id))
 
     def log_resume(self, tags: Mapping[str, str]) -> None:
-        """Adds the command and the code of a resume to the description, and removes the run's end from it."""
+        """Adds the command and the code of a resume to the description, and removes the run's end from it.
+
+        The tags get its folder, which may have been moved, and its Ray job.
+        """
         self._set_note(lambda note: resumed(note, tags))
-        if tags.get(DIRTY_TAG) == "true":
-            self.client.set_tag(self.run_id, DIRTY_TAG, "true")
+        dirty = "true" if tags.get(DIRTY_TAG) == "true" else None
+        now = {"folder": tags.get("folder"), JOB_ID_TAG: os.environ.get(JOB_ID_VARIABLE), DIRTY_TAG: dirty}
+        for key, value in now.items():
+            if value is not None:
+                self.client.set_tag(self.run_id, key, value[:_TAG_LIMIT])
 
     def end(self, status: str, reason: str | None = None) -> None:
         """Ends the run as FINISHED, FAILED or KILLED, and writes why into the tag `ended` and the description."""

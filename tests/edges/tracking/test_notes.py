@@ -36,6 +36,15 @@ def test_a_resume_with_another_command_or_code_is_added():
     assert "ended" not in again and again.count("- resumed:") == 1 and "commit def" in again
 
 
+def test_the_commands_of_a_resumed_run_are_for_the_folder_that_it_was_moved_to():
+    tags = {**TAGS, "job": "pretrain", "folder": "/scratch/digits/it"}
+    note = description(tags) + "\nmine: `ls /scratch`"
+    assert resumed(note, tags) == note
+    moved = resumed(note, {**tags, "folder": "/shared/digits/it"}).splitlines()
+    assert moved[-1] == "mine: `ls /scratch`" and len(moved) == len(note.splitlines())
+    assert [line.rpartition("=")[2] for line in moved[-4:-1]] == ["/shared/digits/it`"] * 3
+
+
 def test_a_cluster_is_stated_once_after_the_machine_and_resumes():
     note = with_cluster(description(TAGS) + "\nmine", "2 nodes at http://me:secret@head")
     assert note.splitlines()[3:] == ["- ran on: node1", "- cluster: 2 nodes at http://***@head", "mine"]
