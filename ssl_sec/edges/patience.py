@@ -26,14 +26,21 @@ class Patience:
     """The time that a job will still wait for a service.
 
     Args:
-        limit_s: total time for calls that fail or get no answer; calls that succeed cost nothing.
+        limit_s: total time for calls that fail or get no answer; other calls cost nothing.
         ping: a small request to the service, made during a long call; None if there is none.
+        is_answer: whether an error is an answer of the service, which then can be reached.
     """
 
-    def __init__(self, limit_s: float, ping: Callable[[], object] | None = None) -> None:
+    def __init__(
+        self,
+        limit_s: float,
+        ping: Callable[[], object] | None = None,
+        is_answer: Callable[[BaseException], bool] = lambda error: False,
+    ) -> None:
         self.limit_s = limit_s
         self._left_s = limit_s
         self._ping = ping
+        self._is_answer = is_answer
 
     @property
     def is_exhausted(self) -> bool:
@@ -67,7 +74,8 @@ class Patience:
         if not self.join(call):
             raise NoAnswer(f"no answer for {self.limit_s:g} s")
         if call.error is not None:
-            self._left_s -= time.monotonic() - started
+            if not self._is_answer(call.error):
+                self._left_s -= time.monotonic() - started
             raise call.error
         return call.results[0]
 

@@ -73,3 +73,16 @@ def test_calls_that_fail_slowly_use_the_patience_up(monkeypatch):
             patience.call(fail)
     with pytest.raises(NoAnswer):
         patience.call(fail)
+
+
+def test_an_error_that_is_an_answer_costs_nothing_however_long_it_took(monkeypatch):
+    clock = SimpleNamespace(monotonic=itertools.count(0, 100).__next__)  # as the upload of a file that is then refused
+    monkeypatch.setattr("ssl_sec.edges.patience.time", clock)
+    patience = Patience(10.0, is_answer=lambda error: isinstance(error, PermissionError))
+
+    def refuse():
+        raise PermissionError("403")
+
+    with pytest.raises(PermissionError):
+        patience.call(refuse)
+    assert not patience.is_exhausted and patience.call(lambda: 5) == 5

@@ -155,7 +155,7 @@ class Execution:
         with store_errors(self._spec.identity.uri):
             tracked = patience.call(self._tracking.connect)
             patience.call(lambda: tracked(folder.records()))
-            is_whole = patience.call(lambda: tracked.has_file(self._spec.recipe.last_artifact))
+            is_whole = patience.call(lambda: self._upload.is_whole(tracked))
             if folder.status != "FINISHED":
                 patience.call(lambda: self._upload.upload_start(tracked))
         status, reason = "FAILED", "its results could not be uploaded"

@@ -23,7 +23,7 @@ from ssl_sec.edges.tracking.scores import (
     model_name,
     probe_protocol,
 )
-from ssl_sec.edges.tracking.store import long_requests
+from ssl_sec.edges.tracking.store import is_answer, long_requests, refusals
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import first_line
 from ssl_sec.figures import NUMBERS
@@ -37,6 +37,8 @@ logger = logging.getLogger("ssl_sec")
 
 # Tag of a run with the digest of the weights that were registered last.
 _REGISTERED_TAG = "registered.weights"
+# Tag of a run with the last file, but without others: why they are missing.
+_MISSING_TAG = "upload.missing"
 # How long the end of a run may still take in MLflow if it did not answer before.
 _END_S = 10.0
 
@@ -52,8 +54,9 @@ class Upload:
     def __init__(self, spec: RunSpec, tracking: DeferredRun) -> None:
         self._spec = spec
         self._errors: list[str] = []
+        self._was_refused = False
         self._tracking = tracking
-        self.patience = Patience(ANSWER_S, tracking.ping)
+        self.patience = Patience(ANSWER_S, tracking.ping, is_answer)
         self.num_lost = 0
         self._has_shown_start = not spec.recipe.is_shown_at_start
 
@@ -74,7 +77,7 @@ class Upload:
 
     @long_requests()
     def upload_results(self, tracked: TrackedRun | None) -> None:
-        """Draws the plots, and uploads all files of the run; the last one shows that the upload is complete."""
+        """Draws the plots, and uploads all files of the run, also if MLflow refuses some of them."""
         spec, folder = self._spec, self._spec.folder
         logger.info("drawing the plots")
         if spec.recipe.compared:
@@ -100,14 +103,33 @@ class Upload:
                 self._try(lambda: self._register(tracked, network, shape, name))
             where = tracked.experiment_id, tracked.run_id
             self._try(lambda: log_checkpoints(tracked.client, *where, spec.recipe, folder))
-        if not self._errors:
-            self._try(lambda: tracked.log_file(folder.path / spec.recipe.last_artifact))
+        missing = next(iter(self._errors), None)
+        self._try(lambda: self._upload_last(tracked, missing))
+
+    def _upload_last(self, tracked: TrackedRun, missing: str | None) -> None:
+        """Uploads the last file. A tag shows a replay that others are missing, and why."""
+        client, run_id = tracked.client, tracked.run_id
+        if missing is not None:
+            client.set_tag(run_id, _MISSING_TAG, missing)
+        tracked.log_file(self._spec.folder.path / self._spec.recipe.last_artifact)
+        if missing is None and _MISSING_TAG in client.get_run(run_id).data.tags:
+            client.delete_tag(run_id, _MISSING_TAG)
+
+    def is_whole(self, tracked: TrackedRun) -> bool:
+        """Whether MLflow has all files of the run."""
+        has_last = tracked.has_file(self._spec.recipe.last_artifact)
+        return has_last and _MISSING_TAG not in tracked.client.get_run(tracked.run_id).data.tags
 
     def _register(self, tracked: TrackedRun, network: TrainedNetwork, image_shape: tuple[int, ...], name: str) -> None:
         """Registers the network, unless the run's newest version has its weights, as at a replay."""
         digest = weights_digest(self._spec.folder.encoder_path)
         if tracked.client.get_run(tracked.run_id).data.tags.get(_REGISTERED_TAG) != digest:
-            tracked.log_network(network.whole, image_shape, network.dim, name)
+            refused = (
+                f"tracking.register_model: found true, but MLflow lets this user register no version of {name!r}; "
+                "allowed: false, or the permission EDIT for that model"
+            )
+            with refusals(refused):
+                tracked.log_network(network.whole, image_shape, network.dim, name)
             tracked.client.set_tag(tracked.run_id, _REGISTERED_TAG, digest)
 
     def end(self, tracked: TrackedRun, status: str, reason: str | None) -> None:
@@ -161,11 +183,12 @@ class Upload:
             pass
         except Exception as error:
             self._errors.append(first_line(error))
+            self._was_refused |= is_answer(error)
 
     @property
     def missing(self) -> str | None:
         """What is missing in MLflow and the command that uploads it, in a line; None if nothing is."""
-        if self.patience.is_exhausted:
+        if self.patience.is_exhausted and not self._was_refused:
             what = f"MLflow did not answer for {self.patience.limit_s:g} s; upload what is missing with"
         elif self.num_lost:
             what = f"{self.num_lost} records of metrics are not in MLflow; upload them with"

@@ -18,7 +18,7 @@ os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
 from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
 from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.store.entities import PagedList
 from mlflow.tracking import MlflowClient
 
@@ -150,6 +150,28 @@ def without_lightning() -> Iterator[None]:
 def is_unknown(error: MlflowException) -> bool:
     """Whether the error says that the requested object is not in the store."""
     return error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)
+
+
+def is_answer(error: BaseException) -> bool:
+    """Whether MLflow has answered with this error, so that it can be reached: a status from 400 to 499."""
+    if isinstance(error, UserError) and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, MlflowException):
+        status = error.get_http_status_code()
+    else:
+        status = getattr(getattr(error, "response", None), "status_code", 0)  # of an upload
+    return 400 <= status < 500
+
+
+@contextmanager
+def refusals(message: str) -> Iterator[None]:
+    """Turns MLflow's answer that this user has no permission into a StorageError with this message."""
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code != ErrorCode.Name(PERMISSION_DENIED):
+            raise
+        raise StorageError(message) from error
 
 
 def all_pages(search: Callable[[str | None], PagedList[T]]) -> Iterator[T]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
 from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.config import ReplayConfig
@@ -133,6 +134,30 @@ def test_a_replay_uploads_what_was_refused_and_registers_a_network_once(quick, m
     assert version.run_id == finished.run_id
     kept = client.search_logged_models([finished.experiment_id], filter_string="name LIKE 'checkpoint%'")
     assert len(kept) == 1 and client.get_run(finished.run_id).info.status == "FINISHED"
+
+
+def test_a_refused_registration_keeps_no_file_from_mlflow_and_a_replay_tries_it_again(quick, monkeypatch, caplog):
+    def forbidden(*_):
+        raise MlflowException("403: Permission denied", PERMISSION_DENIED)
+
+    quick = [*quick, "tracking.register_model=true", "recipe=shared"]
+    said = "tracking.register_model: found true, but MLflow lets this user register no version of 'shared-encoder'"
+    with monkeypatch.context() as patch:
+        patch.setattr(TrackedRun, "log_network", forbidden)
+        finished = run_training(PRETRAIN, pretrain_config(quick))
+        client, replay = MlflowClient(finished.uri), ReplayConfig(folder=str(finished.folder.path))
+        assert f"MLflow: {said}" in caplog.text and "encoder.safetensors" in files_of(client, finished.run_id)
+        with pytest.raises(StorageError, match=said):
+            run_replay(replay)
+    assert client.get_run(finished.run_id).data.tags["upload.missing"].startswith(said)
+    run_replay(replay)
+    assert "upload.missing" not in client.get_run(finished.run_id).data.tags
+    (version,) = client.search_model_versions("name='shared-encoder'")
+    assert version.run_id == finished.run_id
+
+
+def files_of(client: MlflowClient, run_id: str | None) -> set[str]:
+    return {file.path for file in client.list_artifacts(run_id)}
 
 
 def test_a_replay_of_a_folder_without_its_features_ends_the_run_with_the_reason(quick, monkeypatch):
