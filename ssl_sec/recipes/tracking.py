@@ -14,7 +14,7 @@ STORAGE_SCHEMES = ("s3", "gs", "az", "abfs", "abfss")
 RUN_TAGS = (
     "job", "recipe", "data", "encoder", "loss", "constraint", "seed", "folder", "command", "git.dirty", "ran_on",
     "checkpoint", "labels", "start",
-    "ended", "probe.protocol", "ray.job_id", "ssl_sec.version",
+    "ended", "probe.protocol", "ray.job_id", "ssl_sec.version", "upload.missing",
 )  # fmt: skip
 
 
@@ -46,7 +46,8 @@ class TrackingConfig:
     Attributes:
         uri: address of the MLflow server; None takes MLFLOW_TRACKING_URI, or sqlite in the output folder (in the folder
             `runs` if runs are kept in object storage).
-        experiment: name of the experiment in MLflow; None takes the recipe's name, or the data set's if it has none.
+        experiment: name of the experiment in MLflow; None takes the recipe's name, or the data set's if it has none. On
+            a server with passwords, another user's experiment needs the permission EDIT.
         register_model: whether the encoder becomes a registered model.
         system_metrics: whether the use of the run's machines (processor, memory, disk, network, GPUs) is logged.
         parent_run: the MLflow run of a sweep that this run belongs to.

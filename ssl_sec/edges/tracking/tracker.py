@@ -40,7 +40,14 @@ from ssl_sec.edges.tracking.following import Record
 from ssl_sec.edges.tracking.notes import describe_end, description, resumed, with_cluster, with_end, with_table
 from ssl_sec.edges.tracking.pages import scores_view
 from ssl_sec.edges.tracking.provenance import DIRTY_TAG
-from ssl_sec.edges.tracking.store import connect_to_store, is_unknown, sqlite_file, store_errors, without_lightning
+from ssl_sec.edges.tracking.store import (
+    connect_to_store,
+    is_unknown,
+    refusals,
+    sqlite_file,
+    store_errors,
+    without_lightning,
+)
 from ssl_sec.errors import StorageError
 from ssl_sec.settings import flattened
 
@@ -99,7 +106,11 @@ class TrackedRun:
         Raises:
             StorageError: if the store cannot be used.
         """
-        with store_errors(identity.uri):
+        refused = (
+            f"tracking.experiment: found {identity.experiment!r}, in which MLflow at {masked(identity.uri)} lets this "
+            "user create no runs; allowed: one for which the user has the permission EDIT, or a new one"
+        )
+        with store_errors(identity.uri), refusals(refused):
             client = connect_to_store(identity.uri)
             experiment_id = _experiment_id(client, identity)
             tags = {

@@ -1,10 +1,14 @@
 """Runs in MLflow."""
 
 import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
+from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.tracking.tracker import JOB_ID_TAG, TrackedRun
+from ssl_sec.errors import StorageError
 
 
 @pytest.fixture
@@ -24,3 +28,12 @@ def test_a_resumed_run_has_the_folder_that_it_was_moved_to_and_its_new_job(uri, 
     assert (found["folder"], found[JOB_ID_TAG]) == ("/shared/digits/it", "second")
     note = found["mlflow.note.content"]
     assert note.count("/shared/digits/it") == 3 and "/scratch" not in note
+
+
+def test_an_experiment_in_which_the_user_may_create_no_runs_is_named_with_its_key(uri, monkeypatch):
+    def forbidden(self, *_, **__):
+        raise MlflowException("failed with error code 403", PERMISSION_DENIED)
+
+    monkeypatch.setattr(MlflowClient, "create_run", forbidden)
+    with pytest.raises(StorageError, match="^tracking.experiment: found 'digits', in which .* lets this user create"):
+        TrackedRun.start(RunIdentity(uri=uri, experiment="digits", name="it", tags={"job": "pretrain"}), {})
