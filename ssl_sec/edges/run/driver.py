@@ -15,7 +15,14 @@ from ssl_sec.edges.folder.checkpoints import network_files
 from ssl_sec.edges.folder.commands import replay_command, resume_command
 from ssl_sec.edges.folder.finding import find_folder
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.folder.names import CHECKPOINT_TAG, claim_name, run_name_of, training_tags, weights_tags
+from ssl_sec.edges.folder.names import (
+    CHECKPOINT_TAG,
+    claim_name,
+    run_name_of,
+    training_tags,
+    weights_tags,
+    with_numbers,
+)
 from ssl_sec.edges.folder.stored import StoredFolder, open_folder
 from ssl_sec.edges.folder.stored_config import require_whole_data, stored_values, training_config, with_credentials
 from ssl_sec.edges.folder.text import writing
@@ -112,9 +119,6 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
     probe_it = f"{config.run_name} is finished; probe it with: {resume_command(recipe.name, finished.folder)}"
     if finished.folder.stop_path.exists():  # requested after the last step
         raise Stopped(f"stopped; {probe_it}")
-    folder = probe_folder(finished.folder, config) if config.resume else None
-    if folder is not None and is_probed(folder):
-        return replace(finished, metrics={**finished.metrics, **folder.last_metrics()})
     data = to_values(config.data)
     probe = ProbeJobConfig(
         run=trained,
@@ -123,7 +127,7 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
         runtime=config.runtime,
         output_dir=config.output_dir,
         tracking=config.tracking,
-        run_name=None if folder is None else folder.name,
+        run_name=f"{config.run_name}-probe" if config.resume else None,
     )
     with _started_again(probe_it):
         probed = _probe(recipe, probe, finished.run_id, finished.folder.path)
@@ -144,7 +148,8 @@ def require_data(data: DataConfig, runtime: RuntimeConfig) -> None:
 def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
     """Probes the encoder of a training: of a run in MLflow, of the folder of a run, or of a registered model.
 
-    The probe of a folder does not wait for MLflow.
+    The probe of a folder does not wait for MLflow. One with a name that was interrupted starts again, and one that has
+    finished with these settings and weights is not measured again.
 
     Args:
         config: the probe's configuration.
@@ -155,8 +160,7 @@ def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
         Stopped: if a stop was requested; nothing is kept.
     """
     jobs = probed()
-    renamed = "" if config.run_name is None else ", with another run_name,"
-    with tempfile.TemporaryDirectory() as made, _started_again(f"the same command{renamed} starts it again"):
+    with tempfile.TemporaryDirectory() as made, _started_again("the same command starts it again"):
         located = located_run(config.run, config.checkpoint, config.tracking, config.output_dir, jobs)
         if isinstance(folder := located, RunFolder):
             recipe = RECIPES[str(folder.identity.job)]
@@ -229,11 +233,15 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
                 folder.name,
                 replay_command(folder),
             )
-            uri = tracking_uri(config.tracking, config.output_dir)
-            metrics = folder.last_metrics()
-            return Finished(folder=folder, uri=uri, run_id=folder.run_id, experiment_id=None, metrics=metrics)
+            return _as_before(folder, config)
         tags = {**training_tags(config), **weights_tags(config, folder.initial_path)}
         return _execute(recipe, config, folder, tags, config.tracking.parent_run)
+
+
+def _as_before(folder: RunFolder, config: RunConfig) -> Finished:
+    """The result of a run that had finished before."""
+    uri = tracking_uri(config.tracking, config.output_dir)
+    return Finished(folder=folder, uri=uri, run_id=folder.run_id, experiment_id=None, metrics=folder.last_metrics())
 
 
 def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, trained_path: Path) -> Finished:
@@ -246,14 +254,23 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
         trained_path: folder with the encoder and the configuration of its run.
     """
     trained = training_config(recipe, trained_path / "config.yaml")
+    of = "" if config.checkpoint == "last" else f"-{config.checkpoint}"
+    default = f"{trained.run_name or run_name_of(trained)}{of}-probe"
+    if config.run_name is not None:
+        group = _output_dir(config) / trained.recipe_name
+        names = with_numbers(default) if config.run_name == default else (config.run_name,)
+        found = probe_folder((group / name for name in names), config, trained, trained_path / "encoder.safetensors")
+        if found is not None and is_probed(found):
+            logger.info("%s is finished: taking its results", found.location)
+            return _as_before(found, config)
+        config = config if found is None else replace(config, run_name=found.name)
     if config.data is None:
         require_whole_data(to_values(trained.data))
     data, share = config.data or trained.data, config.probe.test_share
     is_learned = trained.has_learned(data, share, config.probe.seed)
     check(not is_learned, "probe.test_share", share, UNLEARNED.format(data.title))
     require_data(data, config.runtime)
-    of = "" if config.checkpoint == "last" else f"-{config.checkpoint}"
-    config = _named(config, trained.recipe_name, f"{trained.run_name or run_name_of(trained)}{of}-probe")
+    config = _named(config, trained.recipe_name, default)
     assert config.run_name is not None
     path = _output_dir(config) / trained.recipe_name / config.run_name
     with _reserved(open_folder(path), at_stop="a probe has no checkpoints, so nothing of it is kept") as folder:

@@ -1,10 +1,11 @@
 """Checks whether a run can be resumed with a configuration, and whether a probe has to start again."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
+from pathlib import Path
 from typing import Any
 
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.folder.names import weights_digest, with_numbers
+from ssl_sec.edges.folder.names import weights_digest
 from ssl_sec.edges.folder.stored import open_folder
 from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.masking import masked_values
@@ -13,7 +14,7 @@ from ssl_sec.effects import image_files, is_among, without_effect
 from ssl_sec.errors import ConfigError, shown
 from ssl_sec.recipes.config import RunConfig, TrainingConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
-from ssl_sec.recipes.registry import RecipeRow
+from ssl_sec.recipes.registry import PROBE, RecipeRow
 from ssl_sec.settings import flattened, from_values, to_values
 
 
@@ -51,34 +52,40 @@ def resume_run(recipe: RecipeRow, folder: RunFolder, config: TrainingConfig) -> 
     return True
 
 
-def probe_folder(trained: RunFolder, config: TrainingConfig) -> RunFolder:
-    """The folder of the probe that follows a training: that of a finished one with these settings and weights, if any.
-
-    Else the first folder that is free, or in which a probe was interrupted.
+def probe_folder(
+    paths: Iterable[Path], config: ProbeJobConfig, trained: TrainingConfig, encoder: Path
+) -> RunFolder | None:
+    """The folder of a probe: that of a finished one with these settings and weights, a free or an interrupted one.
 
     Args:
-        trained: folder of the training.
-        config: configuration of the training.
+        paths: the folders that the probe may have; the first that fits is taken.
+        config: configuration of the probe.
+        trained: configuration of the training.
+        encoder: file with the weights.
+
+    Returns:
+        The folder; None if all are those of other runs.
     """
 
     def fits(folder: RunFolder) -> bool:
         folder.refresh()
-        return not folder.is_complete or _is_probe_of(folder, trained, config)
+        if folder.is_complete:
+            return _is_probe_of(folder, config, trained, encoder)
+        return folder.identity.job in (None, PROBE.name)  # an interrupted training is resumed
 
-    names = with_numbers(f"{trained.path.name}-probe")
-    return next(filter(fits, (open_folder(trained.path.with_name(name)) for name in names)))
+    return next(filter(fits, map(open_folder, paths)), None)
 
 
-def _is_probe_of(folder: RunFolder, trained: RunFolder, config: TrainingConfig) -> bool:
-    """Whether the probe in a folder is of these weights, with these settings, on the images of the training."""
+def _is_probe_of(folder: RunFolder, config: ProbeJobConfig, trained: TrainingConfig, encoder: Path) -> bool:
+    """Whether the probe in a folder is of these weights, with these settings, on these images."""
     if not folder.is_probe or not folder.encoder_path.is_file():
         return False
-    if weights_digest(folder.encoder_path) != weights_digest(trained.encoder_path):
+    if weights_digest(folder.encoder_path) != weights_digest(encoder):
         return False
     probed = from_values(ProbeJobConfig, stored_values(folder.config_path))
-    one, other = to_values(probed.probe), to_values(config.linear_probe)
-    is_own = probed.data is None or to_values(probed.data) == masked_values(to_values(config.data))
-    return is_own and all(one[key] == other[key] for key in one if key != "enabled")
+    one, other = to_values(probed.probe), to_values(config.probe)
+    found, wanted = (masked_values(to_values(each.data or trained.data)) for each in (probed, config))
+    return found == wanted and all(one[key] == other[key] for key in one if key != "enabled")
 
 
 def is_probed(folder: RunFolder) -> bool:
@@ -92,7 +99,8 @@ def is_probed(folder: RunFolder) -> bool:
         folder.refresh()
         if folder.is_complete:
             return True
-        folder.remove()
+        if folder.holds_run or folder.is_probe:
+            folder.remove()
         return False
 
 

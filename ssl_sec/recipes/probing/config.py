@@ -46,7 +46,8 @@ class ProbeJobConfig(RunConfig):
         data: the data set of the probe; None takes that of the run. Files of another set are read at the size and with
             the channels that the encoder was trained on.
         output_dir: folder in which the run's folder is created.
-        run_name: name of the run and its folder; None for that of the probed run with -probe.
+        run_name: name of the run and its folder; None for that of the probed run with -probe. An interrupted probe of
+            this name starts again; one that has finished with these settings and weights is not measured again.
     """
 
     run: str

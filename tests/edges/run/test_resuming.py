@@ -20,10 +20,11 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.job_values import values_of
-from ssl_sec.edges.run.resuming import free_keys, require_same_settings, resume_run
+from ssl_sec.edges.run.resuming import free_keys, probe_folder, require_same_settings, resume_run
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import METRIC_LEARNING, RECIPES
 from ssl_sec.settings import from_values, to_values
 from tests.edges.conftest import QUICK, QUICK_FACE
@@ -108,6 +109,17 @@ def test_a_length_that_is_impossible_is_refused_with_the_reason(job, given, leng
     with pytest.raises(ConfigError, match=f"^{next(iter(length))}: found .*{message}"):
         resume_run(RECIPES[job], folder, replace(config, **length))
     assert folder.is_complete
+
+
+def test_a_probe_takes_no_folder_of_an_interrupted_training(tmp_path):
+    trained, path = config_of("pretrain", *QUICK), tmp_path / "it-probe"
+    config = from_values(ProbeJobConfig, compose("probe", ["run=it"]))
+    training = RunFolder(path)
+    training.start(to_values(trained))
+    training.write_identity(RunIdentity(tags={"job": "pretrain"}))
+    assert probe_folder([path], config, trained, tmp_path / "none") is None
+    other = probe_folder([path, tmp_path / "it-probe-2"], config, trained, tmp_path / "none")
+    assert other is not None and other.name == "it-probe-2"
 
 
 def test_runs_of_version_0_1_can_be_resumed(tmp_path):

@@ -18,12 +18,13 @@ from ssl_sec.edges.folder import folder as folder_module
 from ssl_sec.edges.folder import logs
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run import running, worker
-from ssl_sec.edges.run.driver import run_training
+from ssl_sec.edges.run.driver import run_probe, run_training
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.uploading import Upload
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import from_values
 from ssl_sec.training.step import Request
@@ -143,6 +144,25 @@ def test_a_stopped_probe_of_a_training_starts_again_by_the_printed_command(quick
     ended = run_training(PRETRAIN, from_values(PretrainConfig, values_of("pretrain", command[3:])))
     assert "probe/top1" in ended.metrics
     assert RunFolder(tmp_path / "runs" / "digits" / "probed-probe").is_complete
+
+
+def test_a_probe_with_a_name_starts_again_after_a_stop_and_is_measured_once(quick, tmp_path: Path, monkeypatch):
+    """As the one that `jobs.submit --then probe` starts."""
+    run_training(PRETRAIN, pretrain_config([*quick, "run_name=mine", "probe.enabled=false"]))
+    given = [f"run={tmp_path}/runs/digits/mine", "runtime=local", "run_name=mine-probe"]
+    config = from_values(ProbeJobConfig, values_of("probe", given))
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match="; the same command starts it again$"):
+        patch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
+        run_probe(config)
+    first = run_probe(config)
+    again = run_probe(config)
+    assert (again.run_id, again.metrics) == (first.run_id, first.metrics)
+    other = replace(config, probe=replace(config.probe, labels_per_class=1))
+    assert run_probe(other).folder.name == "mine-probe-2"
+    run_probe(replace(config, run_name="named"))
+    for taken in ("named", "mine"):
+        with pytest.raises(ConfigError, match=f"{taken} already holds a run; allowed: another run_name"):
+            run_probe(replace(other, run_name=taken))
 
 
 def test_a_run_of_another_process_is_refused(quick, tmp_path: Path, monkeypatch):
