@@ -17,7 +17,8 @@ import torch
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunStatus, SourceType
 from mlflow.entities.lifecycle_stage import LifecycleStage
 from mlflow.exceptions import MlflowException
-from mlflow.models import ModelSignature
+from mlflow.models import Model, ModelSignature
+from mlflow.models.model import MLMODEL_FILE_NAME
 from mlflow.tracking import MlflowClient
 from mlflow.types import Schema, TensorSpec
 from mlflow.utils.mlflow_tags import (
@@ -270,7 +271,7 @@ class TrackedRun:
         self.client.set_tag(self.run_id, MLFLOW_RUN_NOTE, note[:_TAG_LIMIT])
 
     def log_network(self, network: nn.Module, image_shape: tuple[int, ...], width: int, name: str) -> None:
-        """Logs a network as a model (an exported program, not a pickle) and registers it.
+        """Logs a network as a model (an exported program, not a pickle), to be loaded on the CPU, and registers it.
 
         The metrics of the run's last step become those of the model.
 
@@ -285,14 +286,14 @@ class TrackedRun:
             inputs=Schema([TensorSpec(np.dtype(np.float32), (-1, *image_shape))]),
             outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, width))]),
         )
-        with without_lightning():
-            from mlflow.pytorch import log_model
         with _fluent(self.client.tracking_uri):
             mlflow.start_run(run_id=self.run_id)
             try:
-                log_model(
-                    network.float().eval(),
+                Model.log(
+                    artifact_path=None,
                     name="encoder",
+                    flavor=_TorchOnCPU,
+                    pytorch_model=network.float().eval(),
                     step=self._last_step,
                     signature=signature,
                     input_example=example,
@@ -301,6 +302,23 @@ class TrackedRun:
                 )
             finally:
                 mlflow.end_run()  # as FINISHED: the `with` statement of MLflow would end it as FAILED after an error
+
+
+class _TorchOnCPU:
+    """MLflow's flavour of PyTorch, which is loaded on the CPU.
+
+    By default it is loaded on a GPU where there is one, which fails: an exported program stays on its device.
+    """
+
+    @staticmethod
+    def save_model(path: str, mlflow_model: Model, **options: Any) -> None:
+        """Saves a network; `options` are those of `mlflow.pytorch.save_model`."""
+        with without_lightning():
+            from mlflow.pyfunc import FLAVOR_NAME
+            from mlflow.pytorch import save_model
+        save_model(path=path, mlflow_model=mlflow_model, **options)
+        mlflow_model.flavors[FLAVOR_NAME]["config"] = {"device": "cpu"}
+        mlflow_model.save(os.path.join(path, MLMODEL_FILE_NAME))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import mlflow
+import numpy as np
 import pytest
 import torch
 from mlflow.tracking import MlflowClient
@@ -59,6 +61,13 @@ def test_an_address_means_the_weights_of_its_version(finished, address, times):
     own, found = load_file(finished.folder.encoder_path), weights(finished, f"models:/digits-encoder{address}")
     own["conv1.weight"] = times * own["conv1.weight"]
     torch.testing.assert_close(found, own, rtol=0, atol=0)
+
+
+def test_mlflow_loads_it_on_the_cpu_of_a_machine_with_a_gpu(finished, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", finished.uri)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    images = np.zeros((3, 1, 8, 8), np.float32)
+    assert mlflow.pyfunc.load_model("models:/digits-encoder/2").predict(images).shape == (3, 64)
 
 
 def test_the_head_belongs_to_the_version(tmp_path: Path, digit_pairs):
