@@ -16,7 +16,9 @@ def reading(exportable: Exportable, as_numpy: bool = False) -> str | None:
     channels, height, width = exportable.image_shape
     if height != width:
         return None
-    mode = "L" if channels == 1 else "RGB"
+    to_rgb = 'image = image.convert("RGB")\n'
+    # A direct conversion of other colour spaces to grey fails or rounds differently.
+    to_grey = f'if image.mode not in ("L", "LA"):\n    {to_rgb}image = image.convert("L")\n'
     crop = None if exportable.record is None else exportable.record.crop
     if crop is None:
         cut = (
@@ -46,6 +48,5 @@ def reading(exportable: Exportable, as_numpy: bool = False) -> str | None:
         'image = ImageOps.exif_transpose(Image.open("photo.jpg"))\n'
         'if image.mode.startswith("I"):  # grey of 16 bits, of which the high byte is kept\n'
         "    image = Image.fromarray((numpy.array(image) >> 8).astype(numpy.uint8))\n"
-        f'image = image.convert("{mode}")\n'
-        f"{cut}images = {pixels if as_numpy else f'torch.from_numpy({pixels})'}"
+        f"{to_grey if channels == 1 else to_rgb}{cut}images = {pixels if as_numpy else f'torch.from_numpy({pixels})'}"
     )
