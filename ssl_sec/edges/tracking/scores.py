@@ -289,15 +289,15 @@ def _scores(run: Run, probes: Sequence[Run]) -> list[Score]:
     # these either. Without other images, their key is a parameter of its own.
     recipe = RECIPES.get(run.data.tags.get("job", ""))
     free = {_OTHER_DATA, *(() if recipe is None else without_effect(recipe.config))}
-    monitor = ", ".join(
+    monitor = [
         f"{key} {value}" for key, value in sorted(parameters.items()) if key.startswith("monitor.") and key not in free
-    )
+    ]
     has_other_labels = f"{_OTHER_DATA}.name" in parameters
     is_labelled = has_other_labels or _num_classes(run) != 0
     found += [
         Score(
             name=name,
-            protocol=f"{name}, {monitor}",
+            protocol=", ".join([name, *monitor]),
             value=run.data.metrics.get(_OF_CHOSEN_WEIGHTS.get(name, name), run.data.metrics[name]),
         )
         for name in (SCORES if is_labelled else LABEL_FREE_SCORES)

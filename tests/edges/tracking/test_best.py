@@ -118,6 +118,18 @@ def test_a_fine_tuning_counts_by_the_network_that_it_saved(client):
         assert best(client, "tuned") == expected
 
 
+def test_the_protocol_of_a_run_without_a_monitor_is_its_score(client):
+    run_id = client.create_run("0", tags={"job": "finetune", "recipe": "alone"}).info.run_id
+    log_data(client, run_id, "d1", 10)
+    client.log_metric(run_id, "val/top1", 70.0)
+    client.create_registered_model("alone-encoder")
+    client.create_model_version("alone-encoder", f"runs:/{run_id}/encoder", run_id)
+    describe_versions(client, "alone", run_id)
+    version = client.get_model_version("alone-encoder", "1")
+    assert version.tags["score.protocol"] == "val/top1"
+    assert version.description.startswith("Score: val/top1 70 (val/top1)\n")
+
+
 def test_other_recipes_do_not_count(client):
     first = add_version(client, "one", 60.0)
     add_version(client, "other", 99.0)
