@@ -15,6 +15,10 @@ DIGITS_SPLIT_SEED = 0
 # Name of a set -> its folder, as torchvision names it.
 _FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python", "mnist": "MNIST/raw"}
 
+# What torchvision raises depends on what went wrong: RuntimeError for wrong checksums and for a page that is not there,
+# URLError (an OSError) without a network, and others for a damaged file of MNIST.
+_TORCHVISION_ERRORS = (RuntimeError, OSError, ValueError, AssertionError, LookupError)
+
 
 def open_digits(split: Split) -> ResidentImages:
     """The 1,797 handwritten digits that come with scikit-learn, grey, 8 x 8 pixels.
@@ -47,7 +51,7 @@ def open_cifar10(split: Split, root: str | Path, download: bool) -> ResidentImag
     Args:
         split: the official training or test images.
         root: folder that holds `cifar-10-batches-py`.
-        download: fetch the set into `root` if it is not there.
+        download: fetch the set into `root` if it is not there; that of a complete set need not be writable.
 
     Raises:
         MissingDataError: there is no such set, or its checksums are wrong.
@@ -96,18 +100,17 @@ def _open_cifar(dataset: Any, name: str, split: Split, root: Path, download: boo
 def _open_torchvision(dataset: Any, name: str, split: Split, root: Path, download: bool) -> Any:
     check_option("split", split, Split)
     try:
-        if download:
-            root.mkdir(parents=True, exist_ok=True)
-            # One process of each machine downloads; the others wait and find the files.
-            with locked(root / f".{name}.lock"):
-                return dataset(str(root), train=split == "train", download=True)
         return dataset(str(root), train=split == "train")
-    # What torchvision raises depends on what went wrong: RuntimeError for wrong checksums and for a page that
-    # is not there, URLError (an OSError) without a network, and others for a damaged file of MNIST.
-    except (RuntimeError, OSError, ValueError, AssertionError, LookupError) as error:
-        if download:
-            raise DataError(f"{name}: cannot be downloaded to {root}: {first_line(error)}") from error
-        raise _missing(name, root) from error
+    except _TORCHVISION_ERRORS as error:
+        if not download:
+            raise _missing(name, root) from error
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        # One process of each machine downloads; the others wait and find the files.
+        with locked(root / f".{name}.lock"):
+            return dataset(str(root), train=split == "train", download=True)
+    except _TORCHVISION_ERRORS as error:
+        raise DataError(f"{name}: cannot be downloaded to {root}: {first_line(error)}") from error
 
 
 def require_downloaded(name: str, root: Path) -> None:

@@ -84,6 +84,14 @@ def test_cifar(tmp_path, monkeypatch, opener, dataset, label_key, class_key):
     assert "incomplete" in line(lambda: opener("train", tmp_path, download=False), MissingDataError)
 
 
+def test_a_complete_set_is_opened_with_download_without_writing_to_its_folder(tmp_path, monkeypatch):
+    """The folder may be another user's, or mounted read-only."""
+    write_cifar(tmp_path, monkeypatch, CIFAR10, "labels", "label_names")
+    files = sorted(tmp_path.rglob("*"))
+    assert open_cifar10("train", tmp_path, download=True).labels.tolist() == [0, 1, 1, 0]
+    assert sorted(tmp_path.rglob("*")) == files
+
+
 def test_mnist(tmp_path):
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)
