@@ -202,11 +202,18 @@ class Bucket:
         if self.url.partition("://")[0] not in ("s3", "s3a"):
             return  # other storage removes them itself
         container, _, prefix = self._path.partition("/")
+        # A bucket may have more of them than the server lists in one answer, most below other folders.
+        listed: dict[str, str] = {"Bucket": container, "Prefix": f"{prefix}/"}
         try:
-            for upload in self._fs.list_multipart_uploads(container):
-                if upload["Key"].startswith(f"{prefix}/"):
-                    which = {"Bucket": container, "Key": upload["Key"], "UploadId": upload["UploadId"]}
-                    self._fs.call_s3("abort_multipart_upload", **which)
+            while True:
+                answer = self._fs.call_s3("list_multipart_uploads", **listed)
+                for upload in answer.get("Uploads", []):
+                    if upload["Key"].startswith(f"{prefix}/"):  # a server may ignore the prefix
+                        which = {"Bucket": container, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+                        self._fs.call_s3("abort_multipart_upload", **which)
+                if not answer.get("IsTruncated"):
+                    break
+                listed |= {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
         except Exception:  # optional: not all servers and policies allow it
             logger.debug("interrupted uploads below %s are kept", self.url, exc_info=True)
 

@@ -130,3 +130,22 @@ def test_partial_uploads_are_removed_from_this_folder_only(bucket: Bucket):
         bucket._fs.call_s3("create_multipart_upload", Bucket=container, Key=key)
     bucket.clean()
     assert [upload["Key"] for upload in bucket._fs.list_multipart_uploads(container)] == ["of/others"]
+
+
+def test_partial_uploads_after_the_first_page_of_the_list_are_removed(bucket: Bucket, monkeypatch):
+    container, _, prefix = bucket._path.partition("/")
+    keys, removed = [f"{prefix}/a", f"{prefix}/b", f"{prefix}/c"], []
+
+    def call(method: str, **options: str) -> dict[str, object]:
+        """A server that lists one upload in an answer."""
+        if method == "abort_multipart_upload":
+            removed.append((options["Key"], options["UploadId"]))
+            return {}
+        assert (method, options["Bucket"], options["Prefix"]) == ("list_multipart_uploads", container, f"{prefix}/")
+        key = next(key for key in keys if key > options.get("KeyMarker", ""))
+        page = {"Uploads": [{"Key": key, "UploadId": "id"}], "IsTruncated": key != keys[-1]}
+        return {**page, "NextKeyMarker": key, "NextUploadIdMarker": "id"}
+
+    monkeypatch.setattr(bucket._fs, "call_s3", call)
+    bucket.clean()
+    assert removed == [(key, "id") for key in keys]
