@@ -75,7 +75,9 @@ def download_run(bucket: Bucket, folder: Path) -> None:
 
 
 def upload_run(folder: Path, bucket: Bucket) -> None:
-    """Makes a run in object storage equal to its folder on this machine, without its checkpoints.
+    """Uploads the folder of a run on this machine, without its checkpoints.
+
+    A file that is missing here stays in object storage, unless it is one that runs remove.
 
     Args:
         folder: folder on this machine.
@@ -87,7 +89,7 @@ def upload_run(folder: Path, bucket: Bucket) -> None:
     present = versions(folder)
     for name in _last_ones_last(present):
         bucket.upload(folder / name, name)
-    bucket.remove([name for name in bucket.files() if not _is_local(name) and name not in present])
+    bucket.remove([name for name in _REMOVED if name not in present])
 
 
 def _last_ones_last(names: Iterable[str]) -> list[str]:

@@ -5,7 +5,7 @@ import pytest
 
 from ssl_sec.edges.storage import mirror as module
 from ssl_sec.edges.storage.bucket import Bucket
-from ssl_sec.edges.storage.mirror import Mirror, download_run, versions
+from ssl_sec.edges.storage.mirror import Mirror, download_run, upload_run, versions
 from ssl_sec.errors import StorageError
 
 NEVER_S = 1000.0
@@ -146,3 +146,11 @@ def test_a_download_makes_the_folder_like_that_in_storage(bucket: Bucket, folder
     assert versions(folder).keys() == {"config.yaml", "plots/norms.png"}
     assert (folder / "plots" / "norms.png").read_text() == "plots/norms.png"
     assert (folder / "stop").exists() and not (folder / "checkpoints").exists()
+
+
+def test_files_that_are_missing_after_a_crash_stay_in_storage_unless_a_run_removes_them(bucket: Bucket, folder: Path):
+    for name in ("config.yaml", "plots/norms.png", "error.json", "outcome"):
+        bucket.write(name, b"")
+    (folder / "metrics.jsonl").write_text("1\n")
+    upload_run(folder, bucket)
+    assert sorted(bucket.files()) == ["config.yaml", "metrics.jsonl", "plots/norms.png"]
