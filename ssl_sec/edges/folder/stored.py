@@ -11,7 +11,7 @@ from typing import Any
 
 from ssl_sec.collectives import gather_objects
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.folder.text import text_of, writing
+from ssl_sec.edges.folder.text import writing
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.checkpoints import (
     WAITING,
@@ -21,17 +21,15 @@ from ssl_sec.edges.storage.checkpoints import (
     upload_left,
     whole_checkpoints,
 )
+from ssl_sec.edges.storage.holder import HOLDER, holder_of, write_holder
 from ssl_sec.edges.storage.lease import Lease
 from ssl_sec.edges.storage.mirror import UPLOADS_EVERY_S, Mirror, download_run, upload_run
 from ssl_sec.edges.storage.places import local_folder, split_url, url_of
 from ssl_sec.errors import StorageError
-from ssl_sec.training.checkpoint import MANIFEST
+from ssl_sec.training.checkpoint import MANIFEST, defect_of
 from ssl_sec.training.resuming import Found
 
 logger = logging.getLogger("ssl_sec")
-
-# File with a word that the last process to hold the run has chosen: in the storage, and here until all is uploaded.
-HOLDER = ".holder"
 
 
 def open_folder(path: Path) -> RunFolder:
@@ -86,6 +84,8 @@ class StoredFolder(RunFolder):
                     yield
             finally:
                 self.tidy()
+                if self.is_complete:
+                    shutil.rmtree(self._kept_path, ignore_errors=True)
 
     @contextmanager
     def _leased(self, *, waits: bool = False) -> Iterator[None]:
@@ -99,7 +99,7 @@ class StoredFolder(RunFolder):
     def _mirrored(self, holder: str) -> Iterator[None]:
         """Uploads what changes until the block ends."""
         self._bucket.write(HOLDER, holder.encode())
-        self._mirror = self.mirror()
+        self._mirror = self.mirror(holder=holder)
         try:
             yield
         except BaseException:
@@ -115,27 +115,61 @@ class StoredFolder(RunFolder):
                 with _reported():
                     self._bucket.remove([HOLDER])
 
-    @property
-    def _is_newest(self) -> bool:
-        """Whether no other machine has held the run since a process here, which could not upload all that it wrote."""
-        own = text_of(self.path / HOLDER)
-        return own != "" and self._bucket.read(HOLDER) == own.encode()
+    def _stored_holder(self) -> str:
+        """The word of the last process to hold the run; empty if there is none."""
+        return (self._bucket.read(HOLDER) or b"").decode()
 
     def _upload_left(self) -> None:
         """Uploads what an earlier process could not, so that all workers resume from the newest checkpoint."""
-        if not self._is_newest:
-            for path in sorted(self.checkpoints_path.glob(f"{WAITING}/*")):
+        own, newest = holder_of(self.path), self._stored_holder()
+        if not (own and newest):
+            for folder in (self.path, *self._worker_folders(own or newest)):
+                self._keep_waiting(folder)
+        elif own != newest:
+            for path in self._waiting_in(self.path):
                 logger.warning("%s is not used: it was not uploaded, and another process has held the run since", path)
+        else:
+            upload_run(self.path, self._bucket)
+            for folder in (self.path, *self._worker_folders(own)):
+                upload_left(self._checkpoints, folder / self.checkpoints_path.name)
+
+    def _waiting_in(self, folder: Path) -> list[Path]:
+        """The checkpoints in a folder of this machine that wait for their upload."""
+        return sorted((folder / self.checkpoints_path.name / WAITING).glob("step-*"))
+
+    def _keep_waiting(self, folder: Path) -> None:
+        """Moves checkpoints newer than those stored out of a folder that is reused, since they may be the run's newest.
+
+        Whether another process has held the run since is not known where a word is missing.
+        """
+        if not (waiting := self._waiting_in(folder)):
             return
-        upload_run(self.path, self._bucket)
-        for folder in (self.path, *self._worker_folders(text_of(self.path / HOLDER))):
-            upload_left(self._checkpoints, folder / self.checkpoints_path.name)
+        newest = max(self.checkpoint_names(), default="")
+        for path in waiting:
+            if path.name <= newest or defect_of(path) is not None:
+                continue
+            kept = self._kept_path / path.name
+            with writing(kept.parent):
+                shutil.rmtree(kept, ignore_errors=True)
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                path.rename(kept)
+            reason = "it was not uploaded, and it is not known whether another process has held the run since"
+            self._log(logging.WARNING, f"{path.name} is not used: {reason}; it is kept in {kept}")
+
+    @property
+    def _kept_path(self) -> Path:
+        """The folder with checkpoints that were neither used nor uploaded."""
+        output_dir, recipe, name = split_url(self._bucket.url)
+        return local_folder(output_dir) / "kept" / recipe / name
+
+    def _log(self, level: int, message: str) -> None:
+        logger.log(level, "%s", message)
 
     def _worker_folders(self, holder: str) -> list[Path]:
         """The staging folders of workers on this machine, of the process that has chosen this word."""
         output_dir, recipe, name = split_url(self._bucket.url)
         folders = local_folder(output_dir, "workers").glob(f"*/{recipe}/{name}")
-        return [folder for folder in sorted(folders) if holder and text_of(folder / HOLDER) == holder]
+        return [folder for folder in sorted(folders) if holder and holder_of(folder) == holder]
 
     def take_over(self, holder: str) -> None:
         """Makes the folder that of a new process: like that in the storage, and without earlier checkpoints.
@@ -150,11 +184,11 @@ class StoredFolder(RunFolder):
         with writing(self.path):
             shutil.rmtree(self.checkpoints_path, ignore_errors=True)
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / HOLDER).write_text(holder)
+            write_holder(self.path, holder)
 
-    def mirror(self, interval_s: float | None = UPLOADS_EVERY_S) -> Mirror:
+    def mirror(self, interval_s: float | None = UPLOADS_EVERY_S, holder: str | None = None) -> Mirror:
         """Uploads what changes; see `Mirror`."""
-        return Mirror(self.path, self._bucket, interval_s)
+        return Mirror(self.path, self._bucket, interval_s, holder)
 
     def refresh(self) -> None:
         """Takes over what other machines have written.
@@ -162,7 +196,8 @@ class StoredFolder(RunFolder):
         Raises:
             StorageError: if the storage cannot be used.
         """
-        if not self._is_newest:
+        own = holder_of(self.path)
+        if not own or own != self._stored_holder():
             download_run(self._bucket, self.path)
 
     def remove(self) -> None:
@@ -174,6 +209,7 @@ class StoredFolder(RunFolder):
         """
         with self._leased() if self._mirror is None else nullcontext():
             super().remove()
+            shutil.rmtree(self._kept_path, ignore_errors=True)
             self._bucket.remove([name for name in self._bucket.files() if not name.startswith(".lease")])
 
     def tidy(self) -> None:

@@ -9,6 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from ssl_sec.edges.storage.bucket import Bucket
+from ssl_sec.edges.storage.holder import write_holder
 from ssl_sec.errors import StorageError
 from ssl_sec.files import locked
 
@@ -110,11 +111,15 @@ class Mirror:
         folder: the run's folder on this machine, equal to that in object storage.
         bucket: the run's folder in object storage.
         interval_s: time between two checks of the folder; None to upload only on `flush`.
+        holder: word that stays in the folder, see `write_holder`; None for another process that writes it.
     """
 
-    def __init__(self, folder: Path, bucket: Bucket, interval_s: float | None = UPLOADS_EVERY_S) -> None:
+    def __init__(
+        self, folder: Path, bucket: Bucket, interval_s: float | None = UPLOADS_EVERY_S, holder: str | None = None
+    ) -> None:
         self._folder = folder
         self._bucket = bucket
+        self._holder = holder
         self._interval_s = 0.0 if interval_s is None else interval_s
         self._uploaded = versions(folder)
         self._ended = threading.Event()
@@ -135,6 +140,9 @@ class Mirror:
         with locked(self._folder / _LOCK):
             if self._is_abandoned:
                 return
+            if self._holder is not None:
+                with contextlib.suppress(OSError):  # the next check tries again
+                    write_holder(self._folder, self._holder)
             present = versions(self._folder)
             changed = [name for name, version in present.items() if self._uploaded.get(name) != version]
             for name in _last_ones_last(changed):

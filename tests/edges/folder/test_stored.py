@@ -1,4 +1,4 @@
-"""The checkpoint that the workers of a run in object storage resume from."""
+"""What a resume of a run in object storage takes from there, and from the folder of an earlier process."""
 
 from pathlib import Path
 
@@ -6,11 +6,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ssl_sec.edges.folder.stored import StoredFolder
+from ssl_sec.edges.folder.stored import StoredFolder, open_folder
 from ssl_sec.edges.storage.bucket import Bucket
+from ssl_sec.edges.storage.checkpoints import WAITING
+from ssl_sec.edges.storage.holder import HOLDER, holder_of
 from ssl_sec.edges.storage.places import local_folder, split_url
 from ssl_sec.errors import StorageError
-from ssl_sec.training.checkpoint import save_checkpoint
+from ssl_sec.training.checkpoint import defect_of, save_checkpoint
 from tests.workers import on_workers
 
 NEWEST = "step-000000020"
@@ -63,3 +65,49 @@ def test_a_checkpoint_that_is_damaged_in_the_storage_is_skipped_by_all(url, tmp_
     state = Path(url.removeprefix("local://")) / "checkpoints" / NEWEST / "state.pt"
     state.write_bytes(state.read_bytes()[:-10])
     assert on_workers(2, tmp_path, resumed_step, url, str(tmp_path / "staging"), 0) == [10, 10]
+
+
+@pytest.fixture
+def left(url, tmp_path, monkeypatch) -> StoredFolder:
+    """The folder of a process that was killed while it held the run, with a checkpoint that waits for its upload."""
+    monkeypatch.setenv("SSL_SEC_STAGING", str(tmp_path / "staging"))
+    output_dir, recipe, name = split_url(url)
+    Bucket(url).write("config.yaml", b"recipe: digits")
+    folder = open_folder(local_folder(output_dir) / recipe / name)
+    assert isinstance(folder, StoredFolder)
+    with folder.held():
+        word = holder_of(folder.path)
+        (folder.checkpoints_path / WAITING).mkdir(parents=True)
+        save_checkpoint(folder.checkpoints_path / WAITING, 30, {"step": 30}, keep_last=1)
+    (folder.path / HOLDER).write_text(word)
+    return folder
+
+
+def test_a_file_that_is_missing_where_a_killed_process_ran_is_restored(left, url):
+    Path(url.removeprefix("local://"), "checkpoints", "step-000000030").mkdir()
+    left.config_path.unlink()
+    with left.held():
+        assert left.config_path.read_text() == "recipe: digits"
+        assert left.checkpoint_names()[-1] == "step-000000030"
+    assert Bucket(url).read("config.yaml") == b"recipe: digits"
+
+
+@pytest.mark.parametrize("missing", ["here", "in the bucket"])
+def test_a_checkpoint_that_may_be_the_newest_is_kept_and_named(missing, left, url, caplog):
+    (left.path / HOLDER).unlink() if missing == "here" else Bucket(url).remove([HOLDER])
+    with left.held():
+        assert left.checkpoint_names()[-1] == NEWEST
+    (message,) = [text for text in caplog.messages if "step-000000030" in text]
+    assert "it is not known whether another process has held the run since; it is kept in " in message
+    kept = Path(message.rpartition(" ")[2])
+    assert defect_of(kept) is None
+    with left.held():  # a second resume leaves it there
+        left.write_outcome("finished")
+    assert not kept.exists()  # of no use once the run is complete
+
+
+def test_a_checkpoint_is_not_kept_if_another_process_has_held_the_run_since(left, url, caplog):
+    Bucket(url).write(HOLDER, b"another process")
+    with left.held():
+        assert not left.checkpoints_path.exists() and left.checkpoint_names()[-1] == NEWEST
+    assert "another process has held the run since" in caplog.text and "it is kept in" not in caplog.text

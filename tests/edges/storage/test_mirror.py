@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -5,6 +6,7 @@ import pytest
 
 from ssl_sec.edges.storage import mirror as module
 from ssl_sec.edges.storage.bucket import Bucket
+from ssl_sec.edges.storage.holder import holder_of
 from ssl_sec.edges.storage.mirror import Mirror, download_run, upload_run, versions
 from ssl_sec.errors import StorageError
 
@@ -42,6 +44,18 @@ def test_a_file_that_a_cleaner_of_temporary_files_takes_is_restored(bucket: Buck
     assert sorted(bucket.files()) == ["config.yaml", "plots/norms.png"]
     for name in ("config.yaml", "plots/norms.png"):
         assert (folder / name).read_text() == name
+
+
+def test_the_holders_word_is_kept_new_and_written_again_if_a_cleaner_takes_it(bucket: Bucket, folder: Path):
+    mirror = Mirror(folder, bucket, NEVER_S, holder="word")
+    mirror.flush()
+    os.utime(folder / ".holder", (0, 0))
+    mirror.flush()
+    assert (folder / ".holder").stat().st_mtime > 0
+    (folder / ".holder").unlink()
+    mirror.flush()
+    assert holder_of(folder) == "word" and bucket.files() == {}
+    mirror.close()
 
 
 def test_only_changed_files_are_uploaded(bucket: Bucket, folder: Path, monkeypatch):

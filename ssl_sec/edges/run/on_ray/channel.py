@@ -20,9 +20,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.folder.descriptions import about_failure, about_worker
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.folder.stored import HOLDER, StoredFolder, open_folder
+from ssl_sec.edges.folder.stored import StoredFolder, open_folder
 from ssl_sec.edges.storage.bucket import Bucket
-from ssl_sec.edges.storage.checkpoints import WAITING, upload_left
+from ssl_sec.edges.storage.checkpoints import upload_left
+from ssl_sec.edges.storage.holder import holder_of, write_holder
 from ssl_sec.edges.storage.mirror import Version, versions
 from ssl_sec.edges.storage.places import local_folder, split_url
 from ssl_sec.errors import UserError
@@ -99,9 +100,11 @@ class WorkerFolder(StoredFolder):
         self._failure: Exception | None = None  # the first error of a call, raised by all later ones
         self._sending = threading.Lock()
         self._stop_requested, self._save_requested = False, threading.Event()
-        holder = (self._bucket.read(HOLDER) or b"").decode()
-        self._upload_waiting(holder)
-        self.take_over(holder)
+        self._holder = self._stored_holder()
+        self._upload_waiting(self._holder)
+        if not (self._holder and holder_of(self.path)):
+            self._keep_waiting(self.path)
+        self.take_over(self._holder)
         self._sent: dict[str, Version] = versions(self.path)
         threading.Thread(target=self._ask, name="ask-driver", daemon=True).start()
 
@@ -114,7 +117,7 @@ class WorkerFolder(StoredFolder):
         with locked(local_folder(output_dir, "workers") / f".{recipe}-{name}"):
             for folder in self._worker_folders(holder):
                 checkpoints = folder / self.checkpoints_path.name
-                if any(checkpoints.glob(f"{WAITING}/*")):
+                if self._waiting_in(folder):
                     self.flush()  # the metrics before them
                     upload_left(self._checkpoints, checkpoints, self._log)
                     shutil.rmtree(checkpoints)
@@ -216,6 +219,8 @@ class WorkerFolder(StoredFolder):
 
     def _send_files(self) -> None:
         with self._sending:
+            with contextlib.suppress(OSError):  # the next call tries again
+                write_holder(self.path, self._holder)
             for name, version in versions(self.path).items():
                 if self._sent.get(name) == version:
                     continue

@@ -13,9 +13,10 @@ from ssl_sec.edges.run.on_ray import channel
 from ssl_sec.edges.run.on_ray.channel import WorkerFolder
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.checkpoints import WAITING
+from ssl_sec.edges.storage.holder import holder_of
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.errors import StorageError
-from ssl_sec.training.checkpoint import save_checkpoint, save_part
+from ssl_sec.training.checkpoint import defect_of, save_checkpoint, save_part
 from ssl_sec.training.class_sharding import HeldRows
 
 
@@ -127,6 +128,29 @@ def test_a_waiting_checkpoint_of_an_earlier_driver_is_not_uploaded(started):
     Bucket(url).write(".holder", b"the driver")
     waiting_checkpoint(url, 0, "an earlier driver")
     assert started(url, 0, 1) == ([], [])
+
+
+def test_a_waiting_checkpoint_is_kept_if_it_is_not_known_which_driver_it_is_of(started):
+    url = "memory://unknown/runs/recipe/run"
+    Bucket(url).write(".holder", b"the driver")
+    path = waiting_checkpoint(url, 0, "")
+    messages, uploaded = started(url, 0, 1)
+    assert uploaded == [] and not path.exists()
+    ((level, message),) = messages
+    assert level == "WARNING" and message.startswith("step-000000007 is not used: it was not uploaded, and it is not ")
+    assert defect_of(Path(message.rpartition(" ")[2])) is None
+
+
+def test_a_worker_keeps_the_word_of_its_driver_in_its_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("SSL_SEC_STAGING", str(tmp_path))
+    answer_at_once(monkeypatch)
+    url, driver = "memory://word/runs/recipe/run", FakeDriver()
+    driver.has_ended = True
+    Bucket(url).write(".holder", b"the driver")
+    folder = WorkerFolder(url, 0, driver)
+    (folder.path / ".holder").unlink()
+    folder.append_record({"step": 0})
+    assert holder_of(folder.path) == "the driver"
 
 
 def test_a_waiting_checkpoint_without_the_parts_of_others_is_named(started):
