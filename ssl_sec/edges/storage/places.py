@@ -9,7 +9,8 @@ from pathlib import Path
 from ssl_sec.errors import StorageError
 from ssl_sec.files import is_own, replace_text
 
-# The environment variable for the staging folders of this machine; by default they are among the temporary files.
+# The environment variable for the staging folders of this machine, divided by users; by default they are among the
+# temporary files.
 STAGING_VARIABLE = "SSL_SEC_STAGING"
 
 # File in a staging folder of runs: the URL that it stands for.
@@ -36,7 +37,7 @@ def local_folder(output_dir: str, *part: str) -> Path:
         return Path(output_dir.removeprefix("file://")).expanduser().resolve()
     url = output_dir.rstrip("/")
     given = os.environ.get(STAGING_VARIABLE)
-    root = Path(given or f"{tempfile.gettempdir()}/ssl_sec-{os.getuid()}").expanduser()
+    root = Path(f"{given}/{os.getuid()}" if given else f"{tempfile.gettempdir()}/ssl_sec-{os.getuid()}").expanduser()
     folder = root.resolve().joinpath(hashlib.sha256(url.encode()).hexdigest()[:16], *part)
     try:
         if not given:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ssl_sec.edges.storage.copies import new_copy
 from ssl_sec.edges.storage.places import is_remote, local_folder, split_url, url_of
 from ssl_sec.errors import StorageError
 
@@ -31,6 +32,16 @@ def test_a_staging_folder_that_cannot_be_made_names_its_variable(tmp_path: Path,
     monkeypatch.setenv("SSL_SEC_STAGING", str(tmp_path / "file"))
     with pytest.raises(StorageError, match="SSL_SEC_STAGING: .*/file/.* cannot be written"):
         local_folder("s3://bucket/runs")
+
+
+def test_the_users_of_a_machine_have_their_own_parts_of_a_given_folder(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("SSL_SEC_STAGING", str(tmp_path))
+    folders = []
+    for user in (1, 2):
+        monkeypatch.setattr(os, "getuid", lambda user=user: user)
+        folders += [local_folder("s3://bucket/runs"), new_copy("s3://bucket/runs")]
+    assert [folder.relative_to(tmp_path).parts[0] for folder in folders] == ["1", "1", "2", "2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]  # nothing that one user owns for all
 
 
 def test_a_staging_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch):
