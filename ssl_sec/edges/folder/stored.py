@@ -105,10 +105,12 @@ class StoredFolder(RunFolder):
         except BaseException:
             with _reported():  # what ended the run matters more
                 self._mirror.close()
+                if not any(map(self._waiting_in, (self.path, *self._worker_folders(holder)))):
+                    (self.path / HOLDER).unlink(missing_ok=True)  # nothing is left to upload
             raise
         else:
             self._mirror.close()
-            (self.path / HOLDER).unlink(missing_ok=True)  # nothing is left to upload
+            (self.path / HOLDER).unlink(missing_ok=True)
         finally:
             self._mirror = None
             if not self.holds_run:
@@ -155,6 +157,11 @@ class StoredFolder(RunFolder):
                 path.rename(kept)
             reason = "it was not uploaded, and it is not known whether another process has held the run since"
             self._log(logging.WARNING, f"{path.name} is not used: {reason}; it is kept in {kept}")
+
+    @property
+    def has_left(self) -> bool:
+        """Whether something here may not be stored: a process holds the run, was killed, or could not upload it."""
+        return (self.path / HOLDER).exists() or bool(self._waiting_in(self.path))
 
     @property
     def _kept_path(self) -> Path:

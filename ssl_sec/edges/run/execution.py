@@ -132,7 +132,7 @@ class Execution:
             raise Stopped(f"stopped; {self._after_a_stop()}")
 
     def _warn_of_outage(self, error: Exception) -> None:
-        path = self._folder.metrics_path
+        path = f"{self._folder.location}/{self._folder.metrics_path.name}"
         logger.warning("MLflow: %s; it is retried, and the metrics are in %s", first_line(error), path)
 
     @property

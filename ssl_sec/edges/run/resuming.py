@@ -9,7 +9,7 @@ from ssl_sec.edges.folder.names import weights_digest
 from ssl_sec.edges.folder.stored import open_folder
 from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.masking import masked_values
-from ssl_sec.edges.run.running import running
+from ssl_sec.edges.run.running import remove_at_exit, running
 from ssl_sec.effects import image_files, is_among, without_effect
 from ssl_sec.errors import ConfigError, shown
 from ssl_sec.recipes.config import RunConfig, TrainingConfig
@@ -69,6 +69,7 @@ def probe_folder(
 
     def fits(folder: RunFolder) -> bool:
         folder.refresh()
+        remove_at_exit(folder)
         if folder.is_complete:
             return _is_probe_of(folder, config, trained, encoder)
         return folder.identity.job in (None, PROBE.name)  # an interrupted training is resumed

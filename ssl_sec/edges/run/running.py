@@ -4,6 +4,7 @@ A process holds a lock for each of its runs, on a file in `<output_dir>/.running
 with the process, however it dies; so a file without a lock is a run that its process could not end.
 """
 
+import atexit
 import contextlib
 import errno
 import fcntl
@@ -11,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import socket
 import threading
 import time
@@ -23,6 +25,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.folder.stored import StoredFolder
 from ssl_sec.edges.folder.stored_config import with_credentials
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.run.supervision import register_lock
@@ -60,6 +63,7 @@ def running(folder: RunFolder) -> Iterator[None]:
         StorageError: if the output folder cannot be written.
     """
     lock = RunLock(_lock_path(folder), {"folder": str(folder.path)})
+    remove_at_exit(folder)
     try:
         yield
     except BaseException:
@@ -67,6 +71,34 @@ def running(folder: RunFolder) -> Iterator[None]:
         lock.release(lock.before)
         raise
     lock.release()
+
+
+def remove_staged(folder: RunFolder) -> None:
+    """Removes the staging folder of a run in object storage, so that the folders of runs do not fill the disk.
+
+    It stays if it may have files that are not stored, if a process has locked the run, or if a later job closes the run
+    in MLflow, for which it reads the folder.
+    """
+    if not isinstance(folder, StoredFolder) or folder.has_left or not folder.path.exists():
+        return
+    path = _lock_path(folder)
+    with contextlib.suppress(OSError):  # there is such a lock, or there are no locks at all
+        path.parent.mkdir(exist_ok=True)
+        if (descriptor := _try_lock(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)) is None:
+            return
+        try:
+            if not folder.has_left:  # by a process that has just ended
+                shutil.rmtree(folder.path, ignore_errors=True)
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+        path.parent.rmdir()  # unless other runs are active
+
+
+def remove_at_exit(folder: RunFolder) -> None:
+    """Lets `remove_staged` follow at the end of this process, which still reads the folder, as for a probe."""
+    if isinstance(folder, StoredFolder):
+        atexit.register(remove_staged, folder)
 
 
 class RunLock:

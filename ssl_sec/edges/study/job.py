@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from ssl_sec.edges.folder.names import new_name
 from ssl_sec.edges.folder.stored import open_folder
+from ssl_sec.edges.run.running import remove_staged
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.edges.study.cells import KeptCell, KeptCells, metrics_of
@@ -232,6 +233,8 @@ class _Job:
 
     def _keep(self, cell: Cell, minutes: float) -> KeptCell:
         folders = [open_folder(self._folder / name) for name in (cell.name, f"{cell.name}-probe")]
+        for folder in folders:
+            folder.refresh()  # in object storage, the process of the run has removed its folder here
         kept = KeptCell(
             arm=cell.arm,
             point=cell.point.name,
@@ -242,6 +245,8 @@ class _Job:
             metrics=metrics_of(folders[0].records(), folders[1].last_metrics(), self._study.file.metric),
         )
         self._kept.add(kept)
+        for folder in folders:
+            remove_staged(folder)
         return kept
 
     def _comparison(self) -> Comparison:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import pytest
 from mlflow.entities import Run
 
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.storage.bucket import Bucket
+from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.study import job
 from ssl_sec.edges.study.cells import KeptCells
 from ssl_sec.edges.tune.trials import Trial
@@ -250,6 +253,27 @@ def test_object_storage_needs_a_file_for_the_cells(made):
     run, _, _ = made
     with pytest.raises(ConfigError, match="cells: found null, must be a file where output_dir is object storage"):
         run("output_dir=s3://bucket/runs")
+
+
+def test_runs_in_object_storage_are_read_from_there_and_leave_no_folders_here(made, s3, tmp_path, monkeypatch):
+    run, runs, folder = made
+    run_tasks = runs.run
+
+    def run_and_store(tasks, end) -> None:
+        """The process of a run stores its folder, and removes it here."""
+
+        def stored(name: str, code: int, minutes: float) -> None:
+            for each in (name, f"{name}-probe"):
+                Bucket(f"{s3}/mine").write(f"{each}/metrics.jsonl", (folder / each / "metrics.jsonl").read_bytes())
+                shutil.rmtree(folder / each)
+            end(name, code, minutes)
+
+        run_tasks(tasks, stored)
+
+    monkeypatch.setattr(runs, "run", run_and_store)
+    text = run(f"output_dir={s3}", f"cells={tmp_path / 'cells.csv'}", f"tracking.uri=sqlite:///{tmp_path}/m.db")
+    assert "51.50 ± 2.12" in text
+    assert not list(local_folder(s3).glob("mine/*-s*"))
 
 
 def test_a_search_is_kept_and_its_arm_runs_with_the_best_trial(made, tmp_path, monkeypatch):

@@ -109,7 +109,7 @@ class FailureWatch(UserCallback):
         self._num_failures = self._num_failures + 1 if step == self._step else 1
         self._step = step
         what = self._describe(worker_exceptions)
-        where = f"; the errors of the workers are in {self._folder.failures_path}"
+        where = f"; the errors of the workers are in {self._folder.location}/{self._folder.failures_path.name}"
         try:
             which = count_failure(self._folder, self._max_failures, self._num_failures, what, where)
         except UserError:
