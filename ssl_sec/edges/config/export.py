@@ -40,8 +40,8 @@ class ExportConfig(Settings):
         overwrite: whether an existing export is replaced.
         private: whether a new repository of the Hub is private.
         license: license of the weights for the model card, by the Hub's name for it; None leaves it out.
-        data: data set of the images for the check, with files read at the size of the training images unless one is
-            given; None takes that of the run.
+        data: data set of the images for the check, in the shape of the training images, in which files are read unless
+            a size is given; None takes that of the run.
         output_dir: folder of the run, with MLflow's sqlite file unless tracking names a store.
     """
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ssl_sec.augment.views import unit_range
 from ssl_sec.data.crops import CentreCrop
-from ssl_sec.data.image_set import EncodedImages, ImageSet
+from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.config.export import HUB_SCHEME, ExportConfig
 from ssl_sec.edges.export.folder import ExportFolder
 from ssl_sec.edges.export.model_card import model_card
@@ -26,11 +26,12 @@ from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
 from ssl_sec.edges.tracking.runs import RunArchive, beside
 from ssl_sec.edges.tracking.scores import child_probes
 from ssl_sec.edges.tracking.store import store_errors
-from ssl_sec.errors import MissingDataError, UserError, first_line
+from ssl_sec.errors import ConfigError, MissingDataError, UserError, first_line
 from ssl_sec.exporting import FORMATS, Exportable, Format, check_export, require_packages
 from ssl_sec.exporting.checking import Check
 from ssl_sec.exporting.record import Record
 from ssl_sec.networks.config import TimmConfig
+from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import trainings
 from ssl_sec.recipes.tracking import Checkpoint
 
@@ -94,12 +95,7 @@ def run_export(config: ExportConfig) -> Exported:
         destination.require_replaceable(config.overwrite)
         if (shape := source.image_shape) is not None:  # before the images are read
             form.require_fit(trained.encoder.architecture(shape[0], min(shape[1:])), source.recipe.leaves_head)
-        size_px = trained.size_px_of(source.image_shape)
-        data = trained.data if config.data is None else config.data.read_as(size_px)
-        try:
-            image_set = trained.open_examples(data)
-        except MissingDataError as error:
-            raise MissingDataError(f"{error}; the check of an export needs images; allowed: data=<set>") from error
+        image_set = _checked_set(config, trained, shape)
         channels, height, width = image_set.image_shape
         network = load_network(source.recipe, trained, image_set.image_shape, source.files)
         exportable = Exportable(
@@ -109,7 +105,7 @@ def run_export(config: ExportConfig) -> Exported:
             head=network.head,
             dim=network.dim,
         )
-        exportable = replace(exportable, record=_network_record(source, exportable, image_set))
+        exportable = replace(exportable, record=_network_record(source, exportable))
         run, probes = _record(source, config)
     images = _some_images(image_set)
     with destination.filled(config.overwrite) as folder:
@@ -155,17 +151,43 @@ def _destination(config: ExportConfig, source: FoundNetwork) -> "ExportFolder | 
     return ExportFolder(folder, hub_name if hub_name and "/" in hub_name else None)
 
 
-def _network_record(source: FoundNetwork, exportable: Exportable, image_set: ImageSet) -> Record:
+def _checked_set(config: ExportConfig, trained: TrainingConfig, shape: tuple[int, ...] | None) -> ImageSet:
+    """The images of the check, in the shape of the training images unless that is not known.
+
+    Raises:
+        ConfigError: if they have another shape.
+        DataError: if they cannot be read.
+    """
+    data = trained.data
+    if config.data is not None:  # files are read as squares, or as they are
+        size_px = trained.size_px_of(shape) if shape is None or shape[1] == shape[2] else None
+        data = config.data.read_as(size_px, None if shape is None else shape[0])
+    try:
+        image_set = trained.open_examples(data)
+    except MissingDataError as error:
+        raise MissingDataError(f"{error}; the check of an export needs images; allowed: data=<set>") from error
+    if shape is not None and image_set.image_shape != shape:
+        found, needed = (" x ".join(map(str, each)) for each in (image_set.image_shape, shape))
+        raise ConfigError(
+            f"data: found images of {found}, must be of {needed}, as the run was trained; files are read so unless "
+            "data.image_size_px is given"
+        )
+    return image_set
+
+
+def _network_record(source: FoundNetwork, exportable: Exportable) -> Record:
     """The record by which a run's network is built without the files that its training started from."""
     trained = source.config
     encoder = replace(trained.encoder, weights=None, mean=tuple(exportable.mean), std=tuple(exportable.std))
-    crop = image_set.crop if isinstance(image_set, EncodedImages) else None
+    # Files of other sets are then read as by the run.
+    has_size = trained.size_px_of(exportable.image_shape) is not None
+    crop = None if has_size else trained.crop_of(exportable.image_shape)
     return Record(
         run=source.run_id or source.short_name,
         encoder=replace(encoder, pretrained=False) if isinstance(encoder, TimmConfig) else encoder,
         head=replace(trained.head, weights=None) if source.recipe.leaves_head else None,
         image_shape=exportable.image_shape,
-        crop=crop if isinstance(crop, CentreCrop) else None,  # other crops make images of one size
+        crop=crop if isinstance(crop, CentreCrop) else None,
     )
 
 

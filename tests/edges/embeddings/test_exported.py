@@ -114,6 +114,32 @@ def test_an_export_that_was_checked_with_other_images_has_the_size_of_the_traini
     run_export(from_values(ExportConfig, compose("export", given)))
     _, record = read_record(tmp_path / "export")
     assert record.image_shape == (1, 8, 8)
+    colours = [each for each in data if "channels" not in each]  # read as the run's images
+    run_export(from_values(ExportConfig, compose("export", [*given[:2], f"output={tmp_path / 'grey'}", *colours[:-1]])))
+    with pytest.raises(ConfigError, match="data: found images of 1 x 12 x 12, must be of 1 x 8 x 8, as the run was"):
+        run_export(from_values(ExportConfig, compose("export", [*given, "overwrite=true", "data.image_size_px=12"])))
+    assert read_record(tmp_path / "export")[1] == record
+
+
+@pytest.fixture(scope="module")
+def cropped(runs, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A classifier of photos, of whose central 8 of 12 pixels it was trained."""
+    folder = tmp_path_factory.mktemp("cropped")
+    for kind in ("train/cat", "train/dog", "test/cat", "test/dog"):
+        photos(folder / kind)
+    given = [f"run={runs['scaled'].folder.path}", "data=folder", f"data.root={folder}", "data.num_channels=1"]
+    crop = ["augment.short_side_px=12", "augment.size_px=8", "epochs=0", "global_batch_size=2"]
+    more = ["runtime=local", f"output_dir={folder / 'runs'}", "tracking.register_model=false", "held_out_share=0.5"]
+    return run_finetuning(from_values(FinetuneConfig, values_of("finetune", [*given, *crop, *more])))
+
+
+def test_an_export_has_the_crop_of_the_run_whatever_it_was_checked_with(runs, cropped, tmp_path: Path):
+    data = photos(tmp_path / "photos")
+    given = [f"run={cropped.folder.path}", "format=safetensors", f"output={tmp_path / 'export'}"]
+    run_export(from_values(ExportConfig, compose("export", [*given, *data[:-1], "data.image_size_px=8"])))
+    expected = embeddings(cropped.folder.path, tmp_path / "run", *data)
+    found = embeddings(tmp_path / "export", tmp_path / "other", *data)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
 def test_torchscript_takes_images_of_the_recorded_size_alone(runs, tmp_path: Path):
@@ -132,7 +158,7 @@ def test_a_given_size_is_that_of_the_images(runs, tmp_path: Path, caplog):
 
 def photos(folder: Path) -> list[str]:
     """Overrides that read grey images of two sizes."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for number, shape in enumerate([(20, 24), (30, 16)]):
         pixels = np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.png")
