@@ -13,7 +13,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.fingerprint import file_sizes, fingerprint
-from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.image_set import Decoded, ImageSet
 from ssl_sec.edges.config.embed import EmbedConfig
 from ssl_sec.edges.embeddings.network import TravellingNetwork, found_network_and_origin
 from ssl_sec.edges.embeddings.recording import start_run, upload_results
@@ -36,7 +36,9 @@ from ssl_sec.training.config import LocalConfig, RuntimeConfig
 logger = logging.getLogger("ssl_sec")
 
 # Keys of the origin that must be equal for two files to belong together, as must the precision, which devices decide.
-_DECIDING = ("weights", "images", "digest", "file_sizes", "split", "image_shape", "rows_per_part", "dim")
+_DECIDING = ("weights", "images", "digest", "file_sizes", "split", "image_shape", "crop", "rows_per_part", "dim")
+# Those that files of earlier versions lack.
+_ADDED = ("file_sizes", "crop")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -296,6 +298,7 @@ def _origin(
         "split": config.split,
         "images": len(image_set),
         "image_shape": list(image_set.image_shape),
+        "crop": to_values(image_set.crop) if isinstance(image_set, Decoded) and image_set.crop else None,
         "rows_per_part": config.rows_per_part,
         "dim": dim,
         "precision": _precision(config.runtime),
@@ -322,7 +325,7 @@ def _present(work: EmbeddingWork) -> tuple[dict[int, int], str | None]:
     num_rows: dict[int, int] = {}
     precision: str | None = None
     for name, file in whole_files(place, names).items():
-        origin = {"file_sizes": work.origin["file_sizes"], **file.origin}  # files of earlier versions lack it
+        origin = {**{key: work.origin[key] for key in _ADDED}, **file.origin}
         other = [key for key in _DECIDING if origin.get(key) != work.origin[key]]
         if other:
             before, now = origin.get(other[0]), work.origin[other[0]]

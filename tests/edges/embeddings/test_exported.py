@@ -142,6 +142,13 @@ def test_an_export_has_the_crop_of_the_run_whatever_it_was_checked_with(runs, cr
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
+def test_embeddings_of_images_that_are_cut_otherwise_are_refused(cropped, tmp_path: Path):
+    data = photos(tmp_path / "photos")
+    embeddings(cropped.folder.path, tmp_path / "output", *data)
+    with pytest.raises(ConfigError, match="other embeddings of the train split, with crop {.*} instead of {'size_px'"):
+        embeddings(cropped.folder.path, tmp_path / "output", *data, "data.image_size_px=8", "data.resident_limit_mib=0")
+
+
 def test_torchscript_takes_images_of_the_recorded_size_alone(runs, tmp_path: Path):
     """Others could get other features than by the run, which rebuilds its network for them or refuses them."""
     folder, data = export(runs["scaled"], "torchscript", tmp_path / "export"), photos(tmp_path / "photos")
