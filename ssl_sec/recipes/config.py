@@ -107,8 +107,7 @@ class TrainingConfig(RunConfig, is_base=True):
     Attributes:
         recipe: names the experiment in MLflow, the folder of its runs and the registered model; None takes the name of
             the data set.
-        run_name: name of the run and its folder; None for one made of data set, encoder, loss (unless NT-Xent),
-            constraint and seed.
+        run_name: name of the run and its folder; None for data set, encoder, loss unless NT-Xent, constraint, seed.
         output_dir: folder in which run folders are created, or a URL of object storage, such as s3://bucket/runs.
         resume: true resumes the run of this name where it stopped; auto starts it if there is none. On a command
             line, resume=<folder, name or id> takes the run's own configuration.

@@ -271,11 +271,11 @@ def test_training_runs_use_the_papers_recipe(tmp_path):
     assert sum(name.startswith("train-resnet18-") for name in names) == 15
     studied = names[names.index("evaluation") + 1 :]
     assert studied[:2] == ["search-resnet18-none-0", "search-resnet18-sec-0"]
-    assert studied[12:23] == [
-        *(f"study-resnet18-{arm}-s{seed}" for seed in range(5) for arm in ("none", "sec")),
+    assert studied[12:29] == [
+        *(f"study-resnet18-{arm}-s{seed}" for seed in range(8) for arm in ("none", "sec")),
         "long-resnet18",
     ]
-    assert len(studied) == 2 * 7 * (6 + 5) + 1
+    assert len(studied) == 2 * 7 * (6 + 8) + 1
     with pytest.raises(SystemExit, match="no such part"):
         parts.select_parts(plan, ["sped-*"])
 

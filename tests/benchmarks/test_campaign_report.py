@@ -137,7 +137,7 @@ def test_a_report_copies_the_results_and_fills_the_regions(tmp_path):
     row = "| NT-Xent + SEC | 81.00 ± 1.00 | 99.00 ± 0.00 | 77.00 ± 0.00 | 82.00 ± 2.00 | 76.00 ± 0.00 | 4 |"
     assert row in results
     assert "Hardware: NVIDIA H200, 16 cores, torch 2.11, 2026-12-01, commit abc." in speed and "commit abc." in results
-    assert "| sec | 3 | 87.10 ± 1.10 | 80.00 ± 0.00 | +1.10 [+0.85, +1.35] | 0.033 | +0.00 [+0.00, +0.00] |" in results
+    assert "| sec | 3 | 87.10 ± 1.10 | 80.00 ± 0.00 | +1.10 [+0.85, +1.35] | 0.033 | +0.00 |" in results
     assert "Searched: sec `optimiser.learning_rate=0.1`, `constraint.eta=0.5` (70.00 % of 1 trials)." in results
     assert "above the paper's SEC, 86.87 | none, 88.00, +1.13 |" in results and "| 90.50 in 15 min |" in results
     assert "5 collected, 4 passed, 1 failed, 0 skipped.\n- a::b: why" in log
