@@ -176,18 +176,16 @@ def _is_unended(lock: Path, job_id: int) -> bool:
 def _close_runs(locks: list[Path], reason: str) -> None:
     """Closes runs in MLflow."""
     if locks:
-        import ssl_sec.edges.run.running  # noqa: F401  # slow to import, which the limit does not include
+        from ssl_sec.edges.run.running import close_in_its_store  # slow to import, which the limit does not include
 
-        thread = threading.Thread(target=_close, args=(locks, reason), daemon=True)
+        thread = threading.Thread(target=_close_each, args=(close_in_its_store, locks, reason), daemon=True)
         thread.start()
         thread.join(_CLOSE_WITHIN_S)
 
 
-def _close(locks: list[Path], reason: str) -> None:
-    from ssl_sec.edges.run.running import close_in_its_store
-
+def _close_each(close: Callable[[Path, str], object], locks: list[Path], reason: str) -> None:
     for lock in locks:
         try:
-            close_in_its_store(lock, reason)
+            close(lock, reason)
         except Exception as error:
             print(masked(f"MLflow still shows the run as RUNNING: {first_line(error)}"), file=sys.stderr)

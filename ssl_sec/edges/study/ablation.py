@@ -33,9 +33,6 @@ from ssl_sec.recipes.registry import PRETRAIN
 
 logger = logging.getLogger("ssl_sec")
 
-# The first that all runs have decides.
-_METRICS = ("probe/top1", "val/knn_top1", "val/rankme")
-
 
 def run_ablation(cells: Sequence[Cell]) -> str:
     """Runs every arm with every seed and returns the table.
@@ -169,6 +166,8 @@ def _table(kept: Sequence[KeptCell], arms: Sequence[str]) -> str:
     if not kept:
         return ""
     baseline = "none" if "none" in arms else arms[0]
-    metric = next((name for name in _METRICS if all(name in cell.metrics for cell in kept)), _METRICS[0])
+    # The first that all runs have decides.
+    metrics = PRETRAIN.view_metrics
+    metric = next((name for name in metrics if all(name in cell.metrics for cell in kept)), metrics[0])
     columns, *rows = Comparison.of(kept, metric, baseline, len(arms) - 1).table()
     return in_table(rows, columns)

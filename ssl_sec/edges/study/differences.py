@@ -2,8 +2,9 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from scipy.stats import t as student_t
 
@@ -52,23 +53,25 @@ def difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Diffe
         arm: seed -> value.
         baseline: seed -> value of the baseline.
     """
-    pairs = [arm[seed] - baseline[seed] for seed in arm if seed in baseline]
+    pairs = [(arm[seed], baseline[seed]) for seed in arm if seed in baseline]
     if not pairs:
         return None
-    mean, count = statistics.fmean(pairs), len(pairs)
+    differences = [one - other for one, other in pairs]
+    mean, count = statistics.fmean(differences), len(pairs)
+    without_spread = Difference(
+        mean=mean if math.isfinite(mean) else math.nan, half_width=math.nan, p=math.nan, num_pairs=count
+    )
     if count == 1 or not math.isfinite(mean):
-        mean = mean if math.isfinite(mean) else math.nan
-        return Difference(mean=mean, half_width=math.nan, p=math.nan, num_pairs=count)
-    spread = statistics.stdev(pairs)
-    if spread <= _rounding([value for seed in arm if seed in baseline for value in (arm[seed], baseline[seed])]):
-        return Difference(mean=mean, half_width=math.nan, p=math.nan, num_pairs=count)
+        return without_spread
+    spread = statistics.stdev(differences)
+    if spread <= _rounding(chain(*pairs)):
+        return without_spread
     error = spread / math.sqrt(count)
     quantile = float(student_t.ppf(0.5 + _CONFIDENCE / 2, count - 1))
-    p = float(2 * student_t.sf(abs(mean) / error, count - 1))
-    return Difference(mean=mean, half_width=quantile * error, p=p, num_pairs=count)
+    return replace(without_spread, half_width=quantile * error, p=float(2 * student_t.sf(abs(mean) / error, count - 1)))
 
 
-def _rounding(values: Sequence[float]) -> float:
+def _rounding(values: Iterable[float]) -> float:
     """The largest standard deviation that equal differences of these values have, since the values are rounded.
 
     Each difference is off by at most one unit of the last digit, so the deviation of two or more is at most √2 units.
