@@ -11,6 +11,7 @@ from ssl_sec.edges.folder.commands import replay_command
 from ssl_sec.edges.folder.encoder import TrainedNetwork, load_network
 from ssl_sec.edges.folder.names import weights_digest
 from ssl_sec.edges.folder.record import data_set
+from ssl_sec.edges.masking import masked
 from ssl_sec.edges.patience import ANSWER_S, NoAnswer, Patience
 from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.tracking.checkpoints import log_checkpoints
@@ -110,7 +111,7 @@ class Upload:
         """Uploads the last file. A tag shows a replay that others are missing, and why."""
         client, run_id = tracked.client, tracked.run_id
         if missing is not None:
-            client.set_tag(run_id, _MISSING_TAG, missing)
+            client.set_tag(run_id, _MISSING_TAG, masked(missing))
         tracked.log_file(self._spec.folder.path / self._spec.recipe.last_artifact)
         if missing is None and _MISSING_TAG in client.get_run(run_id).data.tags:
             client.delete_tag(run_id, _MISSING_TAG)

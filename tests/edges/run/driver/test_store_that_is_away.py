@@ -156,6 +156,16 @@ def test_a_refused_registration_keeps_no_file_from_mlflow_and_a_replay_tries_it_
     assert version.run_id == finished.run_id
 
 
+def test_the_reason_for_missing_files_is_in_mlflow_without_passwords(quick, monkeypatch):
+    def fails(*_):
+        raise MlflowException("400: no place at https://me:secret@store/models")
+
+    monkeypatch.setattr(TrackedRun, "log_network", fails)
+    finished = run_training(PRETRAIN, pretrain_config([*quick, "tracking.register_model=true"]))
+    tags = MlflowClient(finished.uri).get_run(finished.run_id).data.tags
+    assert tags["upload.missing"] == "400: no place at https://***@store/models"
+
+
 def files_of(client: MlflowClient, run_id: str | None) -> set[str]:
     return {file.path for file in client.list_artifacts(run_id)}
 
