@@ -101,7 +101,7 @@ def run_search(search: Search) -> tuple[list[Trial], int, Path]:
         metric=search.metric,
         every_epochs=config.monitor.every_epochs,
         epochs=config.epochs,
-        overrides=[*_without_name(search.shared), f"recipe={config.recipe_name}", *parent],
+        overrides=[*_without_name(search.unprobed), f"recipe={config.recipe_name}", *parent],
     )
     trials: list[Trial] = []
     failures: list[str] = []
@@ -318,8 +318,7 @@ def _without_name(overrides: Sequence[str]) -> list[str]:
 
 def _without_measurements(search: Search) -> list[str]:
     """The shared overrides without those for measurements and tracking, for a training with a trial's values."""
-    given = search.shared[:-1]  # without the last, by which trials are not probed
-    return [one for one in _without_name(given) if not one.startswith(("monitor.every_epochs=", "tracking."))]
+    return [one for one in _without_name(search.shared) if not one.startswith(("monitor.every_epochs=", "tracking."))]
 
 
 def _claimed(path: Path, described: Mapping[str, Any]) -> bool:

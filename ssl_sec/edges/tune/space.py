@@ -71,7 +71,7 @@ class Search:
 
     Attributes:
         tune: settings of the search; its mode is not None.
-        shared: the overrides of every trial, the last of which leaves out its probe.
+        shared: the overrides of every trial, as given.
         space: key -> its values.
         config: configuration of the first trial, with the first value of each key.
     """
@@ -86,6 +86,11 @@ class Search:
         """The metric by which trials are compared."""
         assert PRETRAIN.score is not None
         return self.tune.metric or PRETRAIN.score
+
+    @property
+    def unprobed(self) -> tuple[str, ...]:
+        """The overrides of every trial, without a probe."""
+        return (*self.shared, _NOT_PROBED)
 
     def rank(self, metric: float, epoch: int) -> tuple[bool, int, float]:
         """The rank of a trial by its last measurement; a better one is larger.
@@ -154,7 +159,6 @@ def read_search(overrides: Sequence[str]) -> Search:
     shared = [text for text in fixed if text.partition("=")[0] not in own]
     every = max(1, values["epochs"] // tune.measurements)
     shared += [] if "monitor.every_epochs" in typed else [f"monitor.every_epochs={every}"]
-    shared.append(_NOT_PROBED)
     first = {key: dimension.ends[0] for key, dimension in swept.items()}
     configs = [_config(shared, first)]
     for key, dimension in swept.items():
@@ -164,7 +168,7 @@ def read_search(overrides: Sequence[str]) -> Search:
 
 def _config(shared: Sequence[str], values: Mapping[str, str]) -> PretrainConfig:
     chosen = [f"{key}={value}" for key, value in values.items()]
-    return from_values(PretrainConfig, compose("pretrain", [*shared, *chosen]))
+    return from_values(PretrainConfig, compose("pretrain", [*shared, _NOT_PROBED, *chosen]))
 
 
 def _dimension(override: Override) -> Choices | Interval:

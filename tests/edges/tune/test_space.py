@@ -35,7 +35,8 @@ def test_sweeps_are_searched_and_other_overrides_are_shared():
         "head.hidden_dim": Interval(low=8, high=64, is_log=False, is_integer=True),
         "monitor.neighbours": Choices(values=("5", "10", "15")),
     }
-    assert search.shared == (*DIGITS, "seed=3", "runtime=local", "monitor.every_epochs=2", "probe.enabled=false")
+    assert search.shared == (*DIGITS, "seed=3", "runtime=local", "monitor.every_epochs=2")
+    assert search.unprobed == (*search.shared, "probe.enabled=false")
     assert (search.config.seed, search.config.monitor.every_epochs, search.metric) == (3, 2, "val/knn_top1")
     values = {
         "constraint": "sec",
@@ -51,7 +52,7 @@ def test_sweeps_are_searched_and_other_overrides_are_shared():
 def test_explicit_overrides_are_kept():
     search = read_search([*DIGITS, "monitor.every_epochs=5", "metric=val/rankme", "mode=min", "seed=choice(1,2)"])
     assert search.config.monitor.every_epochs == 5
-    assert search.shared == (*DIGITS, "monitor.every_epochs=5", "runtime=local", "probe.enabled=false")
+    assert search.shared == (*DIGITS, "monitor.every_epochs=5", "runtime=local")
     assert (search.metric, search.tune.mode) == ("val/rankme", "min")
 
 
@@ -59,7 +60,7 @@ def test_explicit_overrides_are_kept():
 def test_trials_are_not_probed_whatever_is_given(asked: str):
     search = read_search([*DIGITS, asked, "optimiser.learning_rate=interval(0.1,1)"])
     assert not search.config.probe.enabled
-    trial = compose("pretrain", [*search.shared, *chosen_overrides(search.space, {"optimiser.learning_rate": 0.2})])
+    trial = compose("pretrain", [*search.unprobed, *chosen_overrides(search.space, {"optimiser.learning_rate": 0.2})])
     assert trial["probe"]["enabled"] is False
 
 
