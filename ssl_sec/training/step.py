@@ -252,20 +252,25 @@ def train(
         )
         num_views = sum(map(len, views)) // len(batch.images)
         draw_dropout(recipe.head, step, rows, num_views, runtime.device)
+        taken = step + 1
+        last = taken == recipe.total_steps
+        at_epoch_end = taken % sampler.steps_per_epoch == 0
+        is_monitored = last or taken % cadence.monitor_every_steps == 0
+        is_saved = last or taken % cadence.save_every_steps == 0
+        is_reported = step % cadence.log_every_steps == 0 or at_epoch_end or is_monitored or is_saved
+        # The step's own embeddings are as good unless their rounding exceeds the angle by which a step turns them.
+        is_rounded = recipe.computation.precision == "bfloat16"
+        before = _embedded(recipe, views) if is_reported and is_rounded else None
         terms, features = take_step(views, recipe.row_labels(batch, rows), step)
         if recipe.observer is not None:
             recipe.observer.update(features, batch)
         # On a CPU this check is free; on a GPU it waits until metrics are reported.
         if runtime.device.type == "cpu" and not math.isfinite(float(terms.total.detach())):
             _require_finite(recipe, _terms_metrics(recipe, terms), step)
-        taken = step + 1
-        last = taken == recipe.total_steps
-        at_epoch_end = taken % sampler.steps_per_epoch == 0
-        is_monitored = last or taken % cadence.monitor_every_steps == 0
-        is_saved = last or taken % cadence.save_every_steps == 0
-        if step % cadence.log_every_steps and not (at_epoch_end or is_monitored or is_saved):
+        if not is_reported:
             continue
-        metrics = _metrics(recipe, terms, step, _step_angle_metrics(recipe, views, terms.embeddings))
+        before = terms.embeddings.detach() if before is None else before
+        metrics = _metrics(recipe, terms, step, _step_angle_metrics(before, _embedded(recipe, views)))
         _require_finite(recipe, metrics, step)
         now = time.perf_counter()
         metrics["train/images_per_s"] = (taken - clock_step) * sampler.global_batch_size / (now - clock)
@@ -337,20 +342,17 @@ def _terms_metrics(recipe: Recipe, terms: Terms, more: Mapping[str, Tensor] = Ma
 
 
 @torch.no_grad()
-def _step_angle_metrics(recipe: Recipe, views: SizedViews, before: Float[Tensor, "rows dim"]) -> dict[str, Tensor]:
-    """How far the step has turned the embeddings of its own views, in radians; it takes one more forward pass.
-
-    Args:
-        recipe: the recipe after the step.
-        views: views of this worker's images.
-        before: raw embeddings of the views before the step.
-    """
+def _embedded(recipe: Recipe, views: SizedViews) -> Float[Tensor, "rows dim"]:
+    """The raw embeddings of this worker's views at the present weights, in float32, or float64 if that is trained."""
     network = Network(recipe.encoder, recipe.head)
     # Copies, so that batch norm's running statistics count no view twice.
     buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    with autocast(before.device, recipe.computation.precision):
-        after = torch.func.functional_call(network, buffers, _by_size(views)).embeddings
-    turned = gather_rows(angles(before.detach(), in_full_precision(after)))
+    return torch.func.functional_call(network, buffers, _by_size(views)).embeddings
+
+
+def _step_angle_metrics(before: Float[Tensor, "rows dim"], after: Float[Tensor, "rows dim"]) -> dict[str, Tensor]:
+    """How far a step has turned the embeddings of its own views on this worker, in radians."""
+    turned = gather_rows(angles(before, after))
     return {"train/step_angle_mean": turned.mean(), "train/step_angle_std": turned.std(correction=0)}
 
 

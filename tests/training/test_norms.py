@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from ssl_sec.losses import NTXentLoss
+from ssl_sec.losses.geometry import angles
 from ssl_sec.training.norms import NormHistogram, norm_histogram
+from ssl_sec.training.recipe import Computation
 from ssl_sec.training.step import Cadence, train_step
 from tests.fakes import assert_identical
 from tests.training.test_step import BATCH, recipe, run
@@ -72,8 +74,26 @@ def test_the_angles_of_a_step_are_those_of_its_own_views():
         )
 
 
-def test_a_report_changes_nothing_of_the_run():
-    often, seldom = recipe(), recipe()
+def test_the_angles_of_a_small_step_are_not_the_rounding_of_bfloat16():
+    slow = {"computation": Computation(precision="bfloat16"), "learning_rate": lambda step: 1e-5}
+    trained, again = recipe(**slow), recipe(**slow)
+    for one in (trained, again):
+        one.model.float()
+    reported = run(trained).reports[0][1]["train/step_angle_mean"]
+    images = again.image_set.images[again.sampler.indices(0)]
+    views = again.views(images, 0, slice(0, BATCH), BATCH).float()
+    before = again.model(views).embeddings.detach()
+    train_step(again, views, torch.arange(BATCH).repeat(2), 0)
+    expected = angles(before, again.model(views).embeddings.detach()).mean().item()
+    assert 0 < expected < 1e-4  # bfloat16 rounds by 4e-3
+    assert reported == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("precision", ["float64", "bfloat16"])
+def test_a_report_changes_nothing_of_the_run(precision):
+    often, seldom = (recipe(computation=Computation(precision=precision)) for _ in range(2))
+    if precision == "bfloat16":
+        often.model.float(), seldom.model.float()
     run(often)
     run(seldom, Cadence(log_every_steps=200, save_every_steps=200, monitor_every_steps=200))
     assert_identical(often.model.state_dict(), seldom.model.state_dict())
