@@ -82,7 +82,7 @@ def require_held_out(held_out: Int64[Tensor, " held_out"]) -> None:
 
 
 def stratified_sample(labels: Int64[Tensor, " images"], num_images: int, seed: int) -> Int64[Tensor, " chosen"]:
-    """About `num_images` images, the same share of every class, drawn by `seed`; all if there are no more.
+    """At most `num_images` images, about the same share of every class, drawn by `seed`; all if there are no more.
 
     If that is fewer than two images per class on average, up to ten images of each of some classes are drawn.
 
@@ -95,7 +95,10 @@ def stratified_sample(labels: Int64[Tensor, " images"], num_images: int, seed: i
         by_class = list(_shuffled_by_class(labels, derived_seed(seed, "some classes")).values())
         order = torch.randperm(len(by_class), generator=torch.Generator().manual_seed(seed)).tolist()
         return torch.cat([by_class[number][:_PER_CLASS] for number in order])[:num_images].sort().values
-    return stratified_split(labels, num_images / len(labels), seed)[1]
+    chosen = stratified_split(labels, num_images / len(labels), seed)[1]
+    # Each class's share is rounded, so that there may be more.
+    order = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(derived_seed(seed, "at most")))
+    return chosen[order[:num_images]].sort().values
 
 
 def labelled_subset(

@@ -209,5 +209,6 @@ class Objective(nn.Module):
         if self.distortion is None or self._agents is None:
             return
         agents = self._agents.templates_of(labels).to(embeddings.dtype)
-        shared = sum_over_workers(agent_distortion(embeddings, agents, own_rows(len(labels))))
-        self.distortion(shared, agent_distortion_bound(embeddings, agents))
+        with torch.autocast(embeddings.device.type, enabled=False):
+            shared = sum_over_workers(agent_distortion(embeddings, agents, own_rows(len(labels))))
+            self.distortion(shared, agent_distortion_bound(embeddings, agents))

@@ -100,6 +100,13 @@ def test_a_sample_has_the_same_share_of_every_class():
     assert torch.equal(stratified_sample(labels, 100, seed=1), torch.arange(100))
 
 
+def test_a_sample_has_no_more_images_than_asked_for_when_the_share_of_each_class_is_rounded_up():
+    labels = torch.arange(100).repeat(5)
+    chosen = stratified_sample(labels, 350, seed=1)
+    assert len(chosen) == len(chosen.unique()) == 350 and labels[chosen].bincount().min() >= 1
+    assert torch.equal(stratified_sample(labels, 350, seed=1), chosen) and chosen.tolist() == sorted(chosen.tolist())
+
+
 def test_a_sample_of_many_classes_has_several_images_of_each_that_it_takes():
     labels = torch.arange(8000).repeat(20)
     chosen = stratified_sample(labels, 10_000, seed=0)

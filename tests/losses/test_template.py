@@ -161,6 +161,16 @@ def test_a_batch_that_overflowed_does_not_move_these_averages(first):
     assert torch.equal(objective.distortion.bound, other.distortion.bound)
 
 
+def test_these_averages_are_computed_in_full_precision_under_autocast():
+    plain, under = (Objective(CTripletLoss(NUM_CLASSES, DIM), None, Constant(0.0)) for _ in range(2))
+    under.load_state_dict(plain.state_dict())
+    plain(rows(8).float(), LABELS, 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        under(rows(8).float(), LABELS, 0)
+    assert torch.equal(under.distortion.distortion, plain.distortion.distortion)
+    assert torch.equal(under.distortion.bound, plain.distortion.bound)
+
+
 def test_a_checkpoint_without_these_averages_is_resumed_and_one_with_them_exactly():
     objective, other = (Objective(CTripletLoss(NUM_CLASSES, DIM), None, Constant(0.0)) for _ in range(2))
     objective(rows(8).float(), LABELS, 0)
