@@ -22,17 +22,6 @@ class Found:
     skipped: tuple[str, ...]
 
 
-def newest_checkpoint(folder: Path) -> Found:
-    """The newest whole checkpoint in `folder`, and why newer ones were skipped."""
-    skipped: list[str] = []
-    for path in sorted(folder.glob("step-*"), reverse=True):
-        reason = defect_of(path)
-        if reason is None:
-            return Found(path=path, skipped=tuple(skipped))
-        skipped.append(f"{path.name}: {reason}")
-    return Found(path=None, skipped=tuple(skipped))
-
-
 def agreed_checkpoint(folder: Path) -> Found:
     """The newest whole checkpoint of a folder that all workers see, the same on all of them.
 

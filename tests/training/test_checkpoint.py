@@ -25,7 +25,7 @@ from ssl_sec.training.checkpoint import (
     save_part,
 )
 from ssl_sec.training.class_sharding import HeldRows
-from ssl_sec.training.resuming import Found, agreed_checkpoint, newest_checkpoint
+from ssl_sec.training.resuming import Found, agreed_checkpoint
 from tests.workers import on_workers
 
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ def test_a_saved_state_can_be_loaded(tmp_path):
     path = save_checkpoint(tmp_path / "checkpoints", 7, state(), keep_last=2)
     assert path == tmp_path / "checkpoints" / "step-000000007"
     assert names(path) == ["manifest.json", "state.pt"]
-    found = newest_checkpoint(tmp_path / "checkpoints")
+    found = agreed_checkpoint(tmp_path / "checkpoints")
     assert (found.path, found.skipped) == (path, ())
     torch.testing.assert_close(load_checkpoint(path, CPU), state(), rtol=0, atol=0)
     assert load_checkpoint(path, torch.device("meta"))["encoder"]["weight"].device.type == "meta"
@@ -63,14 +63,14 @@ def test_the_manifest_states_size_and_hash(tmp_path):
 
 @pytest.mark.parametrize("folder", ["", "none"])
 def test_a_folder_without_checkpoints_has_none(tmp_path, folder):
-    found = newest_checkpoint(tmp_path / folder)
+    found = agreed_checkpoint(tmp_path / folder)
     assert found.path is None and found.skipped == ()
 
 
 def test_the_newest_is_found_by_its_step(tmp_path):
     for step in (9, 10, 100, 2):
         save_checkpoint(tmp_path, step, state(), keep_last=9)
-    assert newest_checkpoint(tmp_path).path.name == "step-000000100"
+    assert agreed_checkpoint(tmp_path).path.name == "step-000000100"
 
 
 @pytest.mark.parametrize("keep_last", [1, 2, 5])
@@ -122,7 +122,7 @@ def test_a_torn_checkpoint_is_skipped_and_named(tmp_path, damage, reason):
     for step in (1, 2, 3):
         save_checkpoint(tmp_path, step, state(step), keep_last=3)
     damage(tmp_path / "step-000000003")
-    found = newest_checkpoint(tmp_path)
+    found = agreed_checkpoint(tmp_path)
     assert found.path == tmp_path / "step-000000002"
     (skipped,) = found.skipped
     pytest.raises(StorageError, load_checkpoint, tmp_path / "step-000000003", CPU).match(f": {reason}$")
@@ -133,7 +133,7 @@ def test_a_torn_checkpoint_is_skipped_and_named(tmp_path, damage, reason):
 def test_if_all_are_torn_they_are_named_newest_first(tmp_path):
     for step in (1, 2):
         flip(save_checkpoint(tmp_path, step, state(), keep_last=3))
-    found = newest_checkpoint(tmp_path)
+    found = agreed_checkpoint(tmp_path)
     assert found.path is None
     assert [reason.split(":")[0] for reason in found.skipped] == ["step-000000002", "step-000000001"]
 
@@ -146,7 +146,7 @@ def test_a_flipped_bit_never_gives_another_state(which, place, bit):
         content = bytearray((path / which).read_bytes())
         content[int(place * (len(content) - 1))] ^= 1 << bit
         (path / which).write_bytes(content)
-        found = newest_checkpoint(Path(folder))
+        found = agreed_checkpoint(Path(folder))
         if found.path is None:
             assert len(found.skipped) == 1
         else:
@@ -159,7 +159,7 @@ def test_a_torn_newer_checkpoint_does_not_displace_a_whole_one(tmp_path):
         save_checkpoint(tmp_path, step, state(step), keep_last=2)
     truncate(tmp_path / "step-000000009")
     save_checkpoint(tmp_path, 5, state(5), keep_last=1)
-    assert newest_checkpoint(tmp_path).path == tmp_path / "step-000000005"
+    assert agreed_checkpoint(tmp_path).path == tmp_path / "step-000000005"
 
 
 def test_a_torn_checkpoint_of_the_same_step_is_replaced(tmp_path):
@@ -213,10 +213,10 @@ def test_training_can_continue_while_a_checkpoint_is_written(tmp_path, monkeypat
     writer.save(1, live, score=5.0)
     live["encoder"]["weight"] += 1
     live["optimiser"]["state"][0]["momentum"] += 1
-    assert newest_checkpoint(tmp_path).path is None
+    assert agreed_checkpoint(tmp_path).path is None
     may_write.set()
     writer.close()
-    saved = load_checkpoint(newest_checkpoint(tmp_path).path, CPU)
+    saved = load_checkpoint(agreed_checkpoint(tmp_path).path, CPU)
     torch.testing.assert_close(saved, state(1.0), rtol=0, atol=0)
     writer.save(2, live)
     writer.save(3, live)
@@ -245,7 +245,7 @@ def test_leftovers_of_a_killed_process_are_ignored_and_removed(tmp_path):
     for left_over in (f".step-000000002.{os.getpid()}", ".step-000000009.1"):
         (tmp_path / left_over).mkdir()
         (tmp_path / left_over / "state.pt").write_text("half")
-    found = newest_checkpoint(tmp_path)
+    found = agreed_checkpoint(tmp_path)
     assert found.path == tmp_path / "step-000000001" and found.skipped == ()
     save_checkpoint(tmp_path, 2, state(2), keep_last=3)
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
@@ -261,7 +261,7 @@ def assert_the_old_one_stays(folder, match, num_values=1):
         save_checkpoint(folder, 2, {**state(2), "large": torch.ones(num_values)}, keep_last=1)
     assert "\n" not in str(e.value)
     assert names(folder) == ["step-000000001"]
-    assert load_checkpoint(newest_checkpoint(folder).path, CPU)["encoder"]["mu"] == 1
+    assert load_checkpoint(agreed_checkpoint(folder).path, CPU)["encoder"]["mu"] == 1
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,6 @@ def two_checkpoints(tmp_path, monkeypatch):
 def test_a_worker_that_sees_the_newest_checkpoint_late_waits_for_it(two_checkpoints):
     newest = two_checkpoints / "step-000000006"
     threading.Timer(0.3, (two_checkpoints / "unseen").rename, (newest,)).start()
-    assert newest_checkpoint(two_checkpoints).path == two_checkpoints / "step-000000004"
     assert agreed_checkpoint(two_checkpoints).path == newest
 
 

@@ -10,7 +10,7 @@ import shlex
 import shutil
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import yaml
 
+from ssl_sec.collectives import rank
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.folder.descriptions import DataDescription, RunIdentity, user_error
 from ssl_sec.edges.folder.logs import RunLogs
@@ -28,7 +29,7 @@ from ssl_sec.edges.storage.checkpoints import CheckpointUpload
 from ssl_sec.errors import ConfigError, StorageError, UserError
 from ssl_sec.files import replace_text
 from ssl_sec.training.checkpoint import MANIFEST, load_checkpoint, step_of
-from ssl_sec.training.resuming import Found, agreed_checkpoint, newest_checkpoint
+from ssl_sec.training.resuming import Found, agreed_checkpoint
 from ssl_sec.training.visibility import wait_until_visible
 
 if TYPE_CHECKING:
@@ -145,8 +146,6 @@ class RunFolder(RunLogs):
             self._write_config(values)
             for left_over in (self._outcome_path, self._error_path):
                 left_over.unlink(missing_ok=True)
-        for defect in self.find_incomplete():
-            logger.warning("skipped an incomplete checkpoint: %s", defect)
 
     def _write_config(self, values: Mapping[str, Any]) -> None:
         self._unclosed_path.touch()
@@ -196,6 +195,8 @@ class RunFolder(RunLogs):
     def restored_state(self, device: torch.device, held: slice | None = None) -> Mapping[str, Any] | None:
         """The state of the newest whole checkpoint, or None at the start of a run; see `load_checkpoint`.
 
+        Worker 0 logs which newer checkpoints are skipped, and why.
+
         Raises:
             StorageError: if there are checkpoints but none is whole: a run never starts over silently.
         """
@@ -204,15 +205,14 @@ class RunFolder(RunLogs):
             if found.skipped:
                 raise StorageError(f"no whole checkpoint in {self.location}/checkpoints: {'; '.join(found.skipped)}")
             return None
+        if rank() == 0:
+            for defect in found.skipped:
+                logger.warning("skipped an incomplete checkpoint: %s", defect)
         return load_checkpoint(found.path, device, held, is_whole=True)
 
     def find_checkpoint(self) -> Found:
         """The newest whole checkpoint, the same on all workers, and why newer ones are skipped."""
         return agreed_checkpoint(self.checkpoints_path)
-
-    def find_incomplete(self) -> Sequence[str]:
-        """The checkpoints that a resume skips, each with the reason."""
-        return newest_checkpoint(self.checkpoints_path).skipped
 
     def checkpoint_names(self) -> list[str]:
         """The names of the checkpoints, whole or not, oldest first."""

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -260,13 +260,6 @@ class StoredFolder(RunFolder):
                 return reasons[0]
         rank, reason = next((rank, reason) for rank, reason in enumerate(reasons) if reason is not None)
         raise StorageError(f"checkpoint {name}: {reason} on worker {rank}, but whole on another one")
-
-    def find_incomplete(self) -> Sequence[str]:
-        """The newer checkpoints whose upload was interrupted."""
-        files = self._checkpoints.files()
-        whole = whole_checkpoints(files)
-        begun = {name.partition("/")[0] for name in files}
-        return [f"{name}: no manifest" for name in sorted(begun) if name > max(whole, default="")]
 
     def checkpoint_names(self) -> list[str]:
         """The names of the checkpoints in object storage, oldest first."""

@@ -129,6 +129,15 @@ def test_the_newest_step_is_that_of_the_newest_checkpoint_whole_or_not(folder: R
     assert folder.newest_step() == 10
 
 
+def test_a_damaged_checkpoint_is_skipped_and_named(folder: RunFolder, caplog):
+    for step in (5, 10):
+        save_checkpoint(folder.checkpoints_path, step, {"step": step}, keep_last=2)
+    (folder.checkpoints_path / "step-000000010" / "state.pt").unlink()
+    folder.resume(VALUES)
+    assert folder.restored_state(CPU) == {"step": 5}
+    assert caplog.messages == ["skipped an incomplete checkpoint: step-000000010: state.pt is missing"]
+
+
 def test_damage_to_all_checkpoints_is_an_error_and_no_new_start(folder: RunFolder):
     assert folder.restored_state(CPU) is None
     (folder.checkpoints_path / "step-000000005").mkdir(parents=True)

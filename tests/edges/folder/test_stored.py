@@ -40,6 +40,15 @@ def resumed_step(url: str, staging: str, num_damaged: int) -> int | str:
             return str(error)
 
 
+def resumed_step_and_warnings(url: str, staging: str) -> tuple[int | str, list[str]]:
+    """The step that this worker resumes from, and what it warns of."""
+    warnings: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        warn = lambda message, *values: warnings.append(message % values)  # noqa: E731
+        patch.setattr("ssl_sec.edges.folder.folder.logger.warning", warn)
+        return resumed_step(url, staging, 0), warnings
+
+
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     """A run in object storage with two checkpoints."""
@@ -61,10 +70,13 @@ def test_a_checkpoint_that_one_worker_cannot_download_stops_all(url, tmp_path):
     assert first.endswith(" on worker 1, but whole on another one")
 
 
-def test_a_checkpoint_that_is_damaged_in_the_storage_is_skipped_by_all(url, tmp_path):
+def test_a_checkpoint_that_is_damaged_in_the_storage_is_skipped_by_all_and_named_once(url, tmp_path):
     state = Path(url.removeprefix("local://")) / "checkpoints" / NEWEST / "state.pt"
     state.write_bytes(state.read_bytes()[:-10])
-    assert on_workers(2, tmp_path, resumed_step, url, str(tmp_path / "staging"), 0) == [10, 10]
+    first, second = on_workers(2, tmp_path, resumed_step_and_warnings, url, str(tmp_path / "staging"))
+    assert (first[0], second) == (10, (10, []))
+    (warning,) = first[1]
+    assert warning.startswith(f"skipped an incomplete checkpoint: {NEWEST}: state.pt has ")
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from ssl_sec.recipes.registry import FACE
 from ssl_sec.settings import from_values
 from ssl_sec.training.checkpoint import load_checkpoint
 from ssl_sec.training.config import LocalConfig
-from ssl_sec.training.resuming import newest_checkpoint
+from ssl_sec.training.resuming import agreed_checkpoint
 from tests.data.files import write_digit_pairs
 from tests.edges.conftest import QUICK_FACE
 from tests.edges.run.faulty import Once, figures, folder_of, steps_so_far
@@ -82,7 +82,7 @@ def assert_equal(run: RunFolder, other: RunFolder) -> None:
 def assert_bit_equal(run: RunFolder, other: RunFolder) -> None:
     """Weights, templates, optimiser, μ and figures, to the last bit."""
     states = [
-        load_checkpoint(newest_checkpoint(each.checkpoints_path).path, torch.device("cpu"), held=slice(0, 10))
+        load_checkpoint(agreed_checkpoint(each.checkpoints_path).path, torch.device("cpu"), held=slice(0, 10))
         for each in (run, other)
     ]
     assert states[0]["objective"]["loss.weight"].shape == (10, 16)
@@ -94,7 +94,7 @@ def assert_bit_equal(run: RunFolder, other: RunFolder) -> None:
 
 
 def test_two_workers_with_sharded_classes_equal_one_process(whole, alone):
-    checkpoint = newest_checkpoint(whole.checkpoints_path).path
+    checkpoint = agreed_checkpoint(whole.checkpoints_path).path
     assert len(list(checkpoint.glob("rows-*.safetensors"))) == 2
     assert {name for _, name, _ in figures(whole)} >= {"train/verification_accuracy", "face/digits_accuracy"}
     assert_equal(whole, alone)

@@ -23,7 +23,7 @@ from ssl_sec.edges.run.driver import run_training
 from ssl_sec.errors import Stopped, StorageError, UserError
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.training.checkpoint import load_checkpoint
-from ssl_sec.training.resuming import newest_checkpoint
+from ssl_sec.training.resuming import agreed_checkpoint
 from tests.edges.run.faulty import RUN, Once, config_of, figures, folder_of, in_one_process, messages, steps_so_far
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
@@ -48,7 +48,7 @@ def whole(cluster, tmp_path_factory) -> RunFolder:
 def assert_bit_equal(run: RunFolder, whole: RunFolder) -> None:
     """Weights, optimiser, μ and figures, to the last bit."""
     states = [
-        load_checkpoint(newest_checkpoint(each.checkpoints_path).path, torch.device("cpu")) for each in (run, whole)
+        load_checkpoint(agreed_checkpoint(each.checkpoints_path).path, torch.device("cpu")) for each in (run, whole)
     ]
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
     torch.testing.assert_close(load_file(run.encoder_path), load_file(whole.encoder_path), rtol=0, atol=0)
@@ -129,7 +129,7 @@ def damage(path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["empty", "cut", "bit-flipped", "without manifest"])
 def test_a_damaged_checkpoint_is_skipped_and_the_one_before_is_used(cluster, whole, tmp_path, kind, caplog, capsys):
     run = stopped_after_two_epochs(tmp_path)
-    newest = newest_checkpoint(run.checkpoints_path).path
+    newest = agreed_checkpoint(run.checkpoints_path).path
     damage(newest, kind)
     run_training(PRETRAIN, config_of(tmp_path, "resume=true"))
     assert_bit_equal(run, whole)
