@@ -113,10 +113,13 @@ def downloaded(url: str) -> RunFolder:
     return folder
 
 
-def trained_folder(word: str, jobs: Sequence[str], checkpoint: Checkpoint = "last") -> RunFolder | None:
-    """The folder at a path, if it holds a training run with all files of its network.
+def usable_folder(
+    folder: RunFolder, word: str, jobs: Sequence[str], checkpoint: Checkpoint = "last"
+) -> RunFolder | None:
+    """The folder of a training run, if it holds all files of its network.
 
     Args:
+        folder: the run's folder.
         word: value of the key `run`.
         jobs: jobs whose runs are accepted.
         checkpoint: which checkpoint is wanted; any but `last` may also be of a run that has not ended.
@@ -124,14 +127,6 @@ def trained_folder(word: str, jobs: Sequence[str], checkpoint: Checkpoint = "las
     Raises:
         ConfigError: if it holds a run of another job, or its last weights are wanted before the run has ended.
     """
-    folder = folder_at(word)
-    return None if folder is None else usable_folder(folder, word, jobs, checkpoint)
-
-
-def usable_folder(
-    folder: RunFolder, word: str, jobs: Sequence[str], checkpoint: Checkpoint = "last"
-) -> RunFolder | None:
-    """The folder of a run, if it holds all files of its network; see `trained_folder`."""
     if (job := folder.identity.job) is None:
         return None
     if job not in jobs:

@@ -1,7 +1,6 @@
 """Trains, probes, and uploads again what is missing in MLflow."""
 
 import logging
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -11,7 +10,6 @@ from typing import TypeVar
 from ssl_sec.data.config import DataConfig
 from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.environment import cluster_address
-from ssl_sec.edges.folder.checkpoints import network_files
 from ssl_sec.edges.folder.commands import replay_command, resume_command
 from ssl_sec.edges.folder.finding import find_folder
 from ssl_sec.edges.folder.folder import RunFolder
@@ -36,10 +34,8 @@ from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.run.summary import Finished
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tracking.identity import identity_of
-from ssl_sec.edges.tracking.networks import FoundNetwork, found_network, located_run
+from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
 from ssl_sec.edges.tracking.provenance import keep_code
-from ssl_sec.edges.tracking.registry import take_weights
-from ssl_sec.edges.tracking.runs import beside, tracked_beside
 from ssl_sec.edges.tracking.store import require_store, tracking_uri
 from ssl_sec.errors import ConfigError, Stopped
 from ssl_sec.recipes.config import UNLEARNED, RunConfig, TrainingConfig
@@ -159,24 +155,20 @@ def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
         UserError: for mistakes of the user.
         Stopped: if a stop was requested; nothing is kept.
     """
-    jobs = probed()
-    with tempfile.TemporaryDirectory() as made, _started_again("the same command starts it again"):
-        located = located_run(config.run, config.checkpoint, config.tracking, config.output_dir, jobs)
-        if isinstance(folder := located, RunFolder):
-            recipe = RECIPES[str(folder.identity.job)]
-            files = network_files(folder, recipe, config.checkpoint, Path(made))
-            tracking, run_id = tracked_beside(folder, config.tracking, config.output_dir)
-            config = replace(config, run=run_id or folder.location, tracking=tracking)
-            return _probe(recipe, config, sweep_id or run_id, files)
-        (store, run), word = located, config.run
-        config = replace(config, run=run.run_id, tracking=beside(config.run, config.tracking))
-        store.download_network(run, jobs, Path(made), config.checkpoint, word)
-        if run.version is not None and take_weights(store.client, run.version, RECIPES[run.job], Path(made)):
+    with (
+        _started_again("the same command starts it again"),
+        found_network(config.run, config.checkpoint, config.tracking, config.output_dir, probed()) as found,
+    ):
+        if found.version is not None:
             raise ConfigError(
-                f"run: found {run.version.word!r}, whose weights are not the last ones of its run {run.name}, to which "
-                "MLflow would add the scores; allowed: the run, with checkpoint=<steps> for one that it has kept"
+                f"run: found {found.version!r}, whose weights are not the last ones of its run "
+                f"{found.config.run_name or found.short_name}, to which MLflow would add the scores; allowed: the run, "
+                "with checkpoint=<steps> for one that it has kept"
             )
-        return _probe(RECIPES[run.job], config, sweep_id or run.run_id, Path(made))
+        tracking, run_id = found.tracking_of_job(config.run, config.tracking, config.output_dir)
+        word = config.run if found.folder is None else found.folder.location
+        config = replace(config, run=run_id or word, tracking=tracking)
+        return _probe(found.recipe, config, sweep_id or run_id, found.files)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlflow.artifacts import download_artifacts
@@ -12,13 +12,14 @@ from mlflow.models import Model
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.folder.checkpoints import network_files
-from ssl_sec.edges.folder.finding import folder_at, trained_folder, usable_folder
+from ssl_sec.edges.folder.finding import folder_at, usable_folder
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import training_config
-from ssl_sec.edges.tracking.registry import take_weights
-from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, beside, find_run, tracked_beside
+from ssl_sec.edges.storage.places import is_remote, local_folder
+from ssl_sec.edges.tracking.registry import is_registered, take_weights
+from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, beside, tracked_beside
 from ssl_sec.edges.tracking.store import quoted, store_errors
-from ssl_sec.errors import UserError
+from ssl_sec.errors import ConfigError, UserError
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import RECIPES, RecipeRow
 from ssl_sec.recipes.tracking import Checkpoint, TrackingConfig
@@ -115,20 +116,25 @@ def located_run(
     Args:
         word: the value of `run`, as for `found_network`.
         checkpoint: the checkpoint whose weights are used.
-        tracking: tracking of the job.
+        tracking: tracking of the job; its experiment is ignored.
         output_dir: folder of the default store.
-        jobs: jobs whose runs are accepted.
+        jobs: jobs whose runs are accepted; finished ones are preferred if several match.
 
     Raises:
         ConfigError: if there is no such run or registered model, or it has no such network.
         StorageError: if the store cannot be used.
     """
-    if (folder := trained_folder(word, jobs, checkpoint)) is not None:
-        return folder
-    archive, run = find_run(word, tracking, output_dir, jobs)
+    folder = folder_at(word)
+    if folder is not None and (usable := usable_folder(folder, word, jobs, checkpoint)) is not None:
+        return usable
+    if folder is None and "/" in word and not is_registered(word):
+        place = word if is_remote(word) else local_folder(word)
+        raise ConfigError(f"run: {place} holds no run; allowed: a run's folder, its id, its name, or a prefix of one")
+    archive = RunArchive.open(replace(beside(word, tracking), experiment=None), output_dir)
+    run = archive.registered(word) if is_registered(word) else archive.find(word, "run", jobs)
     near = _folder_of(run)
-    folder = None if near is None else usable_folder(near, word, jobs, checkpoint)
-    return folder or (archive, run)
+    usable = None if near is None else usable_folder(near, word, jobs, checkpoint)
+    return usable or (archive, run)
 
 
 def _folder_of(run: ArchivedRun) -> RunFolder | None:

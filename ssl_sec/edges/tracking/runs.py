@@ -22,10 +22,9 @@ from ssl_sec.edges.folder.stored_config import training_config
 from ssl_sec.edges.folder.unfinished import unfinished
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.patience import ANSWER_S, Patience
-from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.edges.tracking.checkpoints import download_checkpoint
 from ssl_sec.edges.tracking.comparing import CONTENT, deciding
-from ssl_sec.edges.tracking.registry import RegisteredVersion, find_version, is_registered
+from ssl_sec.edges.tracking.registry import RegisteredVersion, find_version
 from ssl_sec.edges.tracking.store import (
     all_pages,
     connect_to_store,
@@ -306,29 +305,6 @@ class RunArchive:
 
 def _of(job: str) -> str:
     return f"tags.job = {quoted(job)}"
-
-
-def find_run(
-    word: str, tracking: TrackingConfig, output_dir: str, jobs: Sequence[str]
-) -> tuple[RunArchive, ArchivedRun]:
-    """Finds the run of `run=<word>` and its store.
-
-    Args:
-        word: an id, a name, a prefix of one, the folder of a run, or the address of a registered model.
-        tracking: the store to search; its experiment is ignored.
-        output_dir: folder of the runs, where the default store is.
-        jobs: jobs whose finished runs are preferred.
-
-    Raises:
-        ConfigError: if there is no such run, or several.
-        StorageError: if the store cannot be used.
-    """
-    if "/" in word and not is_registered(word) and folder_at(word) is None:
-        place = word if is_remote(word) else local_folder(word)
-        raise ConfigError(f"run: {place} holds no run; allowed: a run's folder, its id, its name, or a prefix of one")
-    store = replace(beside(word, tracking), experiment=None)
-    archive = RunArchive.open(store, output_dir)
-    return archive, archive.registered(word) if is_registered(word) else archive.find(word, "run", jobs)
 
 
 def beside(word: str, tracking: TrackingConfig) -> TrackingConfig:

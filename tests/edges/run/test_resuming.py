@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.encoder import load_encoder
-from ssl_sec.edges.folder.finding import trained_folder
+from ssl_sec.edges.folder.finding import usable_folder
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.run.driver import run_training
@@ -87,7 +87,7 @@ def test_a_finished_run_with_schedules_independent_of_its_length_can_be_extended
     folder.write_identity(RunIdentity(tags={"job": job}))
     assert resume_run(RECIPES[job], folder, replace(config, **length))
     assert not folder.is_complete
-    for use in (load_encoder, partial(trained_folder, jobs=[job])):
+    for use in (load_encoder, partial(usable_folder, folder, jobs=[job])):
         with pytest.raises(ConfigError, match="which has not finished; allowed: a finished run"):
             use(str(folder.path))
     assert stored_values(folder.config_path).items() >= length.items()
