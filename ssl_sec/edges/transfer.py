@@ -19,7 +19,7 @@ from ssl_sec.edges.run.driver import run_probe
 from ssl_sec.edges.run.resuming import is_probed
 from ssl_sec.edges.run.summary import Finished, ui_instructions
 from ssl_sec.edges.run.sweeps import Sweep
-from ssl_sec.edges.storage.files import place_of_runs
+from ssl_sec.edges.storage.files import place_at
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tables import in_csv, in_markdown, in_table
 from ssl_sec.edges.tracking.identity import identity_of
@@ -65,7 +65,8 @@ def run_transfer(config: TransferConfig) -> str:
         with tempfile.TemporaryDirectory() as made:
             files = _files(config, results, Path(made))
             sweep.log_files(files)
-            stem, place = new_name("transfer"), place_of_runs(config.output_dir, group)
+            stem = new_name("transfer")
+            place = place_at(f"{config.output_dir.rstrip('/')}/{group}", "output_dir")
             for file in files:
                 place.write(f"{stem}{file.suffix}", file.read_bytes())
     assert finished is not None, "one set or more"

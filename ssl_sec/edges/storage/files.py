@@ -3,57 +3,12 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol, runtime_checkable
+from typing import BinaryIO
 
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.errors import StorageError
 from ssl_sec.files import replaced
-
-
-@runtime_checkable
-class Place(Protocol):
-    """Files by name, each whole or absent."""
-
-    def write(self, name: str, content: bytes) -> None:
-        """Replaces a file.
-
-        Raises:
-            StorageError: if the file cannot be written; it stays as it was.
-        """
-        ...
-
-    def files(self) -> dict[str, int]:
-        """Name -> size in bytes of all files.
-
-        Raises:
-            StorageError: if they cannot be listed.
-        """
-        ...
-
-    def read(self, name: str) -> bytes | None:
-        """The content of a file; None if it does not exist.
-
-        Raises:
-            StorageError: if it cannot be read.
-        """
-        ...
-
-    def open(self, name: str) -> BinaryIO:
-        """Opens a file, to read parts of it.
-
-        Raises:
-            OSError: if it cannot be opened; later, if a part cannot be read.
-        """
-        ...
-
-    def remove(self, names: Collection[str]) -> None:
-        """Removes files; those that do not exist are ignored.
-
-        Raises:
-            StorageError: if one cannot be removed.
-        """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +27,11 @@ class LocalPlace:
         return str(self.folder)
 
     def write(self, name: str, content: bytes) -> None:
-        """Replaces a file atomically."""
+        """Replaces a file.
+
+        Raises:
+            StorageError: if it cannot be written; the file is as before.
+        """
         path = self.folder / name
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +41,11 @@ class LocalPlace:
             raise StorageError(f"{self.key}: {path} cannot be written: {error.strerror}") from error
 
     def files(self) -> dict[str, int]:
-        """Name -> size of the files in the folder."""
+        """Name -> size in bytes of all files in the folder.
+
+        Raises:
+            StorageError: if they cannot be listed.
+        """
         try:
             return {path.name: path.stat().st_size for path in self.folder.iterdir() if path.is_file()}
         except FileNotFoundError:
@@ -91,7 +54,11 @@ class LocalPlace:
             raise StorageError(f"{self.key}: {self.folder} cannot be read: {error.strerror}") from error
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file."""
+        """The content of a file; None if it does not exist.
+
+        Raises:
+            StorageError: if it cannot be read.
+        """
         try:
             return (self.folder / name).read_bytes()
         except FileNotFoundError:
@@ -100,16 +67,28 @@ class LocalPlace:
             raise StorageError(f"{self.key}: {self.folder / name} cannot be read: {error.strerror}") from error
 
     def open(self, name: str) -> BinaryIO:
-        """Opens a file."""
+        """Opens a file, to read parts of it.
+
+        Raises:
+            OSError: if it cannot be opened; later, if a part cannot be read.
+        """
         return (self.folder / name).open("rb")
 
     def remove(self, names: Collection[str]) -> None:
-        """Removes files."""
+        """Removes files; those that do not exist are ignored.
+
+        Raises:
+            StorageError: if one cannot be removed.
+        """
         try:
             for name in names:
                 (self.folder / name).unlink(missing_ok=True)
         except OSError as error:
             raise StorageError(f"{self.key}: {error.filename} cannot be removed: {error.strerror}") from error
+
+
+# Both have files by name, each whole or absent.
+Place = LocalPlace | Bucket
 
 
 def place_at(output: str, key: str = "output") -> Place:
@@ -125,16 +104,3 @@ def place_at(output: str, key: str = "output") -> Place:
     if is_remote(output):
         return Bucket(output, key)
     return LocalPlace(folder=Path(output.removeprefix("file://")).expanduser().resolve(), key=key)
-
-
-def place_of_runs(output_dir: str, group: str) -> Place:
-    """The place with the runs of a recipe, for the files beside them.
-
-    Args:
-        output_dir: a path or a URL.
-        group: the recipe's folder there.
-
-    Raises:
-        ConfigError: if the URL cannot be used.
-    """
-    return place_at(f"{output_dir.rstrip('/')}/{group}", "output_dir")

@@ -20,7 +20,7 @@ from ssl_sec.edges.machine import announce
 from ssl_sec.edges.run.driver import require_data, run_training
 from ssl_sec.edges.run.summary import Finished, ui_instructions
 from ssl_sec.edges.run.sweeps import Sweep
-from ssl_sec.edges.storage.files import place_of_runs
+from ssl_sec.edges.storage.files import place_at
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.study.cells import KeptCell, as_csv, metrics_of
 from ssl_sec.edges.study.comparison import Comparison
@@ -87,7 +87,8 @@ class _Names:
         decides = json.dumps([[*cell.key, cell.digest] for cell in cells])
         stem = f".ablation-{hashlib.sha256(decides.encode()).hexdigest()[:12]}"
         self._folder = local_folder(config.output_dir) / config.recipe_name
-        self.place, self._name = place_of_runs(config.output_dir, config.recipe_name), f"{stem}.json"
+        self.place = place_at(f"{config.output_dir.rstrip('/')}/{config.recipe_name}", "output_dir")
+        self._name = f"{stem}.json"
         self.sweep_path = self._folder / f"{stem}.mlflow_run_id"
         begun = self.place.read(self._name) or b"{}"
         try:
