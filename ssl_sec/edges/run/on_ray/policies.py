@@ -52,19 +52,19 @@ def record_failures(folder: RunFolder, count: int) -> None:
     replace_text(_count_path(folder), json.dumps({"step": folder.newest_step(), "count": count}))
 
 
-def count_failure(folder: RunFolder, max_failures: int, count: int, what: str, where: str = "") -> str:
+def count_failure(folder: RunFolder, max_failures: int, what: str, where: str = "") -> str:
     """Records one more failure since the newest checkpoint; returns which it is, as `failure 1 of 3 since ...`.
 
     Args:
         folder: the run's folder.
         max_failures: consecutive restarts without a new checkpoint; -1 for no limit.
-        count: number of failures since the newest checkpoint, with this one.
         what: what has failed, for the error.
         where: where more is said about it, for the error.
 
     Raises:
         UserError: these are too many.
     """
+    count = recorded_failures(folder) + 1
     record_failures(folder, count)
     step = folder.newest_step()
     since = "without a checkpoint" if step is None else f"since the checkpoint of step {step}"
@@ -85,14 +85,11 @@ class FailureWatch(UserCallback):
     Args:
         folder: the run's folder.
         max_failures: consecutive restarts without a new checkpoint; -1 for no limit.
-        num_failures: failures since the newest checkpoint, before this group of workers was started.
     """
 
-    def __init__(self, folder: RunFolder, max_failures: int, num_failures: int = 0) -> None:
+    def __init__(self, folder: RunFolder, max_failures: int) -> None:
         self._folder = folder
         self._max_failures = max_failures
-        self._step = folder.newest_step()
-        self._num_failures = num_failures
 
     def after_exception(self, run_context: object, worker_exceptions: Mapping[int, Exception]) -> None:
         """Called by Ray's controller before it restarts the workers.
@@ -105,13 +102,10 @@ class FailureWatch(UserCallback):
                 raise error
         if any(map(_is_preempted, worker_exceptions.values())):
             return
-        step = self._folder.newest_step()
-        self._num_failures = self._num_failures + 1 if step == self._step else 1
-        self._step = step
         what = self._describe(worker_exceptions)
         where = f"; the errors of the workers are in {self._folder.location}/{self._folder.failures_path.name}"
         try:
-            which = count_failure(self._folder, self._max_failures, self._num_failures, what, where)
+            which = count_failure(self._folder, self._max_failures, what, where)
         except UserError:
             self._folder.log_message("ERROR", what)
             raise

@@ -42,7 +42,6 @@ from ssl_sec.edges.run.on_ray.policies import (
     forget_workers,
     has_training_workers,
     record_failures,
-    recorded_failures,
 )
 from ssl_sec.edges.run.on_ray.scaling import find_shortage, make_scaling, node_resources
 from ssl_sec.edges.run.spec import RunSpec
@@ -83,30 +82,26 @@ def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
     if isinstance(spec.config, TrainingConfig) and isinstance(scaling.num_workers, int):
         worker_rows(spec.config.global_batch_size, 0, scaling.num_workers)
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(options.start_timeout_s)
-    num_failures = 0
-    record_failures(spec.folder, num_failures)  # failures of an earlier process do not count
+    record_failures(spec.folder, 0)  # failures of an earlier process do not count
     while True:
         with _named_cluster(), followed_nodes(spec.folder, tracking), shown_metrics(spec):
-            failure = _failure_of(_trainer(spec, options, scaling, counts, num_failures), spec.folder)
+            failure = _failure_of(_trainer(spec, options, scaling, counts), spec.folder)
         if failure is None:
             return
         if isinstance(failure, ControllerError) and isinstance(failure.controller_failure, UserError):
             raise failure.controller_failure
-        num_failures = recorded_failures(spec.folder) + 1
         if not _died_at_start(failure):
             raise failure
         what = "a worker died while the workers were started"
         try:
-            which = count_failure(spec.folder, options.max_failures, num_failures, what)
+            which = count_failure(spec.folder, options.max_failures, what)
         except UserError as error:
             raise error from failure
         logger.warning("%s; they are started again (%s)", what, which)
         _join_again(options.address, spec.folder.name)
 
 
-def _trainer(
-    spec: RunSpec, options: RayConfig, scaling: ScalingConfig, counts: Sequence[int] | None, num_failures: int
-) -> TorchTrainer:
+def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig, counts: Sequence[int] | None) -> TorchTrainer:
     folder = spec.folder
     settings = {
         "job": spec.recipe.name,
@@ -114,7 +109,7 @@ def _trainer(
         **_link(folder),
         "working_folder": os.getcwd(),
     }
-    watches: list[Any] = [FailureWatch(folder, options.max_failures, num_failures), TrainingWatch(folder)]
+    watches: list[Any] = [FailureWatch(folder, options.max_failures), TrainingWatch(folder)]
     # Ray's detector of NCCL hangs (RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR) is for users to turn on: it is experimental,
     # and needs the program `ncclras`, which PyTorch's packages lack. A hang ends after timeout_s without it.
     common: dict[str, Any] = {

@@ -63,10 +63,10 @@ def test_failures_are_counted_since_the_newest_checkpoint(folder):
 
 def test_deaths_while_the_workers_were_started_count_until_the_next_checkpoint(folder):
     save(folder, 5)
-    watch = FailureWatch(folder, max_failures=1, num_failures=1)
+    record_failures(folder, 1)
+    watch = FailureWatch(folder, max_failures=1)
     with pytest.raises(UserError, match="2 failures since the checkpoint of step 5"):
         failed(watch, w0=RuntimeError("again"))
-    watch = FailureWatch(folder, max_failures=1, num_failures=1)
     save(folder, 6)
     failed(watch, w0=RuntimeError("again"))
     assert "(failure 1 of 1 since the checkpoint of step 6)" in messages(folder)
@@ -79,18 +79,19 @@ def test_the_driver_and_the_controller_count_together(folder):
     failed(watch, w0=RuntimeError("again"))
     assert recorded_failures(folder) == 1
     record_failures(folder, 2)  # a death while the workers were started
-    failed(FailureWatch(folder, max_failures=3, num_failures=recorded_failures(folder)), w0=RuntimeError("again"))
+    failed(watch, w0=RuntimeError("again"))
     assert recorded_failures(folder) == 3
     save(folder, 6)
     assert recorded_failures(folder) == 0
 
 
 def test_a_failure_is_described_and_recorded_and_one_too_many_is_refused(folder):
-    assert count_failure(folder, -1, 1, "lost") == "failure 1 without a checkpoint"
+    assert count_failure(folder, -1, "lost") == "failure 1 without a checkpoint"
     save(folder, 5)
-    assert count_failure(folder, 2, 2, "lost") == "failure 2 of 2 since the checkpoint of step 5"
+    record_failures(folder, 1)
+    assert count_failure(folder, 2, "lost") == "failure 2 of 2 since the checkpoint of step 5"
     with pytest.raises(UserError, match=r"^lost; 3 failures since .* step 5, runtime.max_failures allows 2; see x$"):
-        count_failure(folder, 2, 3, "lost", "; see x")
+        count_failure(folder, 2, "lost", "; see x")
     assert recorded_failures(folder) == 3
 
 
@@ -99,6 +100,7 @@ def test_without_a_limit_no_run_ends_and_with_limit_0_the_first_failure_ends_it(
     for _ in range(20):
         failed(watch, w0=RuntimeError("again"))
     assert "(failure 20 without a checkpoint)" in messages(folder)
+    record_failures(folder, 0)  # as a new process does
     with pytest.raises(UserError, match="1 failures without a checkpoint, runtime.max_failures allows 0"):
         failed(FailureWatch(folder, max_failures=0), w0=RuntimeError("once"))
 
@@ -134,7 +136,7 @@ def test_a_death_is_reported_without_the_broken_connections_it_causes(folder):
     with pytest.raises(UserError, match=r"^worker 1: its process died \(killed [^;]*; worker 2: no space left; 1 fail"):
         failed(FailureWatch(folder, max_failures=0), w0=reset, w1=died, w2=RuntimeError("no space left"))
     with pytest.raises(
-        UserError, match="^worker 0: Connection reset by peer; worker 1: Connection reset by peer; 1 fail"
+        UserError, match="^worker 0: Connection reset by peer; worker 1: Connection reset by peer; 2 fail"
     ):
         failed(FailureWatch(folder, max_failures=0), w0=reset, w1=reset)
 
