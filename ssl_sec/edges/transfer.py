@@ -163,7 +163,7 @@ def _sweep(config: TransferConfig, group: str, name: str, probes: Mapping[str, P
     }
     number = _digest([probe.run_name for probe in probes.values()])
     known = local_folder(config.output_dir) / group / f"{name}-transfer-{number}.mlflow_run_id"
-    return Sweep.continued(identity, values, config.output_dir, known)
+    return Sweep.opened(identity, values, config.output_dir, known)
 
 
 def _digest(values: object) -> str:

@@ -54,7 +54,7 @@ def start_run(config: EmbedConfig, origin: Origin, data: DataConfig) -> JobRun:
         tags={**origin.tags, **checkpoint, "data": data.title, "folder": masked(output)},
         parent_run_id=tracking.parent_run or origin.run_id,
     )
-    return JobRun.start(identity, {**to_values(config), "data": to_values(data)}, config.output_dir)
+    return JobRun.opened(identity, {**to_values(config), "data": to_values(data)}, config.output_dir)
 
 
 def upload_results(

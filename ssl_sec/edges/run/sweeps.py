@@ -53,37 +53,20 @@ class JobRun:
         self._lock = lock
 
     @classmethod
-    def start(cls, identity: RunIdentity, values: Mapping[str, Any], output_dir: str) -> Self:
-        """Creates the run; if this process dies, the next job of the output folder closes it.
+    def opened(
+        cls, identity: RunIdentity, values: Mapping[str, Any], output_dir: str, known: Path | None = None
+    ) -> Self:
+        """Creates the run, or reopens that of an earlier process if the store still has it.
+
+        If this process dies, the next job of the output folder closes the run.
 
         Args:
             identity: identity of the run.
             values: parameters of the run.
             output_dir: output folder of the job.
+            known: file with the id of the earlier run, which is written for the next process; None for a new run.
         """
-        return cls._opened(identity, values, output_dir, None)
-
-    @classmethod
-    def continued(cls, identity: RunIdentity, values: Mapping[str, Any], output_dir: str, known: Path) -> Self:
-        """Reopens the run of an earlier process, if its store still has it; else creates it, as `start`.
-
-        Args:
-            identity: identity of the run.
-            values: parameters of the run.
-            output_dir: output folder of the job.
-            known: file with the id of the run, which is written for the next process.
-        """
-        run = cls._opened(identity, values, output_dir, known.read_text().strip() if known.is_file() else None)
-        if run.run_id is not None:
-            try:
-                known.parent.mkdir(parents=True, exist_ok=True)
-                known.write_text(run.run_id)
-            except OSError as error:
-                logger.warning("%s cannot be written: %s", known, error.strerror)
-        return run
-
-    @classmethod
-    def _opened(cls, identity: RunIdentity, values: Mapping[str, Any], output_dir: str, run_id: str | None) -> Self:
+        known_id = known.read_text().strip() if known is not None and known.is_file() else None
         lock: RunLock | None = None
 
         def hold(run_id: str) -> None:
@@ -94,7 +77,7 @@ class JobRun:
         with tempfile.TemporaryDirectory() as kept:
             identity = replace(identity, tags={**keep_code(Path(kept)), **identity.tags})
             try:
-                run = None if run_id is None else TrackedRun.reopen(identity.uri, run_id)
+                run = None if known_id is None else TrackedRun.reopen(identity.uri, known_id)
                 if run is None:
                     run = TrackedRun.start(identity, values, hold)
                 else:
@@ -111,6 +94,12 @@ class JobRun:
                     run.log_file(path)
             except (MlflowException, OSError) as error:
                 logger.warning("MLflow: %s", first_line(error))
+        if known is not None:
+            try:
+                known.parent.mkdir(parents=True, exist_ok=True)
+                known.write_text(run.run_id)
+            except OSError as error:
+                logger.warning("%s cannot be written: %s", known, error.strerror)
         return cls(run, lock)
 
     @property

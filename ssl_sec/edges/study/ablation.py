@@ -160,7 +160,7 @@ def _sweep(config: PretrainConfig, arms: Sequence[str], seeds: Sequence[int], kn
         tags={"data": config.data.title},
         parent_run_id=config.tracking.parent_run,
     )
-    return Sweep.continued(identity, {"arms": list(arms), "seeds": list(seeds)}, config.output_dir, known)
+    return Sweep.opened(identity, {"arms": list(arms), "seeds": list(seeds)}, config.output_dir, known)
 
 
 def _table(kept: Sequence[KeptCell], arms: Sequence[str]) -> str:

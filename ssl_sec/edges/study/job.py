@@ -126,7 +126,7 @@ class _Job:
         file = self._study.file
         values = {"arms": file.arms, "seeds": list(self._study.seeds), "over": file.over, "shared": list(file.shared)}
         known = self._folder / "study.mlflow_run_id"
-        self._sweep = Sweep.continued(identity, values, self._config.output_dir, known)
+        self._sweep = Sweep.opened(identity, values, self._config.output_dir, known)
         self._sweep.adopt([kept.run_id for kept in self._kept.of(self._cells())])
         return self._sweep.ended_with(self._upload)
 

@@ -172,7 +172,7 @@ class _Pipeline:
             tags={},
             parent_run_id=plan.tracking.parent_run,
         )
-        return Sweep.start(identity, values, plan.output_dir)
+        return Sweep.opened(identity, values, plan.output_dir)
 
     def _results(self, ended: list[ChainResult]) -> dict[str, list[Mapping[str, float]]]:
         """The metrics of the points that succeeded; points that differ only in their seed are grouped."""

@@ -90,7 +90,7 @@ def run_search(search: Search) -> tuple[list[Trial], int, Path]:
         tags={"data": config.data.title},
         parent_run_id=config.tracking.parent_run,
     )
-    sweep = Sweep.continued(identity, described, config.output_dir, folder / f"{name}.tune.mlflow_run_id")
+    sweep = Sweep.opened(identity, described, config.output_dir, folder / f"{name}.tune.mlflow_run_id")
     earlier = sorted(folder.glob(f"{name}-[0-9][0-9][0-9]*/mlflow_run_id"))
     sweep.adopt([path.read_text().strip() for path in earlier])
     parent = [] if sweep.run_id is None else [f"tracking.parent_run={sweep.run_id}"]

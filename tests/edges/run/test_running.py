@@ -127,7 +127,7 @@ class Store:
         return RunIdentity(uri=self.uri, experiment="e", name=name, tags={"job": job, "recipe": "recipe"})
 
     def sweep(self, name: str) -> Sweep:
-        return Sweep.start(self.identity(name, "ablate"), {}, str(self.output_dir))
+        return Sweep.opened(self.identity(name, "ablate"), {}, str(self.output_dir))
 
     def run(self, name: str, uri: str | None = None) -> RunFolder:
         folder = started(self.output_dir, name)

@@ -37,7 +37,7 @@ def identity(folder: Path) -> RunIdentity:
 
 
 def start(folder: Path) -> tuple[Sweep, MlflowClient]:
-    sweep = Sweep.start(identity(folder), {"arms": ["none"]}, str(folder))
+    sweep = Sweep.opened(identity(folder), {"arms": ["none"]}, str(folder))
     return sweep, MlflowClient(identity(folder).uri)
 
 
@@ -99,7 +99,7 @@ def test_a_sweep_that_ends_early_has_the_status_of_its_error(store: Path, error,
 
 def test_a_continued_sweep_has_the_means_of_all_its_runs(store: Path, tmp_path: Path):
     for runs in ([50.0], [50.0, 70.0, 60.0]):
-        sweep = Sweep.continued(identity(store), {}, str(store), tmp_path / "known")
+        sweep = Sweep.opened(identity(store), {}, str(store), tmp_path / "known")
         with sweep.ended_after({"none": [{"probe/top1": top1} for top1 in runs]}, lambda: ""):
             pass
     _, client = start(store)
@@ -121,7 +121,7 @@ def test_points_that_were_logged_with_other_values_are_replaced_by_the_newest(st
 def test_a_sweep_runs_without_a_store(tmp_path: Path, caplog):
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
-        sweep = Sweep.start(identity(tmp_path / "file"), {}, str(tmp_path))
+        sweep = Sweep.opened(identity(tmp_path / "file"), {}, str(tmp_path))
     assert sweep.run_id is None
     assert "the runs of the sweep have no parent" in caplog.text
     with sweep.ended_after(RESULTS, lambda: "table"):
@@ -138,7 +138,7 @@ def test_a_run_whose_parameters_cannot_be_logged_does_not_stay_running(store: Pa
         patch.setattr(TrackedRun, "_log_parameters", failing)
         if is_away:  # until the next job
             patch.setattr(TrackedRun, "end", failing)
-        sweep = Sweep.start(replace(identity(store), name=name), {"arms": ["none"]}, str(store))
+        sweep = Sweep.opened(replace(identity(store), name=name), {"arms": ["none"]}, str(store))
     assert sweep.run_id is None and "a parameter is refused; the runs of the sweep have no parent run" in caplog.text
     _, client = start(store)
     (run,) = client.search_runs(["1"], f"attributes.run_name = '{name}'")
