@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,7 +36,6 @@ UNLABELLED = -1
 Split = Literal["train", "test"]
 Locations = str | Path | Sequence[str | Path]
 Candidate = tuple[int, str, Callable[[], Path | bytes]]  # an image: index, name in errors, what gets its file or bytes
-
 
 # The folder for copies of Parquet files that are read by row, and for indices of shards.
 CACHE_FOLDER = "~/.cache/ssl_sec"
@@ -168,30 +168,26 @@ class ImageStore(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncodedImages:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DecodedImages(ABC):
     """Images that are decoded whenever they are read.
 
-    An unreadable image is an error (`on_bad_image="raise"`) or is replaced (`"skip"`) by the next readable one of its
-    class, or else of the set, the first following the last: a function of the index alone, so that batches do not
-    depend on how many workers read them. The draw of its row determines its crop. It is counted and logged once.
+    An unreadable image is an error (`on_bad_image="raise"`) or is replaced (`"skip"`) by another one; it is counted and
+    logged once.
 
     Attributes:
-        store: the encoded images.
         labels: class of each image of this set, on the CPU; all UNLABELLED if there are no classes.
         class_names: name of each class; none if the images have no labels.
         image_shape: channels, height and width of each image.
-        crop: the crop of each image; None if all must have `image_shape` already.
         name: name of the split.
         description: source of the images.
+        crop: the crop of each image; None if all must have `image_shape` already.
         on_bad_image: action on an unreadable image; None raises an error if no option can skip the image.
         queries: mask of the queries, with the others as the gallery, on the CPU; None: each image is both.
-        rows: row in `store` of each image of this set; None for all rows in order.
-        within_class: whether only an image of its class may replace an unreadable one.
+        rows: number of each image of this set among those that are stored; None for all of them in order.
         bad_indices: the unreadable images met so far.
     """
 
-    store: ImageStore
     labels: Int64[Tensor, " images"]
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]
@@ -201,7 +197,6 @@ class EncodedImages:
     on_bad_image: OnBadImage | None = None
     queries: Bool[Tensor, " images"] | None = None
     rows: Int64[Tensor, " images"] | None = None
-    within_class: bool = False
     bad_indices: set[int] = field(default_factory=set)
 
     @property
@@ -212,6 +207,35 @@ class EncodedImages:
     def __len__(self) -> int:
         """Number of images."""
         return len(self.labels)
+
+    @abstractmethod
+    def read(self, indices: Int64[Tensor, " batch"], draws: Int64[Tensor, " batch"] | None = None) -> Batch:
+        """The images at `indices`, on the CPU; `Batch.indices` are those of the images actually read."""
+
+    @abstractmethod
+    def candidates(self, indices: Int64[Tensor, " chosen"]) -> Iterator[Candidate]:
+        """The encoded images at `indices`, ascending, with their names."""
+
+    @abstractmethod
+    def image_name(self, index: int) -> str:
+        """The name of an image in errors."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EncodedImages(DecodedImages):
+    """Images of a store, decoded whenever they are read.
+
+    An unreadable image is replaced by the next readable one of its class, or else of the set, the first following the
+    last: a function of the index alone, so that batches do not depend on how many workers read them. The draw of its
+    row determines its crop.
+
+    Attributes:
+        store: the encoded images.
+        within_class: whether only an image of its class may replace an unreadable one.
+    """
+
+    store: ImageStore
+    within_class: bool = False
 
     def read(self, indices: Int64[Tensor, " batch"], draws: Int64[Tensor, " batch"] | None = None) -> Batch:
         """The images at `indices`, on the CPU; `Batch.indices` are those of the images actually read."""
@@ -239,8 +263,15 @@ class EncodedImages:
     def candidates(self, indices: Int64[Tensor, " chosen"]) -> Iterator[Candidate]:
         """The encoded images at `indices` with their names."""
         for index in indices.tolist():
-            row = index if self.rows is None else int(self.rows[index])
+            row = self._row(index)
             yield index, self.store.image_name(row), partial(self.store.source, row)
+
+    def image_name(self, index: int) -> str:
+        """The name of an image in errors."""
+        return self.store.image_name(self._row(index))
+
+    def _row(self, index: int) -> int:
+        return index if self.rows is None else int(self.rows[index])
 
     def _in_turn(self, index: int) -> Iterator[Candidate]:
         """The image, and those that may replace it."""
@@ -250,38 +281,8 @@ class EncodedImages:
         return itertools.islice(itertools.chain.from_iterable(map(self.candidates, parts)), MAX_BAD_IN_A_ROW)
 
 
-@runtime_checkable
-class Decoded(Protocol):
-    """The properties that decide how images of a set are decoded when they are read."""
-
-    @property
-    def name(self) -> str:
-        """Name of the split."""
-        ...
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of each image."""
-        ...
-
-    @property
-    def crop(self) -> Crop | None:
-        """The crop of each image."""
-        ...
-
-    @property
-    def on_bad_image(self) -> OnBadImage | None:
-        """The action on an unreadable image."""
-        ...
-
-    @property
-    def bad_indices(self) -> set[int]:
-        """The unreadable images met so far."""
-        ...
-
-
 def first_readable(
-    image_set: Decoded, candidates: Iterable[Candidate], draw: int | None, bad: dict[int, str], where: str = ""
+    image_set: DecodedImages, candidates: Iterable[Candidate], draw: int | None, bad: dict[int, str], where: str = ""
 ) -> tuple[UInt8[Tensor, "channels height width"], int]:
     """The first of some images that can be read, and its index in the set.
 
@@ -311,7 +312,7 @@ def first_readable(
     raise DataError(f"{image_set.name}: {len(reasons)} images{where} in a row cannot be read, the first: {reasons[0]}")
 
 
-def record_bad(image_set: Decoded, bad: dict[int, str]) -> None:
+def record_bad(image_set: DecodedImages, bad: dict[int, str]) -> None:
     """Counts the images in `bad` (index to reason) and logs the new ones."""
     for index, reason in bad.items():
         if index not in image_set.bad_indices:

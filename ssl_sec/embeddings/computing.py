@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from ssl_sec.augment.views import unit_range
 from ssl_sec.data.base_config import FilesConfig
 from ssl_sec.data.config import DataConfig
-from ssl_sec.data.image_set import EncodedImages, ImageSet
+from ssl_sec.data.image_set import DecodedImages, ImageSet
 from ssl_sec.data.loading import batches
-from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.embeddings.parts import Rows
 from ssl_sec.training.recipe import Computation
 
@@ -73,8 +72,6 @@ def embed(
 
 def paths(image_set: ImageSet, chosen: Int64[Tensor, " images"]) -> list[str | None]:
     """The path of each image, or the file and row that it is in; None where the set has none."""
-    if isinstance(image_set, EncodedImages):
-        return [name for _, name, _ in image_set.candidates(chosen)]
-    if isinstance(image_set, StreamedImages):
+    if isinstance(image_set, DecodedImages):
         return [image_set.image_name(index) for index in chosen.tolist()]
     return [None] * len(chosen)

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from ssl_sec.augment.views import unit_range
 from ssl_sec.collectives import gather_rows, max_over_workers, rank, world_size
-from ssl_sec.data.image_set import EncodedImages, ImageSet
+from ssl_sec.data.image_set import DecodedImages, ImageSet
 from ssl_sec.data.loading import batches
-from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.arrays import as_tensor
 from ssl_sec.modes import evaluating
@@ -89,7 +88,7 @@ def readable(
         indices: indices of the images, on the CPU; None takes all images.
     """
     is_bad = torch.zeros(len(image_set), dtype=torch.int32)
-    if isinstance(image_set, EncodedImages | StreamedImages):
+    if isinstance(image_set, DecodedImages):
         is_bad[sorted(image_set.bad_indices)] = 1
     return max_over_workers((is_bad if indices is None else is_bad[indices]).to(device)) == 0
 

@@ -4,17 +4,16 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Int64
 from torch import Tensor
 
 from ssl_sec.batch import Batch
-from ssl_sec.data.crops import Crop
-from ssl_sec.data.decode import Decoding, OnBadImage
-from ssl_sec.data.image_set import MAX_BAD_IN_A_ROW, Candidate, ImageSet, first_readable, record_bad
+from ssl_sec.data.decode import Decoding
+from ssl_sec.data.image_set import MAX_BAD_IN_A_ROW, Candidate, DecodedImages, ImageSet, first_readable, record_bad
 from ssl_sec.data.samplers import Sampler, ShuffledBatches
 from ssl_sec.data.shards.blocks import BlockReader, Blocks
 from ssl_sec.data.shards.order import BlockShuffledBatches
@@ -29,49 +28,20 @@ _MOST_SAMPLED = 16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StreamedImages:
+class StreamedImages(DecodedImages):
     """Images whose blocks are read when they are needed, and decoded whenever they are read.
 
     In the order of `BlockShuffledBatches` each block is read once an epoch; in any other order, it is read as often as
-    it leaves the memory. An unreadable image is an error (`on_bad_image="raise"`) or is replaced (`"skip"`) by the next
-    readable one of its block, the first following the last.
+    it leaves the memory. An unreadable image is replaced by the next readable one of its block, the first following the
+    last. The rows of this set are in ascending order; each image is both a query and in the gallery.
 
     Attributes:
         reader: reader of the blocks.
-        labels: class of each image of this set, on the CPU; all UNLABELLED if there are no classes.
-        class_names: name of each class; none if the images have no labels.
-        image_shape: channels, height and width of each image.
-        name: name of the split.
-        description: source of the images.
         window: number of images shuffled at once.
-        crop: the crop of each image; None if all must have `image_shape` already.
-        on_bad_image: action on an unreadable image.
-        queries: None: each image is both a query and in the gallery.
-        rows: number of each image of this set among those of all blocks, ascending; None for all images.
-        bad_indices: the unreadable images met so far.
     """
 
     reader: BlockReader
-    labels: Int64[Tensor, " images"]
-    class_names: tuple[str, ...]
-    image_shape: tuple[int, int, int]
-    name: str
-    description: str
     window: int
-    crop: Crop | None = None
-    on_bad_image: OnBadImage | None = None
-    queries: Bool[Tensor, " images"] | None = None
-    rows: Int64[Tensor, " images"] | None = None
-    bad_indices: set[int] = field(default_factory=set)
-
-    @property
-    def num_bad_images(self) -> int:
-        """How many images of this set were replaced so far, each counted once."""
-        return len(self.bad_indices)
-
-    def __len__(self) -> int:
-        """Number of images."""
-        return len(self.labels)
 
     def batches(self, global_batch_size: int, seed: int) -> BlockShuffledBatches:
         """The sampler of this set."""

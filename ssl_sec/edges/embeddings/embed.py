@@ -13,7 +13,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.fingerprint import file_sizes, fingerprint
-from ssl_sec.data.image_set import Decoded, ImageSet
+from ssl_sec.data.image_set import DecodedImages, ImageSet
 from ssl_sec.edges.config.embed import EmbedConfig
 from ssl_sec.edges.embeddings.network import TravellingNetwork, found_network_and_origin
 from ssl_sec.edges.embeddings.recording import start_run, upload_results
@@ -298,7 +298,7 @@ def _origin(
         "split": config.split,
         "images": len(image_set),
         "image_shape": list(image_set.image_shape),
-        "crop": to_values(image_set.crop) if isinstance(image_set, Decoded) and image_set.crop else None,
+        "crop": to_values(image_set.crop) if isinstance(image_set, DecodedImages) and image_set.crop else None,
         "rows_per_part": config.rows_per_part,
         "dim": dim,
         "precision": _precision(config.runtime),

@@ -22,7 +22,7 @@ from torch import Tensor
 from ssl_sec.collectives import gather_objects, max_int_over_workers, own_rows
 from ssl_sec.data.config import ParquetConfig, WebDatasetConfig
 from ssl_sec.data.decode import decode_image, map_in_threads
-from ssl_sec.data.image_set import LISTED_BAD_IMAGES, Candidate, EncodedImages, ImageSet, ResidentImages, check_shape
+from ssl_sec.data.image_set import LISTED_BAD_IMAGES, Candidate, DecodedImages, ImageSet, ResidentImages, check_shape
 from ssl_sec.data.shards.cache_files import made_once
 from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.data.stores import unreadable_images
@@ -104,7 +104,7 @@ def check(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) -> Imag
     encoded = open_encoded(config.data) if is_decoded else image_set
     if encoded is None:
         return None
-    assert isinstance(encoded, EncodedImages | StreamedImages)
+    assert isinstance(encoded, DecodedImages)
     num_checked = min(config.check_images, len(encoded))
     if isinstance(encoded, StreamedImages) and not is_decoded:
         encoded = encoded.apart()
@@ -128,7 +128,8 @@ def check(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) -> Imag
         num_duplicates=len(repeated),
         num_unreadable=len(reasons) if decoded is None else decoded.num_bad_images,
         duplicates=tuple(
-            (_name(encoded, int(indices[place])), _name(encoded, int(indices[repeated[place]]))) for place in first
+            (encoded.image_name(int(indices[place])), encoded.image_name(int(indices[repeated[place]])))
+            for place in first
         ),
         unreadable=tuple(map(str, reasons[:LISTED_BAD_IMAGES])) if decoded is None else decoded.bad_images,
     )
@@ -137,7 +138,7 @@ def check(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) -> Imag
     return found
 
 
-def _cache_path(config: PretrainConfig, image_set: EncodedImages | StreamedImages) -> Path | None:
+def _cache_path(config: PretrainConfig, image_set: DecodedImages) -> Path | None:
     """The file that keeps the check of a set for later runs; None for folders, whose files may change unnoticed."""
     if not isinstance(config.data, ParquetConfig | WebDatasetConfig):
         return None
@@ -165,15 +166,8 @@ def _read(path: Path | None) -> ImageCheck | None:
         return None
 
 
-def _name(image_set: EncodedImages | StreamedImages, index: int) -> str:
-    """The name of an image in errors."""
-    if isinstance(image_set, StreamedImages):
-        return image_set.image_name(index)
-    return image_set.store.image_name(index if image_set.rows is None else int(image_set.rows[index]))
-
-
 def _look_at(
-    image_set: EncodedImages | StreamedImages, indices: Int64[Tensor, " own"], decodes: bool, runtime: Runtime
+    image_set: DecodedImages, indices: Int64[Tensor, " own"], decodes: bool, runtime: Runtime
 ) -> tuple[bytes, list[DataError]]:
     """The digests of some images, concatenated, and the errors of those that are unreadable."""
     digests, reasons = bytearray(), list[DataError]()
@@ -188,9 +182,7 @@ def _look_at(
     return bytes(digests), reasons
 
 
-def _look(
-    image_set: EncodedImages | StreamedImages, decodes: bool, candidate: Candidate
-) -> tuple[bytes, DataError | None]:
+def _look(image_set: DecodedImages, decodes: bool, candidate: Candidate) -> tuple[bytes, DataError | None]:
     """The digest of an image, and its error if it is unreadable.
 
     Raises:

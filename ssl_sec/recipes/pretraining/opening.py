@@ -3,14 +3,13 @@
 from dataclasses import replace
 
 from ssl_sec.data.config import DataConfig, FolderConfig, ParquetConfig, RecordsConfig, WebDatasetConfig
-from ssl_sec.data.image_set import EncodedImages, Split
-from ssl_sec.data.shards.streamed import StreamedImages
+from ssl_sec.data.image_set import DecodedImages, Split
 
 # Number of images in the window of a set that a run would not read by blocks.
 _WINDOW = 4096
 
 
-def open_encoded(data: DataConfig, split: Split = "train") -> EncodedImages | StreamedImages | None:
+def open_encoded(data: DataConfig, split: Split = "train") -> DecodedImages | None:
     """The set with images that are decoded when they are read; None for a published set.
 
     Only the first image is decoded, and no pixels are written to disk.
@@ -28,5 +27,5 @@ def open_encoded(data: DataConfig, split: Split = "train") -> EncodedImages | St
         encoded = replace(data, resident_limit_mib=0).open(split)
     else:
         return None
-    assert isinstance(encoded, EncodedImages | StreamedImages)
+    assert isinstance(encoded, DecodedImages)
     return encoded
