@@ -3,9 +3,9 @@
 import hashlib
 import io
 import tempfile
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,16 +29,24 @@ from ssl_sec.recipes.registry import RECIPES, trainings
 
 
 @dataclass(frozen=True, kw_only=True)
-class TravellingNetwork(ABC):
+class TravellingNetwork:
     """A network with its weights in memory.
 
     Attributes:
         run: the id of its run, or the name of the run's folder.
         weights: the content of its files by name.
+        build: shape of the images, folder of the files -> the network with its weights.
+        data: the data set that it was trained on; None for an export, which does not record where its images are.
+        image_size_px: side of the images that it was trained on; None if that is not known, or a crop's.
+        crop: the crop of evaluated images; None if all have one size.
     """
 
     run: str
     weights: Mapping[str, bytes] = field(repr=False)
+    build: Callable[[tuple[int, int, int], Path], nn.Module]
+    data: DataConfig | None = None
+    image_size_px: int | None = None
+    crop: Crop | None = None
 
     def digest(self, loaded: nn.Module) -> str:
         """Sixteen hexadecimal digits of the weights and the scale of pixels; the same for a run and its exports.
@@ -62,104 +70,31 @@ class TravellingNetwork(ABC):
             for name, content in self.weights.items():
                 (Path(folder) / name).write_bytes(content)
             try:
-                return self._built(image_shape, Path(folder))
+                return self.build(image_shape, Path(folder))
             except UnfitWeightsError as error:
                 shape = " x ".join(map(str, image_shape))
                 raise ConfigError(f"data: found images of {shape}, which do not fit {error.what}") from error
 
-    @property
-    @abstractmethod
-    def data(self) -> DataConfig | None:
-        """The data set that it was trained on; None if it is not known."""
 
-    @property
-    @abstractmethod
-    def image_size_px(self) -> int | None:
-        """Side of the images that it was trained on; None if that is not known, or a crop's."""
-
-    @property
-    @abstractmethod
-    def crop(self) -> Crop | None:
-        """The crop of evaluated images; None if all have one size."""
-
-    @abstractmethod
-    def _built(self, image_shape: tuple[int, int, int], files: Path) -> nn.Module: ...
+def _built_of_run(job: str, config: TrainingConfig, image_shape: tuple[int, int, int], files: Path) -> nn.Module:
+    return load_network(RECIPES[job], config, image_shape, files).whole
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkOfRun(TravellingNetwork):
-    """The network of a run.
-
-    Attributes:
-        job: name of the run's job.
-        config: the run's configuration.
-        trained_shape: channels, height and width of the images that it was trained on; None if that is not known.
-    """
-
-    job: str
-    config: TrainingConfig
-    trained_shape: tuple[int, ...] | None = None
-
-    @property
-    def data(self) -> DataConfig:
-        """The run's data set."""
-        return self.config.data
-
-    @property
-    def image_size_px(self) -> int | None:
-        """The side that the run's data set has, or the images that the run was trained on."""
-        return self.config.size_px_of(self.trained_shape)
-
-    @property
-    def crop(self) -> Crop | None:
-        """The crop of the run's evaluation; None for images of one size, which are not cropped."""
-        return self.config.crop_of(self.trained_shape)
-
-    def _built(self, image_shape: tuple[int, int, int], files: Path) -> nn.Module:
-        return load_network(RECIPES[self.job], self.config, image_shape, files).whole
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkOfExport(TravellingNetwork):
-    """The network of an export.
-
-    Attributes:
-        record: the record in the export.
-    """
-
-    record: Record
-
-    @property
-    def data(self) -> None:
-        """None: an export does not record where its images are."""
-
-    @property
-    def image_size_px(self) -> int | None:
-        """The side of the images with which the export was made."""
-        return None if self.record.crop is not None else min(self.record.image_shape[1:])
-
-    @property
-    def crop(self) -> Crop | None:
-        """The crop in the record."""
-        return self.record.crop
-
-    def _built(self, image_shape: tuple[int, int, int], files: Path) -> nn.Module:
-        trained = self.record.image_shape[0]
-        if image_shape[0] != trained:
-            shape = " x ".join(map(str, image_shape))
+def _built_of_export(record: Record, image_shape: tuple[int, int, int], files: Path) -> nn.Module:
+    trained = record.image_shape[0]
+    if image_shape[0] != trained:
+        shape = " x ".join(map(str, image_shape))
+        raise ConfigError(f"data: found images of {shape}, which do not fit the encoder: it takes {trained} channels")
+    if (files / "encoder.pt").is_file():
+        if image_shape != record.image_shape:
+            found, recorded = (" x ".join(map(str, shape)) for shape in (image_shape, record.image_shape))
             raise ConfigError(
-                f"data: found images of {shape}, which do not fit the encoder: it takes {trained} channels"
+                f"data: found images of {found}, which do not fit the encoder: TorchScript has the computation for "
+                f"images of {recorded}"
             )
-        if (files / "encoder.pt").is_file():
-            if image_shape != self.record.image_shape:
-                found, recorded = (" x ".join(map(str, shape)) for shape in (image_shape, self.record.image_shape))
-                raise ConfigError(
-                    f"data: found images of {found}, which do not fit the encoder: TorchScript has the computation for "
-                    f"images of {recorded}"
-                )
-            return load_script(str(files / "encoder.pt")).eval()
-        (path,) = (files / name for name in self.weights if name != "head.safetensors")
-        return exported_network(self.record, image_shape, path).whole
+        return load_script(str(files / "encoder.pt")).eval()
+    (path,) = (path for path in files.iterdir() if path.name != "head.safetensors")
+    return exported_network(record, image_shape, path).whole
 
 
 def _tensors(file: str, content: bytes) -> Mapping[str, Tensor]:
@@ -205,12 +140,13 @@ def found_network_and_origin(config: EmbedConfig) -> tuple[TravellingNetwork, Or
             )
     with found_network(word, config.checkpoint, config.tracking, config.output_dir, trainings()) as found:
         tracking, run_id = found.tracking_of_job(word, config.tracking, config.output_dir)
-        network = NetworkOfRun(
-            job=found.recipe.name,
-            config=found.config,
-            trained_shape=found.image_shape,
+        network = TravellingNetwork(
             run=found.run_id or found.short_name,
             weights={name: (found.files / name).read_bytes() for name in found.recipe.network_files},
+            build=partial(_built_of_run, found.recipe.name, found.config),
+            data=found.config.data,
+            image_size_px=found.config.size_px_of(found.image_shape),
+            crop=found.config.crop_of(found.image_shape),
         )
         return network, Origin(
             tracking=tracking,
@@ -221,7 +157,7 @@ def found_network_and_origin(config: EmbedConfig) -> tuple[TravellingNetwork, Or
         )
 
 
-def _exported(folder: Path, checkpoint: int | str) -> NetworkOfExport | None:
+def _exported(folder: Path, checkpoint: int | str) -> TravellingNetwork | None:
     found = read_record(folder)
     if found is None:
         return None
@@ -236,4 +172,10 @@ def _exported(folder: Path, checkpoint: int | str) -> NetworkOfExport | None:
         weights = {file.name: file.read_bytes() for file in files}
     except OSError as error:
         raise StorageError(f"run: {error.filename} cannot be read: {error.strerror}") from error
-    return NetworkOfExport(run=record.run, record=record, weights=weights)
+    return TravellingNetwork(
+        run=record.run,
+        weights=weights,
+        build=partial(_built_of_export, record),
+        image_size_px=None if record.crop is not None else min(record.image_shape[1:]),
+        crop=record.crop,
+    )

@@ -7,12 +7,14 @@ import pytest
 
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config.embed import EmbedConfig
-from ssl_sec.edges.embeddings.network import NetworkOfRun, found_network_and_origin
+from ssl_sec.edges.embeddings.network import TravellingNetwork, found_network_and_origin
+from ssl_sec.edges.folder.encoder import load_network
 from ssl_sec.exporting import FORMATS
 from ssl_sec.exporting.record import Record
 from ssl_sec.networks.config import TimmConfig
 from ssl_sec.networks.weights import save_weights
 from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import from_values
 from tests.exporting.test_exporting import exportable_timm, some_images
 
@@ -24,7 +26,11 @@ def test_colour_exports_of_every_format_have_the_digest_of_their_run(scale: dict
     config = replace(config, encoder=TimmConfig(model="test_vit", **scale))
     save_weights(exportable.encoder.backbone, tmp_path / "encoder.safetensors")
     weights = {"encoder.safetensors": (tmp_path / "encoder.safetensors").read_bytes()}
-    run = NetworkOfRun(run="a", weights=weights, job="pretrain", config=config)
+    run = TravellingNetwork(
+        run="a",
+        weights=weights,
+        build=lambda image_shape, files: load_network(PRETRAIN, config, image_shape, files).whole,
+    )
     encoder = TimmConfig(model="test_vit", mean=tuple(exportable.mean), std=tuple(exportable.std))
     record = Record(run="a", encoder=encoder, head=None, image_shape=(3, 32, 32))
     for name in ("safetensors", "torchscript", "timm", "hub"):
