@@ -6,11 +6,11 @@ and a curve, `measure` and `COMPARISONS`. They are imported when they are first 
 torch nor matplotlib.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,32 +20,9 @@ if TYPE_CHECKING:
     from ssl_sec.recipes.config import RunConfig
     from ssl_sec.training.step import Runtime
 
-
-@runtime_checkable
-class Run(Protocol):
-    """A worker's part of a run: trains or measures what the configuration describes, and stores the results."""
-
-    def __call__(self, config: Any, runtime: "Runtime", store: Any) -> None:
-        """Runs the recipe on this worker."""
-        ...
-
-
-@runtime_checkable
-class Draw(Protocol):
-    """The figures of a finished run, by the name of their file."""
-
-    def __call__(self, run: "RunRecord", /) -> "dict[str, Figure]":
-        """Draws them."""
-        ...
-
-
-@runtime_checkable
-class Measure(Protocol):
-    """The numbers of a finished run that reports compare, as plain values by the names of the comparisons."""
-
-    def __call__(self, run: "RunRecord", /) -> "dict[str, Any]":
-        """Computes them."""
-        ...
+    Run = Callable[[Any, Runtime, Any], None]
+    Draw = Callable[[RunRecord], dict[str, Figure]]
+    Measure = Callable[[RunRecord], dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,9 +51,6 @@ class RecipeRow:
         hub_tags: tags of the model card.
         hub_tags_without_labels: more of them for an encoder that has learned without labels.
         curves: the metrics that reports draw as curves: the first one that most of the runs have.
-        compared: other comparisons of several runs that reports draw, beside norms: names in the package's
-            `COMPARISONS`.
-        is_shown_at_start: whether the package's `draw_at_start` draws figures before the run has ended.
         is_probed: whether linear probes evaluate the encoder.
     """
 
@@ -99,8 +73,6 @@ class RecipeRow:
     hub_tags: tuple[str, ...] = ()
     hub_tags_without_labels: tuple[str, ...] = ()
     curves: tuple[str, ...] = ()
-    compared: tuple[str, ...] = ()
-    is_shown_at_start: bool = False
     is_probed: bool = False
 
     @property
@@ -119,30 +91,30 @@ class RecipeRow:
         return import_module(f"{self.package}.config").CONFIG
 
     @property
-    def run(self) -> Run:
-        """The function that each worker calls."""
+    def run(self) -> "Run":
+        """The function that each worker calls with the configuration, its runtime, and the store of the results."""
         return import_module(f"{self.package}.recipe").run
 
     @property
-    def draw(self) -> Draw:
-        """The function that draws the figures of a finished run."""
+    def draw(self) -> "Draw":
+        """The function that draws the figures of a finished run, by the name of their file."""
         return import_module(f"{self.package}.figures").draw
 
     @property
-    def draw_at_start(self) -> Draw:
-        """The function that draws the figures that exist from the first step of a run on; it draws none before."""
-        return import_module(f"{self.package}.figures").draw_at_start
+    def draw_at_start(self) -> "Draw | None":
+        """Likewise for those that exist from the first step of a run on; it draws none before. None: there are none."""
+        return getattr(import_module(f"{self.package}.figures"), "draw_at_start", None)
 
     @property
-    def measure(self) -> Measure:
-        """The function that computes the numbers which comparisons of finished runs need."""
-        return import_module(f"{self.package}.figures").measure
+    def measure(self) -> "Measure | None":
+        """The function that computes what comparisons of finished runs need, by their names; None: nothing."""
+        return getattr(import_module(f"{self.package}.figures"), "measure", None)
 
     @property
     def comparisons(self) -> "Mapping[str, Comparison]":
         """The comparisons of several runs that reports draw, beside curves."""
         common = {"norms": import_module("ssl_sec.figures.comparing").NORMS} if self.is_training else {}
-        return {**common, **(import_module(f"{self.package}.figures").COMPARISONS if self.compared else {})}
+        return {**common, **getattr(import_module(f"{self.package}.figures"), "COMPARISONS", {})}
 
 
 PRETRAIN = RecipeRow(
@@ -164,7 +136,6 @@ PRETRAIN = RecipeRow(
     hub_tags=("contrastive-learning",),
     hub_tags_without_labels=("self-supervised-learning",),
     curves=("val/knn_top1",),
-    is_shown_at_start=True,
     is_probed=True,
 )
 PROBE = RecipeRow(
@@ -206,16 +177,6 @@ METRIC_LEARNING = RecipeRow(
     "a greater cosine than two of different classes, including classes that it was not trained on.",
     hub_tags=("metric-learning", "image-retrieval"),
     curves=("test/recall_at_1", "val/recall_at_1", "train/recall_at_1"),
-    compared=(
-        "training_norms",
-        "cosines",
-        "cosine_differences",
-        "distances",
-        "divergences",
-        "direction_changes",
-        "feature_maps",
-        "retrieved",
-    ),
 )
 FACE = RecipeRow(
     name="face",
@@ -240,7 +201,6 @@ FACE = RecipeRow(
     "than two of different people, including people whom it was not trained on.",
     hub_tags=("metric-learning", "face-recognition"),
     curves=("val/verification_accuracy", "train/verification_accuracy"),
-    compared=("cosines",),
 )
 
 FINETUNE = RecipeRow(

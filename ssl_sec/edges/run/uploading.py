@@ -59,7 +59,7 @@ class Upload:
         self._tracking = tracking
         self.patience = Patience(ANSWER_S, tracking.ping, is_answer)
         self.num_lost = 0
-        self._has_shown_start = not spec.recipe.is_shown_at_start
+        self._has_shown_start = False
 
     def record_loss(self, count: int) -> None:
         """Records how many records of metrics MLflow did not accept."""
@@ -67,7 +67,9 @@ class Upload:
 
     def upload_start(self, tracked: TrackedRun) -> None:
         """Draws and uploads, once, the plots that exist before a run's end; the upload of the results repeats them."""
-        if self._has_shown_start or not (figures := self._spec.recipe.draw_at_start(self._spec.folder)):
+        if self._has_shown_start or (draw := self._spec.recipe.draw_at_start) is None:
+            return
+        if not (figures := draw(self._spec.folder)):
             return
         self._has_shown_start = True
         try:
@@ -81,9 +83,8 @@ class Upload:
         """Draws the plots, and uploads all files of the run, also if MLflow refuses some of them."""
         spec, folder = self._spec, self._spec.folder
         logger.info("drawing the plots")
-        if spec.recipe.compared:
-            numbers = spec.recipe.measure(folder)
-            (folder.path / NUMBERS).write_text(json.dumps(numbers))
+        if (measure := spec.recipe.measure) is not None:
+            (folder.path / NUMBERS).write_text(json.dumps(measure(folder)))
         plots = save_figures(folder.path, spec.recipe.draw(folder))
         if tracked is None or self.num_lost:  # MLflow does not even accept metrics
             return

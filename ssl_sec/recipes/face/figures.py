@@ -245,7 +245,7 @@ def _draw_test_sets(arms: Mapping[str, Sequence[Mapping[str, PairCosines]]], tit
     return draw_cosines(shown, title if several else f"{title}, {next(iter(everywhere))}")
 
 
-# Keyed by the names that `RecipeRow.compared` and the figures of `ssl_sec.papers` use.
+# Keyed by the names that the figures of `ssl_sec.papers` use.
 COMPARISONS: Mapping[str, Comparison] = {
     "cosines": Comparison(
         about="cosines of the test sets' pairs",

@@ -161,7 +161,7 @@ def _direction_changes(run: RunRecord) -> list[DirectionChanges]:
     return changes
 
 
-# Keyed by the names that `RecipeRow.compared` and the figures of `ssl_sec.papers` use.
+# Keyed by the names that the figures of `ssl_sec.papers` use.
 COMPARISONS: Mapping[str, Comparison] = {
     "training_norms": Comparison(
         about="norms of the training images, after training",
