@@ -61,19 +61,6 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
-    """One job of a chain.
-
-    Attributes:
-        job: name of the job.
-        overrides: overrides of its configuration.
-    """
-
-    job: str
-    overrides: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
     """A job with checked overrides.
 
@@ -280,7 +267,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[tuple[tuple[str, ...], tuple[
     ]
 
 
-def following_stages(then: str | None, command: Command, is_local: bool) -> tuple[Stage, ...]:
+def following_stages(then: str | None, command: Command, is_local: bool) -> tuple[Command, ...]:
     """The probe after a pretraining: as the pretraining's configuration says, with the changes of `--then`.
 
     Args:
@@ -309,7 +296,7 @@ def following_stages(then: str | None, command: Command, is_local: bool) -> tupl
         if o.startswith(("runtime", "tracking.uri=", "tracking.experiment=", "tracking.tags"))
     ]
     overrides = (*(_override(key, value) for key, value in settings.items()), *carried, *changes)
-    return (Stage(job=job, overrides=check_command(job, overrides, None, is_local).overrides),)
+    return (check_command(job, overrides, None, is_local),)
 
 
 def _override(key: str, value: Any) -> str:

@@ -19,7 +19,7 @@ from types import FrameType
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.submit.cluster import Cluster, ConnectionLost, entrypoint, exit_code
-from ssl_sec.edges.submit.orders import Stage
+from ssl_sec.edges.submit.orders import Command
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.store import all_pages, connect_to_store, tracking_uri
@@ -40,16 +40,12 @@ class Point:
     """A chain of jobs.
 
     Attributes:
-        name: name of its runs.
-        recipe: recipe of its runs.
         swept: the keys that differ between points, with their values here.
         stages: the jobs, in order.
     """
 
-    name: str
-    recipe: str
     swept: tuple[str, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[Command, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,6 +182,7 @@ class _Pipeline:
 
     def _chain(self, number: int, point: Point, parent: Sweep) -> ChainResult:
         metrics: dict[str, float] = {}
+        recipe = point.stages[0].recipe
         for position, stage in enumerate(point.stages):
             if self._stopping.is_set():
                 return ChainResult(code=Stopped.exit_code, state="stopped", metrics=metrics)
@@ -194,16 +191,15 @@ class _Pipeline:
             is_training = RECIPES[stage.job].is_training
             if is_training and parent.run_id is not None:  # that of a probe is the run that it probes
                 overrides.append(f"tracking.parent_run={parent.run_id}")
-            name = point.name if position == 0 else f"{point.name}-{stage.job}"
             label = " ".join([*point.swept, stage.job])
-            metadata = {"job_name": name, "recipe": point.recipe, "job": stage.job, "parent": self._job_id}
+            metadata = {"job_name": stage.name, "recipe": recipe, "job": stage.job, "parent": self._job_id}
             try:
                 code = self._stage(job_id, overrides, metadata, label)
             except Exception as error:  # the other points continue
                 logger.error("%s: %s", label, error, exc_info=not isinstance(error, UserError))
                 code = error.exit_code if isinstance(error, UserError) else 1
                 return ChainResult(code=code, state=f"{stage.job} failed: {first_line(error)}", metrics=metrics)
-            metrics |= self._metrics_of(job_id, point.recipe if is_training or position > 0 else None)
+            metrics |= self._metrics_of(job_id, recipe if is_training or position > 0 else None)
             if code != 0:
                 state = "stopped" if code == Stopped.exit_code else f"{stage.job} failed with exit code {code}"
                 return ChainResult(code=code, state=state, metrics=metrics)
@@ -244,7 +240,7 @@ class _Pipeline:
     def _table(self, ended: list[ChainResult]) -> str:
         names = chosen_metrics((*compared_metrics(), "train/loss"), {name for each in ended for name in each.metrics})
         rows = [
-            [", ".join(point.swept) or point.name, each.state, *(_shown(each.metrics.get(name)) for name in names)]
+            [", ".join(point.swept) or point.stages[0].name, each.state, *map(_shown, map(each.metrics.get, names))]
             for point, each in zip(self._plan.points, ended, strict=True)
         ]
         return in_table(rows, ["point", "state", *map(metric_label, names)])

@@ -17,7 +17,6 @@ from ssl_sec.edges.submit.cluster import Cluster, entrypoint, is_this_machine
 from ssl_sec.edges.submit.orders import (
     Command,
     Order,
-    Stage,
     check_command,
     expand_sweep,
     following_stages,
@@ -79,15 +78,10 @@ def submit_order(order: Order, cluster: Cluster) -> dict[str, str]:
             parallel=order.parallel,
             points=tuple(
                 Point(
-                    name=each.name,
-                    recipe=each.recipe,
                     swept=swept,
                     stages=tuple(
                         replace(stage, overrides=(*with_own, *stage.overrides))
-                        for stage in (
-                            Stage(job=each.job, overrides=each.overrides),
-                            *following_stages(order.then, each, is_local),
-                        )
+                        for stage in (each, *following_stages(order.then, each, is_local))
                     ),
                 )
                 for each, swept in points

@@ -144,7 +144,7 @@ def test_a_pipeline_finds_its_plan_in_a_file(tmp_path):
     ((line, job_id, metadata, _, files),) = cluster.sent
     assert line.endswith("exec /opt/python -m ssl_sec pipeline plan.json")
     plan = from_values(Plan, json.loads(files["plan.json"]))
-    assert [point.name for point in plan.points] == ["eta-eta0.1", "eta-eta0.5"]
+    assert [point.stages[0].name for point in plan.points] == ["eta-eta0.1", "eta-eta0.5"]
     assert job_id.startswith("digits-eta-") and metadata["job_name"] == "eta"
 
 
@@ -235,14 +235,14 @@ def test_the_probe_after_a_pretraining_is_the_one_that_its_configuration_describ
 
 def test_a_plan_round_trips_to_the_cluster():
     command = check_command("pretrain", DIGITS, "mine", is_local=False)
-    stages = [{"job": "pretrain", "overrides": list(command.overrides)}, {"job": "probe", "overrides": []}]
+    stages = [to_values(command), {"job": "probe", "overrides": [], "name": "mine-probe", "recipe": "probe"}]
     values = {
         "name": "n",
         "recipe": "digits",
         "output_dir": "/shared/runs",
         "tracking": to_values(TrackingConfig(tags={"team": "vision"})),
         "parallel": 2,
-        "points": [{"name": "p", "recipe": "digits", "swept": ["seed=0"], "stages": stages}],
+        "points": [{"swept": ["seed=0"], "stages": stages}],
     }
     plan = from_values(Plan, values)
     assert not plan.is_sweep
