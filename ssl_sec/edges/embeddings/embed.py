@@ -37,8 +37,6 @@ logger = logging.getLogger("ssl_sec")
 
 # Keys of the origin that must be equal for two files to belong together, as must the precision, which devices decide.
 _DECIDING = ("weights", "images", "digest", "file_sizes", "split", "image_shape", "crop", "rows_per_part", "dim")
-# Those that files of earlier versions lack.
-_ADDED = ("file_sizes", "crop")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -324,16 +322,9 @@ def _present(work: EmbeddingWork) -> tuple[dict[int, int], str | None]:
     by_name = {work.plan.name(part): part for part in range(work.plan.num_parts)}
     num_rows: dict[int, int] = {}
     precision: str | None = None
-    for name, file in whole_files(place, names).items():
-        origin = {**{key: work.origin[key] for key in _ADDED}, **file.origin}
-        other = [key for key in _DECIDING if origin.get(key) != work.origin[key]]
-        if other:
-            before, now = origin.get(other[0]), work.origin[other[0]]
-            raise ConfigError(
-                f"output: {work.config.output} holds other embeddings of the {split} split, with {other[0]} "
-                f"{before} instead of {now}; allowed: another folder"
-            )
+    deciding = {key: work.origin[key] for key in _DECIDING}
+    for name, file in whole_files(place, names, deciding, f"other embeddings of the {split} split").items():
         if name in by_name:
             num_rows[by_name[name]] = file.num_rows
-            precision = precision or origin["precision"]
+            precision = precision or file.origin["precision"]
     return num_rows, precision

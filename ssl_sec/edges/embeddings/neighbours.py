@@ -172,7 +172,7 @@ def _origin(config: NeighboursConfig, base: EmbeddingSet, queries: EmbeddingSet)
         "embeddings": base.digest,
         "queries": None if queries is base else queries.digest,
         "k": config.k,
-        "centred": config.centred or None,
+        "centred": config.centred,
         "duplicates_above": config.duplicates_above,
         "max_duplicates": config.max_duplicates,
         "queries_per_part": config.queries_per_part,
@@ -208,14 +208,7 @@ class _Outcome:
         parts, kinds = range(self.plan.num_parts), [_NEIGHBOURS, _IMAGES, _PAIRS]
         own = {_DUPLICATES, *(self._name(kind, part) for kind in kinds for part in parts)}
         names = [name for name in sorted(self.place.files()) if name in own or name.startswith(f"{_NEIGHBOURS}-")]
-        whole = whole_files(self.place, names)
-        for found in whole.values():
-            if other := [key for key, value in self.origin.items() if found.origin.get(key) != value]:
-                before, now = found.origin.get(other[0]), self.origin[other[0]]
-                raise ConfigError(
-                    f"output: {self.config.output} holds another search, with {other[0]} {before} instead of {now}; "
-                    "allowed: another folder"
-                )
+        whole = whole_files(self.place, names, self.origin, "another search")
         self.place.remove([name for name in names if name not in whole])
         if _DUPLICATES in whole:  # which has the pairs of all parts
             kinds.remove(_PAIRS)

@@ -1,7 +1,7 @@
 """The Parquet files that an earlier start of a job has written."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from ssl_sec.edges.storage.files import Place
 from ssl_sec.embeddings.parts import origin_of
-from ssl_sec.errors import StorageError, first_line
+from ssl_sec.errors import ConfigError, StorageError, first_line
 
 logger = logging.getLogger("ssl_sec")
 
@@ -33,14 +33,17 @@ class WholeFile:
     num_rows: int
 
 
-def whole_files(place: Place, names: Sequence[str]) -> dict[str, WholeFile]:
+def whole_files(place: Place, names: Sequence[str], origin: Mapping[str, Any], what: str) -> dict[str, WholeFile]:
     """The files that are whole, by name; others, as after a crash of the machine, are named in a warning.
 
     Args:
         place: the place of the files.
         names: the names of existing files.
+        origin: what the files must have been computed from.
+        what: files with another origin, in words.
 
     Raises:
+        ConfigError: if a file has another origin.
         StorageError: if a file cannot be read.
     """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -48,7 +51,14 @@ def whole_files(place: Place, names: Sequence[str]) -> dict[str, WholeFile]:
     for name, file in found.items():
         if file is None:
             logger.warning("%s/%s is not a whole Parquet file; it is computed again", place, name)
-    return {name: file for name, file in found.items() if file is not None}
+    whole = {name: file for name, file in found.items() if file is not None}
+    for file in whole.values():
+        for key, now in origin.items():
+            if (before := file.origin.get(key)) != now:
+                raise ConfigError(
+                    f"output: {place} holds {what}, with {key} {before} instead of {now}; allowed: another folder"
+                )
+    return whole
 
 
 def _whole(place: Place, name: str) -> WholeFile | None:

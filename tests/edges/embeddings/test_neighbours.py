@@ -393,5 +393,5 @@ def test_centred_cosines_are_those_of_the_deviations_from_the_mean(tmp_path: Pat
     others = _write(tmp_path / "others", embeddings[:5] + np.float32(1e-4))
     among = find(folder, tmp_path / "among", "centred=true", "k=1", f"queries={others}").duplicates
     assert among["row"].to_pylist()[:5] and among["cosine"].to_numpy().min() > 0.95
-    with pytest.raises(ConfigError, match="holds another search, with centred True instead of None"):
+    with pytest.raises(ConfigError, match="holds another search, with centred True instead of False"):
         find(folder, tmp_path / "centred", "k=3")
