@@ -3,7 +3,9 @@
 import difflib
 import errno
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import ClassVar, cast, get_args
 
 _LONGEST_SHOWN = 400
@@ -128,3 +130,12 @@ def first_line(error: BaseException) -> str:
             f"not YAML in line {mark.line + 1}: {getattr(error, 'problem', None) or error}".splitlines()[0]
         )
     return printable((str(error).strip() or type(error).__name__).splitlines()[0])
+
+
+@contextmanager
+def writing(key: str, path: Path) -> Iterator[None]:
+    """Turns an error of the system in the block into one line: `path`, which the key gives, cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{key}: {path} cannot be written: {error.strerror or first_line(error)}") from error

@@ -1,8 +1,10 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from ssl_sec.errors import ConfigError, StorageError, counted, out_of_memory, out_of_space, printable, shown
+from ssl_sec.errors import ConfigError, StorageError, counted, out_of_memory, out_of_space, printable, shown, writing
 
 TOO_MANY = 2**46  # more bytes than an address has bits for
 
@@ -59,6 +61,16 @@ def test_a_file_that_cannot_be_written_is_one_line(write):
     error = out_of_space(caught.value)
     assert isinstance(error, StorageError)
     assert "cannot be written: " in str(error) and "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(PermissionError(13, "Permission denied", "/other"), "Permission denied"), (OSError("a\nb"), "a")],
+)
+def test_a_file_that_a_key_gives_and_that_cannot_be_written_is_one_line(error, reason):
+    with pytest.raises(StorageError, match=f"^output: /a/b.png cannot be written: {reason}$"):
+        with writing("output", Path("/a/b.png")):
+            raise error
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError(2, "No such file", "x"), ValueError("No space left on device")])

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ssl_sec.edges.config import PreviewConfig
-from ssl_sec.errors import StorageError, first_line
+from ssl_sec.errors import writing
 from ssl_sec.figures.images import views_figure
 from ssl_sec.recipes.assembly import in_words
 from ssl_sec.recipes.config import RunConfig
@@ -26,11 +26,9 @@ def run_preview(picture: PreviewConfig, config: RunConfig) -> str:
     found = preview(config, picture.num_images)
     images, views = found.pictures["images"], found.pictures["views"]
     path = Path(picture.output).expanduser().resolve()
-    try:
+    with writing("output", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         views_figure(images, views).savefig(path, dpi=110)
-    except OSError as error:
-        raise StorageError(f"output: {path} cannot be written: {error.strerror or first_line(error)}") from error
     sizes = sorted({f"{width} x {height}" for height, width in (each.shape[2:] for each in views)})
     return "\n".join(
         [

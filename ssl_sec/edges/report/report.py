@@ -9,7 +9,7 @@ from ssl_sec import papers
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config import ReportConfig
 from ssl_sec.edges.overrides import in_quotes
-from ssl_sec.errors import StorageError
+from ssl_sec.errors import writing
 from ssl_sec.settings import from_values
 
 # Figures that are not drawn from a recipe's comparisons: a formula, and runs with several weights.
@@ -34,10 +34,8 @@ def run_report(arguments: Sequence[str]) -> str:
     config = from_values(ReportConfig, compose("report", _make_overrides(arguments)))
     report = make_report(config)
     folder = Path(config.output).expanduser()
-    try:
+    with writing("output", folder):
         paths = report.write(folder)
-    except OSError as error:
-        raise StorageError(f"output: {folder} cannot be written: {error.strerror}") from error
     return "\n".join([report.text, "", *map(str, paths)])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.study.plan import Cell
 from ssl_sec.edges.tables import in_csv
-from ssl_sec.errors import ConfigError, StorageError, nearest
+from ssl_sec.errors import ConfigError, nearest, writing
 from ssl_sec.files import locked, replace_text
 from ssl_sec.metrics import chosen_metrics
 from ssl_sec.recipes.registry import compared_metrics
@@ -134,13 +134,11 @@ class KeptCells:
             StorageError: if it cannot be written.
         """
         with self._lock:
-            try:
+            with writing("cells", self.path):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 with locked(lock_of(self.path)):
                     self._cells |= {each.key: each for each in [*_read(self.path), cell]}
                     replace_text(self.path, as_csv(self._cells.values()))
-            except OSError as error:
-                raise StorageError(f"cells: {self.path} cannot be written: {error.strerror}") from error
 
 
 def lock_of(path: Path) -> Path:

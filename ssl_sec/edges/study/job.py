@@ -26,7 +26,7 @@ from ssl_sec.edges.tables import in_markdown, in_table
 from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.edges.tune.trial import last_line
-from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError
+from ssl_sec.errors import ConfigError, Stopped, UserError, writing
 from ssl_sec.figures.study import curves_figure
 from ssl_sec.files import replace_text
 from ssl_sec.metrics import metric_label
@@ -278,7 +278,7 @@ class _Job:
         folder = self._kept.path.parent
         stem = self._kept.path.stem
         written = [folder / f"{stem}.md"]
-        try:
+        with writing("cells", folder):
             replace_text(written[0], in_markdown(*comparison.table()) + "\n")
             figures = comparison.figures()
             if (curves := self._curves()) is not None:
@@ -286,8 +286,6 @@ class _Job:
             for name, figure in figures.items():
                 written.append(folder / f"{stem}-{name}.png")
                 figure.savefig(written[-1], dpi=110)
-        except OSError as error:
-            raise StorageError(f"cells: {folder} cannot be written: {error.strerror}") from error
         self._written = written
         return written
 

@@ -14,7 +14,7 @@ from ssl_sec.edges.study.digest import digest_of
 from ssl_sec.edges.study.plan import ArmAt
 from ssl_sec.edges.tables import in_csv
 from ssl_sec.edges.tune.trials import Trial
-from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.errors import ConfigError, writing
 from ssl_sec.files import locked, replace_text
 
 _COLUMNS = ("arm", "point", "trial", "metric", "epochs", "space", "config", "overrides")
@@ -110,13 +110,11 @@ class KeptSearches:
         Raises:
             StorageError: if the file cannot be written.
         """
-        try:
+        with writing("cells", self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with locked(lock_of(self.path)):  # another process may search another arm
                 self._trials = [*(one for one in _read(self.path) if (one.arm, one.point) != arm.key), *trials]
                 replace_text(self.path, self._as_csv())
-        except OSError as error:
-            raise StorageError(f"cells: {self.path} cannot be written: {error.strerror}") from error
 
     def _as_csv(self) -> str:
         rows: list[list[Any]] = []

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from ssl_sec.edges.tracking.runs import RunArchive
-from ssl_sec.errors import StorageError
+from ssl_sec.errors import StorageError, writing
 from ssl_sec.files import replace_text
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 
@@ -53,8 +53,6 @@ def download_metrics(config: PretrainConfig, cells: Path) -> None:
 
 
 def _keep(found: Path, path: Path) -> None:
-    try:
+    with writing("cells", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, found.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise StorageError(f"cells: {path} cannot be written: {error.strerror}") from error

@@ -36,7 +36,7 @@ from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.edges.tune.space import Choices, Interval, Search, chosen_overrides
 from ssl_sec.edges.tune.trial import Plan, PretrainingTrial, last_line, log_of, trial_name
 from ssl_sec.edges.tune.trials import Trial, best_first, files_of, records_of, rows_of, table_of
-from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line
+from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line, writing
 from ssl_sec.files import replace_text
 
 logger = logging.getLogger("ssl_sec")
@@ -343,9 +343,7 @@ def _claimed(path: Path, described: Mapping[str, Any]) -> bool:
                     f"instead of {now.get(key)!r}; allowed: another name"
                 )
         return False
-    try:
+    with writing("output_dir", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, text)
-    except OSError as error:
-        raise StorageError(f"output_dir: {path} cannot be written: {error.strerror}") from error
     return True
