@@ -197,7 +197,7 @@ class _StoredRun:
     """The run that a job is about.
 
     Attributes:
-        word: its folder or its id.
+        word: its folder or its id, or the address of the registered version whose weights are taken.
         job: job that made it.
         values: values of its configuration; none for a run of a job that the new job does not take, which it reports
             later.
@@ -342,7 +342,8 @@ def _stored(
         path = store.download(run, "config.yaml", Path(downloads)) if run.job in jobs else None
         stored = {} if path is None else stored_values(path)
     shape = recorded_shape(store.client, run.run_id) if stored and values.get("data") is not None else None
-    return _StoredRun(word=run.run_id, job=run.job, values=stored, image_shape=shape)
+    word = run.run_id if run.version is None else run.version.address
+    return _StoredRun(word=word, job=run.job, values=stored, image_shape=shape)
 
 
 def _choose_runtime(overrides: Sequence[str]) -> list[str]:

@@ -35,11 +35,13 @@ class RegisteredVersion:
 
     Attributes:
         word: the user's input.
+        address: the address with the version's number, which stays that of this version.
         run_id: id of the training run that registered it.
         location: URI of its files.
     """
 
     word: str
+    address: str
     run_id: str
     location: str
 
@@ -71,7 +73,8 @@ def find_version(client: MlflowClient, word: str) -> RegisteredVersion:
             location = client.get_logged_model(model["id"]).artifact_location
     if not run_id or not location:
         raise ConfigError(f"run: found {word!r}, of which MLflow does not know the run; allowed: a version of a run")
-    return RegisteredVersion(word=word, run_id=run_id, location=location)
+    numbered = f"models:/{address['name']}/{version.version}"
+    return RegisteredVersion(word=word, address=numbered, run_id=run_id, location=location)
 
 
 def source_run_id(client: MlflowClient, version: ModelVersion) -> str:

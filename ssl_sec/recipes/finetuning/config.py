@@ -44,9 +44,10 @@ class FinetuneConfig(TrainingConfig):
         run_name: name of the run and its folder; None for one made of data set, encoder, finetuned or scratch, labels
             and seed.
         run: the run whose encoder is trained further: its MLflow run id, its name, the beginning of either, or its
-            folder. None trains the same network from random weights, or from `encoder.weights`.
+            folder; or the address of a registered model, models:/<name>@<alias> or models:/<name>/<version>. None
+            trains the same network from random weights, or from `encoder.weights`.
         run_checkpoint: the encoder of that run: `last`, `best` (by its held-out score), or the steps of one that was
-            kept.
+            kept; `last` for a registered model.
         data: the labelled images; None takes the data set of that run. Files are read at the size and with the channels
             that the run was trained on, unless their size or a crop's is given.
         encoder: the encoder; that of the run if one is given.

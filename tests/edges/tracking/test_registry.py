@@ -13,12 +13,15 @@ from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config.export import ExportConfig
 from ssl_sec.edges.export.export import run_export
 from ssl_sec.edges.folder.encoder import load_network
-from ssl_sec.edges.run.driver import run_probe, run_training
+from ssl_sec.edges.folder.stored_config import stored_values
+from ssl_sec.edges.run.driver import run_finetuning, run_probe, run_training
+from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.summary import Finished
 from ssl_sec.edges.tracking.networks import found_network
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.face.config import FaceConfig
+from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import FACE, PRETRAIN, trainings
@@ -61,6 +64,30 @@ def test_an_address_means_the_weights_of_its_version(finished, address, times):
     own, found = load_file(finished.folder.encoder_path), weights(finished, f"models:/digits-encoder{address}")
     own["conv1.weight"] = times * own["conv1.weight"]
     torch.testing.assert_close(found, own, rtol=0, atol=0)
+
+
+def test_a_fine_tuning_starts_from_the_weights_of_the_version_and_says_which(finished, tmp_path):
+    given = [f"output_dir={tmp_path}", f"tracking.uri={finished.uri}", "runtime=local", "epochs=0"]
+    given += ["tracking.register_model=false", "tracking.system_metrics=false", "run_name=tuned"]
+    values = values_of("finetune", ["run=models:/digits-encoder/2", "global_batch_size=64", *given])
+    tuned = run_finetuning(from_values(FinetuneConfig, values))
+    start, expected = load_file(tuned.folder.initial_path), load_file(finished.folder.encoder_path)
+    expected["conv1.weight"] = 2 * expected["conv1.weight"]
+    torch.testing.assert_close(start, expected, rtol=0, atol=0)
+    assert stored_values(tuned.folder.config_path)["run"] == "models:/digits-encoder/2"
+
+
+def test_a_fine_tuning_records_the_number_of_the_version_that_an_alias_names(finished):
+    number = MlflowClient(finished.uri).get_model_version_by_alias("digits-encoder", "best").version
+    given = ["run=models:/digits-encoder@best", f"tracking.uri={finished.uri}", "runtime=local"]
+    assert values_of("finetune", given)["run"] == f"models:/digits-encoder/{number}"
+
+
+def test_a_fine_tuning_of_a_version_takes_no_checkpoint_of_its_run(finished, tmp_path):
+    given = ["run=models:/digits-encoder/2", f"tracking.uri={finished.uri}", f"output_dir={tmp_path}", "runtime=local"]
+    values = values_of("finetune", [*given, "run_checkpoint=10", "global_batch_size=64"])
+    with pytest.raises(ConfigError, match="^run_checkpoint: found 10, must be 'last' with run=models:/digits-e"):
+        run_finetuning(from_values(FinetuneConfig, values))
 
 
 def test_mlflow_loads_it_on_the_cpu_of_a_machine_with_a_gpu(finished, monkeypatch):
