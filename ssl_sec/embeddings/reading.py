@@ -3,8 +3,10 @@
 import hashlib
 import json
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, BinaryIO, cast
 
@@ -15,6 +17,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
+from ssl_sec.data.parquet.labels import names_in_metadata
 from ssl_sec.embeddings.parts import num_parts_of, origin_of, stem_of
 from ssl_sec.errors import DataError, first_line
 
@@ -38,6 +41,7 @@ class EmbeddingFile:
         dim: dimension of the embeddings.
         columns: the columns that are read, those with a usable type.
         ignored: name -> type of those that have another type.
+        class_names: names of the labels; empty if it has none.
         origin: what its embeddings were computed from; None if another program wrote it.
         metadata_digest: sixteen hexadecimal digits of its metadata, with the least and greatest values of its columns.
     """
@@ -49,6 +53,7 @@ class EmbeddingFile:
     dim: int
     columns: frozenset[str]
     ignored: Mapping[str, str]
+    class_names: tuple[str, ...] = field(repr=False)
     origin: dict[str, Any] | None
     metadata_digest: str
 
@@ -92,7 +97,7 @@ class EmbeddingFile:
             raise DataError(f"embeddings: {self.name} cannot be read: {first_line(error)}") from error
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class EmbeddingSet:
     """The embeddings of some files, in the order of the files; a position counts from the first row of the first.
 
@@ -114,6 +119,22 @@ class EmbeddingSet:
     def digest(self) -> str:
         """Sixteen hexadecimal digits that differ for other files; see `EmbeddingFile.digest`."""
         return _digest([file.digest for file in self.files])
+
+    def class_names(self, split: str) -> tuple[str, ...] | None:
+        """The names of the labels of a split; empty if they have none, None if it is not known which they have."""
+        return self._class_names[split]
+
+    @cached_property
+    def _class_names(self) -> defaultdict[str, tuple[str, ...] | None]:
+        every = {file.class_names for file in self.files}
+        common = every.pop() if len(every) == 1 else None
+        found: defaultdict[str, tuple[str, ...] | None] = defaultdict(lambda: common)
+        # Rows with a split of their own do not say which file they are of.
+        if common is None and not any("split" in file.columns for file in self.files):
+            for file in self.files:
+                names = found.setdefault(file.split, file.class_names)
+                found[file.split] = names if names == file.class_names else None
+        return found
 
     def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Float32[Tensor, "rows dim"]]]:
         """The embeddings at the positions from `start` to `stop`, each time with the position of the first.
@@ -202,7 +223,8 @@ def read_set(files: Iterable[tuple[str, Callable[[], BinaryIO]]]) -> EmbeddingSe
         DataError: if there are none, one cannot be read or has no embeddings, or files of a set that was divided are
             missing; see also `require_alike`.
     """
-    found = [_read(name, opener) for name, opener in files]
+    known: dict[tuple[str, ...], tuple[str, ...]] = {}
+    found = [_read(name, opener, known) for name, opener in files]
     if not any(map(len, found)):
         raise DataError("embeddings: found no rows; allowed: Parquet files with a column 'embedding'")
     for split, num_parts in {(file.split, parts) for file in found if (parts := num_parts_of(file.name)) is not None}:
@@ -239,7 +261,8 @@ def require_alike(files: Sequence[EmbeddingFile]) -> None:
             raise DataError(f"embeddings: {first.name} and {file.name} are of different encoders")
 
 
-def _read(name: str, opener: Callable[[], BinaryIO]) -> EmbeddingFile:
+def _read(name: str, opener: Callable[[], BinaryIO], known: dict[tuple[str, ...], tuple[str, ...]]) -> EmbeddingFile:
+    """A file; the names of its classes are the object in `known` if that has them, as faces have many."""
     try:
         with opener() as opened, pq.ParquetFile(opened) as file:
             about, schema = file.metadata, file.schema_arrow
@@ -250,6 +273,7 @@ def _read(name: str, opener: Callable[[], BinaryIO]) -> EmbeddingFile:
     if not dim:
         raise DataError(f"embeddings: {name} has no column 'embedding' with lists of floats")
     ignored = {each.name: str(each.type) for each in schema if not _is_usable(each)}
+    names = names_in_metadata(schema, "label") or ()
     last = name.rpartition("/")[2]
     return EmbeddingFile(
         name=name,
@@ -259,6 +283,7 @@ def _read(name: str, opener: Callable[[], BinaryIO]) -> EmbeddingFile:
         dim=dim,
         columns=frozenset(schema.names) - frozenset(ignored),
         ignored=ignored,
+        class_names=known.setdefault(names, names),
         origin=origin_of(schema),
         metadata_digest=_digest([origin_of(schema), [group.to_dict() for group in groups]]),
     )

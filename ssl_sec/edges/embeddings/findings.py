@@ -25,11 +25,12 @@ class Findings:
         k: number of neighbours of each image.
         images_per_s: speed of the newly searched parts; None if there were none.
         nearest_of_same_label: share of the images whose nearest neighbour has their label, in [0, 1]; None without
-            labels.
+            labels that can be compared.
         is_one_set: whether the images were searched among themselves.
         duplicates_above: the least cosine of near-duplicates.
         separating: the cosine with their nearest neighbour that 10 % of the images have or exceed.
         num_pairs: number of pairs of near-duplicates.
+        num_conflicts: number of listed pairs with different labels; None without labels that can be compared.
         duplicates: the listed pairs, the most similar first.
         outliers: the most unusual images, by norm and by distance.
         examples: the neighbours of some images, k rows for each image.
@@ -45,6 +46,7 @@ class Findings:
     duplicates_above: float
     separating: float
     num_pairs: int
+    num_conflicts: int | None
     duplicates: pa.Table
     outliers: pa.Table
     examples: pa.Table
@@ -88,12 +90,6 @@ class Findings:
         )
 
     @property
-    def num_conflicts(self) -> int:
-        """Number of listed pairs with different labels."""
-        labels = zip(*(self.duplicates[name].to_pylist() for name in ("label", "neighbour_label")), strict=True)
-        return sum(first != second for first, second in labels if first is not None and second is not None)
-
-    @property
     def num_outliers(self) -> dict[str, int]:
         """Number of images that are listed as outliers by `norm` and by `distance`."""
         kinds = Counter(self.outliers["by"].to_pylist())
@@ -113,7 +109,7 @@ class Findings:
                 found[-1] += f"; listed and grouped are the {len(self.duplicates):,} most similar"
             counts = [f"{count:,} {a} and {b}" for (a, b), count in self.pairs_by_split.items()]
             found.append(f"splits of the pairs: {', '.join(counts)}")
-            if self.duplicates["label"].null_count < len(self.duplicates):
+            if self.num_conflicts is not None:
                 found.append(f"pairs with different labels: {self.num_conflicts:,}")
         listed = " and ".join(f"{count:,} by {kind}" for kind, count in self.num_outliers.items())
         found.append(f"outliers: listed are the most unusual images, {listed}, to be looked at, in order")

@@ -24,6 +24,7 @@ from ssl_sec.edges.embeddings.written import whole_files
 from ssl_sec.edges.run.signals import interruptible
 from ssl_sec.edges.storage.files import Place, place_at
 from ssl_sec.edges.storage.places import is_remote
+from ssl_sec.embeddings.labels import same_label
 from ssl_sec.embeddings.parts import Plan, parquet_of
 from ssl_sec.embeddings.reading import EmbeddingSet, read_set, require_alike
 from ssl_sec.embeddings.search import search
@@ -36,6 +37,9 @@ logger = logging.getLogger("ssl_sec")
 # The files of each part; the part is done when all are written, the pairs until they are in the file of duplicates.
 _PAIRS, _IMAGES, _NEIGHBOURS = "pairs", "images", "neighbours"
 _DUPLICATES, _OUTLIERS, _PAGE = "duplicates.parquet", "outliers.parquet", "index.html"
+
+# The columns of neighbours that say which labels both images have.
+_LABELS = ["split", "label", "neighbour_split", "neighbour_label"]
 
 # In the metadata of pairs: the number of pairs found, of which the file may list fewer.
 _NUM_FOUND = b"num_found"
@@ -73,7 +77,8 @@ def run_neighbours(config: NeighboursConfig) -> Findings:
             pass
     seconds = time.perf_counter() - start
     duplicates, num_pairs = outcome.write_duplicates(queries is base)
-    usual, separating, outliers = outcome.write_outliers()
+    usual, separating, outliers = outcome.write_outliers(queries, base)
+    alike = same_label(duplicates, queries, base).drop_null()
     findings = Findings(
         output=config.output,
         num_images=len(queries),
@@ -85,6 +90,7 @@ def run_neighbours(config: NeighboursConfig) -> Findings:
         duplicates_above=config.duplicates_above,
         separating=separating,
         num_pairs=num_pairs,
+        num_conflicts=len(alike) - alike.true_count if len(alike) else None,
         duplicates=duplicates,
         outliers=outliers,
         examples=outcome.examples(),
@@ -237,20 +243,21 @@ class _Outcome:
         duplicates = self._read(_DUPLICATES)
         return duplicates, _num_found(duplicates)
 
-    def write_outliers(self) -> tuple[float | None, float, pa.Table]:
+    def write_outliers(self, queries: EmbeddingSet, base: EmbeddingSet) -> tuple[float | None, float, pa.Table]:
         """All parts' outliers in one file; returns two numbers about the nearest neighbours, and the outliers.
 
-        The numbers are the share of images whose nearest has their label, None if no two have labels, and the cosine
-        with their nearest that `LARGE_SHARE` of the images have or exceed.
+        The numbers are the share of images whose nearest has their label, None if no two have labels that can be
+        compared, and the cosine with their nearest that `LARGE_SHARE` of the images have or exceed.
         """
         parts, norms, same = range(self.plan.num_parts), _Moments(), _Moments()
         cosines: list[np.ndarray] = []
         for part in parts:
-            images = self._read(self._name(_IMAGES, part), columns=["norm", "label", "nearest_label", "nearest_cosine"])
+            images = self._read(self._name(_IMAGES, part), columns=["norm", "nearest_cosine"])
             norms.add(images["norm"].to_numpy())
             cosines.append(images["nearest_cosine"].to_numpy())
-            label, nearest = (images[name].to_numpy().astype(np.float64) for name in ("label", "nearest_label"))
-            same.add((label == nearest)[~np.isnan(label) & ~np.isnan(nearest)])
+            pairs = self._read(self._name(_NEIGHBOURS, part), columns=_LABELS)
+            nearest = pairs.take(np.arange(0, len(pairs), self.config.k))
+            same.add(same_label(nearest, queries, base).drop_null().to_numpy(zero_copy_only=False))
         outliers = Outliers(self.config.outliers_among(self.plan.num_images), norms.mean, norms.std)
         for part in parts:
             outliers.add(self._read(self._name(_IMAGES, part)))

@@ -10,6 +10,7 @@ import pyarrow as pa
 from ssl_sec.edges.config.neighbours import NeighboursConfig
 from ssl_sec.edges.embeddings.findings import Findings
 from ssl_sec.edges.embeddings.thumbnails import Key, Thumbnails, thumbnails
+from ssl_sec.embeddings.labels import same_label
 from ssl_sec.embeddings.reading import EmbeddingSet
 
 # Characters of a file's path below its picture, in two lines.
@@ -51,7 +52,7 @@ def page_of(findings: Findings, base: EmbeddingSet, queries: EmbeddingSet, confi
     first, second = thumbnails(keys[0], queries, config.data), thumbnails(keys[1], base, config.data)
     # The folder of all shown images: the paths below it tell them apart.
     common = os.path.commonprefix([path for each in keys for _, _, path in each if path]).rpartition("/")[0]
-    pictures = _Pictures(first, second, common, findings.is_one_set)
+    pictures = _Pictures(first, second, queries, base, common)
     missing = first.missing or second.missing
     return "\n".join(
         [
@@ -76,25 +77,33 @@ class _Pictures:
     """Images as HTML figures.
 
     Args:
-        queries: pictures of the queries.
-        neighbours: pictures of their neighbours.
+        first: pictures of the queries.
+        second: pictures of their neighbours.
+        queries: embeddings of the queries.
+        base: embeddings of the neighbours, the same object if the queries are among them.
         common: the folder of all images.
-        is_one_set: whether the queries are among the neighbours.
     """
 
-    def __init__(self, queries: Thumbnails, neighbours: Thumbnails, common: str, is_one_set: bool) -> None:
-        self._of = {"": queries, "neighbour_": neighbours}
+    def __init__(
+        self, first: Thumbnails, second: Thumbnails, queries: EmbeddingSet, base: EmbeddingSet, common: str
+    ) -> None:
+        self._of = {"": first, "neighbour_": second}
+        self._embeddings = {"": queries, "neighbour_": base}
         self._common = common
-        self._sets = {"": "", "neighbour_": ""} if is_one_set else {"": "query, ", "neighbour_": "searched, "}
+        self._sets = {"": "", "neighbour_": ""} if queries is base else {"": "query, ", "neighbour_": "searched, "}
+
+    def kinds(self, pairs: pa.Table) -> list[str]:
+        """How the figures of each pair are drawn: as `other` if the labels of its images differ."""
+        same = same_label(pairs, self._embeddings[""], self._embeddings["neighbour_"])
+        return ["other" if each is False else "" for each in same.to_pylist()]
 
     def figure(self, row: Mapping[str, Any], prefix: str, caption: str, kind: str = "") -> str:
         """An image with the path of its file, split, row and label, a caption, and the whole path as its title."""
-        found = self._of[prefix]
-        address = found.pictures.get(_key(row, prefix))
+        address = self._of[prefix].pictures.get(_key(row, prefix))
         image = f'<img src="{address}" alt="">' if address else '<div class="none">no picture</div>'
         split, number, path = _key(row, prefix)
         label = row[f"{prefix}label"]
-        names = found.class_names
+        names = self._embeddings[prefix].class_names(split) or ()
         name = None if label is None else names[label] if 0 <= label < len(names) else f"label {label}"
         place = f"{self._sets[prefix]}{split} {number}"
         parts = [
@@ -133,8 +142,7 @@ def _duplicates(title: str, table: pa.Table, pictures: _Pictures) -> Iterable[st
     yield f"<h2>{title}</h2>"
     yield f"<p>The {len(table):,} most similar pairs, each with its cosine.</p>"
     yield '<div class="pairs">'
-    for row in table.to_pylist():
-        kind = _other(row)
+    for row, kind in zip(table.to_pylist(), pictures.kinds(table), strict=True):
         first = pictures.figure(row, "", f"group {row['group']}", kind)
         second = pictures.figure(row, "neighbour_", f"cosine {row['cosine']:.4f}", kind)
         yield f'<div class="row">{first}{second}</div>'
@@ -161,16 +169,11 @@ def _examples(findings: Findings, pictures: _Pictures) -> Iterable[str]:
         "<p>Some images, chosen at random, each with its nearest neighbours and their cosines. A red border: another "
         "label than that of the image.</p>"
     )
-    rows = findings.examples.to_pylist()
+    rows = list(zip(findings.examples.to_pylist(), pictures.kinds(findings.examples), strict=True))
     for start in range(0, len(rows), findings.k):
         found = rows[start : start + min(findings.k, 10)]
-        figures = [pictures.figure(row, "neighbour_", f"{row['cosine']:.3f}", _other(row)) for row in found]
-        yield f'<div class="row">{pictures.figure(found[0], "", "", "query")}{"".join(figures)}</div>'
-
-
-def _other(row: Mapping[str, Any]) -> str:
-    labels = row["label"], row["neighbour_label"]
-    return "other" if None not in labels and labels[0] != labels[1] else ""
+        figures = [pictures.figure(row, "neighbour_", f"{row['cosine']:.3f}", kind) for row, kind in found]
+        yield f'<div class="row">{pictures.figure(found[0][0], "", "", "query")}{"".join(figures)}</div>'
 
 
 def _keys(tables: Iterable[pa.Table], prefix: str) -> Iterable[Key]:

@@ -38,16 +38,14 @@ class _Holder(Settings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Thumbnails:
-    """Pictures as addresses that hold them (`data:image/png;base64,…`), and the names of the classes.
+    """Pictures as addresses that hold them (`data:image/png;base64,…`).
 
     Attributes:
         pictures: picture of each image that could be read.
-        class_names: names of the labels, if the set has them.
         missing: the reason why pictures are missing; None if none are.
     """
 
     pictures: Mapping[Key, str]
-    class_names: tuple[str, ...]
     missing: str | None
 
 
@@ -60,26 +58,23 @@ def thumbnails(images: Iterable[Key], embeddings: EmbeddingSet, data: DataConfig
         data: the data set, if it has been moved; None for the one that was embedded.
     """
     pictures: dict[Key, str] = {}
-    names: tuple[str, ...] = ()
     missing: str | None = None
     by_split: dict[str, list[Key]] = {}
     for key in dict.fromkeys(images):
         by_split.setdefault(key[0], []).append(key)
     for split, keys in by_split.items():
         try:
-            found, names = _from_set(split, keys, embeddings, data)
+            found = _from_set(split, keys, embeddings, data)
         except (OSError, ValueError) as error:
             found, why = _from_files(keys), first_line(error)
             if len(found) < len(keys):
                 missing = why
                 logger.warning("%d pictures of the %s split are missing: %s", len(keys) - len(found), split, why)
         pictures |= found
-    return Thumbnails(pictures=pictures, class_names=names, missing=missing)
+    return Thumbnails(pictures=pictures, missing=missing)
 
 
-def _from_set(
-    split: str, keys: list[Key], embeddings: EmbeddingSet, data: DataConfig | None
-) -> tuple[dict[Key, str], tuple[str, ...]]:
+def _from_set(split: str, keys: list[Key], embeddings: EmbeddingSet, data: DataConfig | None) -> dict[Key, str]:
     """The pictures, read from the data set that was embedded."""
     origin = next((file.origin for file in embeddings.files if file.split == split and file.origin), None)
     if origin is None:
@@ -94,7 +89,7 @@ def _from_set(
             "allowed: data=<their set>"
         )
     images = image_set.read(torch.tensor([row for _, row, _ in keys])).images.cpu()
-    return {key: _address(image) for key, image in zip(keys, images, strict=True)}, image_set.class_names
+    return {key: _address(image) for key, image in zip(keys, images, strict=True)}
 
 
 def _from_files(keys: list[Key]) -> dict[Key, str]:

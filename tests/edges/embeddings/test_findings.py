@@ -1,0 +1,69 @@
+"""What a search says of labels: those of sets and splits with other classes are compared by name."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.config.neighbours import NeighboursConfig
+from ssl_sec.edges.embeddings.findings import Findings
+from ssl_sec.edges.embeddings.neighbours import run_neighbours
+from ssl_sec.embeddings.parts import Rows, encoded
+from ssl_sec.settings import from_values
+
+# Images of two classes as embeddings, four of each.
+CATS, DOGS = np.eye(8, dtype=np.float32)[:4], np.eye(8, dtype=np.float32)[4:]
+
+
+def write(folder: Path, split: str, classes: dict[str, np.ndarray]) -> Path:
+    """The embeddings of a split, by the names of its classes."""
+    folder.mkdir(exist_ok=True)
+    embeddings, labels = np.concatenate(list(classes.values())), np.repeat(np.arange(len(classes)), 4)
+    rows = Rows(rows=np.arange(len(labels)), paths=[None] * len(labels), labels=labels, embeddings=embeddings)
+    (folder / f"{split}-00000-of-00001.parquet").write_bytes(encoded(rows, tuple(classes), {}))
+    return folder
+
+
+def find(embeddings: Path, output: Path, *overrides: str) -> Findings:
+    given = [f"embeddings={embeddings}", f"output={output}", "runtime=local", "k=1", *overrides]
+    return run_neighbours(from_values(NeighboursConfig, compose("neighbours", given)))
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Path:
+    return write(tmp_path / "one", "train", {"cat": CATS, "dog": DOGS})
+
+
+def captions(page: str, kind: str) -> Sequence[str]:
+    return [part.partition("<figcaption>")[2].partition("<br><")[0] for part in page.split(f'class="{kind}"')[1:]]
+
+
+def test_a_class_has_other_numbers_in_another_set(one: Path, tmp_path: Path):
+    other = write(tmp_path / "other", "train", {"dog": DOGS, "fox": CATS})
+    findings = find(one, tmp_path / "out", f"queries={other}")
+    assert (findings.nearest_of_same_label, findings.num_pairs, findings.num_conflicts) == (0.5, 8, 4)
+    assert "same label as the nearest neighbour: 50.0% of the images" in findings.lines()
+    assert "pairs with different labels: 4" in findings.lines()
+    page = (tmp_path / "out/index.html").read_text()
+    red = captions(page, "other")
+    assert len(red) == 4 + 4 + 4 and sorted({each.rpartition("<br>")[2] for each in red}) == ["cat", "fox"]
+
+
+def test_splits_of_other_classes_are_in_one_folder(one: Path, tmp_path: Path):
+    write(one, "test", {"fox": CATS, "owl": DOGS})
+    findings = find(one, tmp_path / "out")
+    assert (findings.nearest_of_same_label, findings.num_conflicts) == (0.0, 8)
+    page = (tmp_path / "out/index.html").read_text()
+    shown = {each for each in captions(page, "other") if "train 7" in each or "test 7" in each}
+    assert shown == {"train 7<br>dog", "test 7<br>owl"}
+
+
+def test_nothing_is_said_of_labels_that_cannot_be_compared(one: Path, tmp_path: Path):
+    rows = Rows(rows=np.arange(4), paths=[None] * 4, labels=np.zeros(4, np.int64), embeddings=DOGS)
+    (tmp_path / "mine.parquet").write_bytes(encoded(rows, (), {}))
+    findings = find(one, tmp_path / "out", f"queries={tmp_path / 'mine.parquet'}")
+    assert findings.nearest_of_same_label is None and findings.num_conflicts is None
+    assert "labels:" not in str(findings) and "same label" not in str(findings)
+    assert 'class="other"' not in (tmp_path / "out/index.html").read_text()
