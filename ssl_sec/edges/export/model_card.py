@@ -22,6 +22,7 @@ from ssl_sec.edges.tracking.tracker import current_parameters
 from ssl_sec.errors import printable
 from ssl_sec.exporting import Exportable, Format, versions
 from ssl_sec.exporting.checking import Check
+from ssl_sec.exporting.mirrored import combining
 from ssl_sec.exporting.reading import reading
 from ssl_sec.metrics import known_metrics
 from ssl_sec.recipes.registry import RECIPES
@@ -50,6 +51,7 @@ _RECIPE_KEYS = (
     "trained_stages",
     "mixup",
     "evaluated",
+    "evaluation.",
     "optimiser.",
 )
 # Of the training's last step, not of the network.
@@ -110,6 +112,7 @@ def model_card(
         f"```python\n{form.loading(exportable)}\n{form.use(exportable)}\n```",
         "## Results",
         _results(run, probes, checkpoint),
+        *_combined(parameters, form, exportable, checkpoint),
         "## Check of this export",
         f"Loaded by the code above in a process without the package that trained it, with {check.num_images} images of "
         "its data at once and with one alone: the output differs from the trained network's by at most "
@@ -163,6 +166,29 @@ def _results(run: Run, probes: Sequence[Run] | None, checkpoint: Checkpoint | st
     if not rows:
         return f"{remark}Not evaluated."
     return f"{remark}The last value of each metric:\n\n{_table(('measured by', 'metric', 'value'), rows)}"
+
+
+def _combined(
+    parameters: Mapping[str, str], form: Format, exportable: Exportable, checkpoint: Checkpoint | str
+) -> list[str]:
+    """How the scores of faces were measured, where the code of the card alone does not compute that."""
+    if checkpoint != "last":  # the card then has no such scores
+        return []
+    flips, pca = parameters.get("evaluation.flips", "none"), parameters.get("evaluation.pca", "None")
+    found: list[str] = []
+    if flips in ("sum_of_directions", "sum_of_embeddings"):
+        added = "directions of the embeddings" if flips == "sum_of_directions" else "embeddings"
+        found += [
+            f"The scores are those of the sum of the {added} of each image and its mirror image, which the code above "
+            "does not compute. These lines do:",
+            f"```python\n{combining(form, exportable, flips)}\n```",
+        ]
+    if pca != "None":
+        found.append(
+            f"For pairs, videos and BLUFR, embeddings were reduced to {pca} principal components, which were fitted "
+            "on other images of the same set and are not in the files."
+        )
+    return found
 
 
 def _own_metrics(run: Run, checkpoint: Checkpoint | str) -> Mapping[str, float]:

@@ -29,6 +29,7 @@ from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.tracking.networks import found_network
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.exporting import formats
+from ssl_sec.exporting.mirrored import combining
 from ssl_sec.exporting.reading import reading
 from ssl_sec.metrics import metric
 from ssl_sec.recipes.face.config import FaceConfig
@@ -177,6 +178,15 @@ def test_faces_are_exported_with_their_head_under_the_metrics_of_their_test_sets
     assert "embeddings = encoder(images)" in card
     assert [name for name in faces.metrics if metric(name) is None] == []
     assert f"digits accuracy (%) (`face/digits_accuracy`) | {faces.metrics['face/digits_accuracy']:.4g} |" in card
+    # These scores are not of the image alone.
+    assert "| evaluation.flips | sum_of_directions |" in card and "principal components" not in card
+    assert f"```python\n{combining(exported.form, exported.exportable, 'sum_of_directions')}\n```" in card
+    run, alone = MlflowClient(faces.uri).get_run(faces.run_id), Param("evaluation.flips", "none")
+    given = [Param(key, value) for key, value in run.data.params.items() if not key.startswith("evaluation.")]
+    measured = RunData([Metric("face/digits_accuracy", 50.0, 0, 0)], [*given, alone, Param("evaluation.pca", "4")])
+    measured.tags.update(run.data.tags)
+    card = model_card(Run(run.info, measured), [], exported.form, exported.exportable, exported.check)
+    assert "mirror image" not in card and "were reduced to 4 principal components" in card
     with pytest.raises(ConfigError, match="format: found 'timm', .*; allowed .*: torchscript, onnx, hub$"):
         run_export(export_config(faces, "timm", f"output={tmp_path / 'timm'}"))
 
