@@ -94,7 +94,20 @@ class DataSetConfig(Settings, key="data", is_base=True):
         """
         return self._open(split, crop)
 
-    def open_by_class(self, split: Split, crop: Crop) -> ImageSet:
+    def open_to_embed(self, split: Split, crop: Crop | None = None) -> ImageSet:
+        """Opens one split with all its images, whose classes may be others than those of the other split.
+
+        Where `num_train_classes` is given, the splits are those of `open_by_class`.
+
+        Args:
+            split: the training or test images.
+            crop: the crop of each image, if the images have no common size.
+        """
+        if self.num_train_classes is None:
+            return self._open_any_classes(split, crop)
+        return replace(self, max_images=None).open_by_class(split, crop)
+
+    def open_by_class(self, split: Split, crop: Crop | None) -> ImageSet:
         """Opens one of two splits without common classes, each with its own labels, 0, 1, ….
 
         Args:
@@ -119,7 +132,11 @@ class DataSetConfig(Settings, key="data", is_base=True):
     @abstractmethod
     def _open(self, split: Split, crop: Crop | None) -> ImageSet: ...
 
-    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+    def _open_any_classes(self, split: Split, crop: Crop | None) -> ImageSet:
+        """As `_open`; a test split of other classes than the training split has its own labels."""
+        return self._open(split, crop)
+
+    def _open_own_classes(self, split: Split, crop: Crop | None) -> ImageSet:
         raise ConfigError("data.num_train_classes: found null, must be given: both splits have the same classes")
 
 

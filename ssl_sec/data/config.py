@@ -115,10 +115,13 @@ class FolderConfig(ByRowConfig):
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         return self._open_folder(split, crop, shared_classes=True)
 
-    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+    def _open_any_classes(self, split: Split, crop: Crop | None) -> ImageSet:
+        return self._open_folder(split, crop, shared_classes=None)
+
+    def _open_own_classes(self, split: Split, crop: Crop | None) -> ImageSet:
         return self._open_folder(split, crop, shared_classes=False)
 
-    def _open_folder(self, split: Split, crop: Crop | None, shared_classes: bool) -> ImageSet:
+    def _open_folder(self, split: Split, crop: Crop | None, shared_classes: bool | None) -> ImageSet:
         root = Path(self.root).expanduser()
         return open_folder(split, root, self._decoding(crop), shared_classes, self.labels)
 
@@ -157,7 +160,7 @@ class _ShardsConfig(FilesConfig):
         """Whether the options say where test images are."""
         return self.test is not None
 
-    def open_by_class(self, split: Split, crop: Crop) -> ImageSet:
+    def open_by_class(self, split: Split, crop: Crop | None) -> ImageSet:
         """As for every data set; the set may not be streamed, since the images of a class may be anywhere in it."""
         needed = "null: batches of classes are drawn from the whole set"
         check(self.shuffle_window is None, "data.shuffle_window", self.shuffle_window, needed)
@@ -186,7 +189,7 @@ class ParquetConfig(_ShardsConfig):
     def _columns(self) -> Columns:
         return Columns(image_column=self.image_column, label_column=self.label_column)
 
-    def _open(self, split: Split, crop: Crop | None, shared_classes: bool = True) -> ImageSet:
+    def _open(self, split: Split, crop: Crop | None, shared_classes: bool | None = True) -> ImageSet:
         return open_parquet(
             split,
             train=list(self.train),
@@ -198,7 +201,10 @@ class ParquetConfig(_ShardsConfig):
             shuffle_window=self.shuffle_window,
         )
 
-    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+    def _open_any_classes(self, split: Split, crop: Crop | None) -> ImageSet:
+        return self._open(split, crop, shared_classes=None)
+
+    def _open_own_classes(self, split: Split, crop: Crop | None) -> ImageSet:
         self._require_test()
         train, test = (parquet_class_names(list(files), self._columns) for files in (self.train, self.test or ()))
         require_disjoint(train, test, "parquet")
@@ -221,7 +227,7 @@ class WebDatasetConfig(_ShardsConfig):
             shuffle_window=self.shuffle_window,
         )
 
-    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+    def _open_own_classes(self, split: Split, crop: Crop | None) -> ImageSet:
         self._require_test()
         train, test = (shard_class_names(list(files), self.cache_folder) for files in (self.train, self.test or ()))
         require_disjoint(train, test, "webdataset")
@@ -261,7 +267,7 @@ class RecordsConfig(ByRowConfig):
             )
         return open_records(Path(self.root).expanduser(), self._decoding(crop))
 
-    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+    def _open_own_classes(self, split: Split, crop: Crop | None) -> ImageSet:
         return own_classes(self._open(split, crop))
 
 
@@ -289,11 +295,11 @@ class _RetrievalConfig(DataSetConfig):
             raise ConfigError(
                 f"data.name: found {self.name!r}, whose images have no common size; only metric learning crops them"
             )
-        return self._open_own_classes(split, crop)
-
-    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
         decoding = Decoding(crop=crop, on_bad_image=self.on_bad_image)
         return open_retrieval_set(self.name, split, Path(self.root).expanduser(), decoding)
+
+    def _open_own_classes(self, split: Split, crop: Crop | None) -> ImageSet:
+        return self._open(split, crop)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ def open_folder(
     split: Split,
     root: str | Path,
     decoding: Decoding = AS_THEY_ARE,
-    shared_classes: bool = True,
+    shared_classes: bool | None = True,
     labels: bool | None = None,
 ) -> ImageSet:
     """The images of a folder: a folder for each split and class, or any tree of images without labels.
@@ -43,7 +43,8 @@ def open_folder(
         split: the training or test images.
         root: folder of the data set.
         decoding: how images become pixels.
-        shared_classes: whether the splits have the same classes; if not, each has its own classes and labels.
+        shared_classes: whether the splits have the same classes; if not, each has its own classes and labels. None if
+            they may have either: they have their own if no class is in both.
         labels: whether folders are classes; None if root/train/ has folders, no images beside them, and images directly
             in one of them.
 
@@ -131,15 +132,17 @@ def _holds_images(folder: Path) -> bool:
 
 
 def _list_classes(
-    root: Path, train: Path, held_out: Path, split: Split, shared_classes: bool
+    root: Path, train: Path, held_out: Path, split: Split, shared_classes: bool | None
 ) -> tuple[list[bytes], list[int], tuple[str, ...]]:
     """Paths relative to `root` as the file system's bytes, their labels, and the names of the classes."""
     folder = train if split == "train" else held_out
-    if not shared_classes:
+    if shared_classes is False:
         require_folder(held_out, _LAYOUT)
     of_train = _class_folders(train, root)
     found = of_train if split == "train" else _class_folders(folder, root)
-    if not shared_classes:
+    if shared_classes is None:
+        shared_classes = not set(of_train).isdisjoint(found)
+    elif not shared_classes:
         of_test = _class_folders(held_out, root) if split == "train" else found
         require_disjoint(map(_display, of_train), map(_display, of_test), printable(str(root)))
     classes = {name: label for label, name in enumerate(of_train if shared_classes else found)}

@@ -1,7 +1,9 @@
 """Data sets opened by their configs."""
 
 import dataclasses
+import shutil
 
+import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
@@ -85,6 +87,35 @@ def test_folders_open_by_class(tmp_path):
     assert [data.open_by_class(split, CROP).class_names for split in ("train", "test")] == [("a",), ("b",)]
     with pytest.raises(DataError, match="classes that train does not have: c, d, e"):
         data.open("test")
+
+
+def test_a_split_to_embed_has_all_images_and_may_have_classes_of_its_own(tmp_path):
+    digits = DigitsConfig(num_train_classes=6, max_images=50)
+    train, test = (digits.open_to_embed(split) for split in ("train", "test"))
+    assert (train.class_names, test.class_names) == (tuple("012345"), tuple("6789"))
+    assert len(train) + len(test) == 1437 == len(DigitsConfig(max_images=50).open_to_embed("train"))
+    write_folder(tmp_path, {f"{place}/1.png": plain(1) for place in ("train/a", "train/b", "test/c", "val/b")})
+    data = FolderConfig(root=str(tmp_path))
+    assert [data.open_to_embed(split).class_names for split in ("train", "test")] == [("a", "b"), ("c",)]
+    write_folder(tmp_path, {"test/b/1.png": plain(1)})
+    with pytest.raises(DataError, match="classes that train does not have: c"):
+        data.open_to_embed("test")
+    shutil.rmtree(tmp_path / "test")
+    found = data.open_to_embed("test")
+    assert found.class_names == ("a", "b") and found.labels.tolist() == [1]
+
+
+def test_parquet_to_embed_may_have_names_of_its_own(tmp_path):
+    train, other, same = (
+        str(write_parquet(tmp_path / f"{at}.parquet", [plain(1)] * len(names), pa.array(names)))
+        for at, names in enumerate((["dog", "cat"], ["fox"], ["dog"]))
+    )
+    one, two = (ParquetConfig(train=(train,), test=(each,), cache_folder=str(tmp_path)) for each in (other, same))
+    assert one.open_to_embed("test").class_names == ("fox",)
+    found = two.open_to_embed("test")
+    assert found.class_names == ("cat", "dog") and found.labels.tolist() == [1]
+    with pytest.raises(DataError, match="class 'fox'"):
+        one.open_all("test")
 
 
 def test_parquet_opens_by_class(tmp_path):

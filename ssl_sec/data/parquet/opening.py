@@ -23,7 +23,7 @@ def open_parquet(
     decoding: Decoding = AS_THEY_ARE,
     columns: Columns = NAMED_AS_USUAL,
     cache_folder: str | Path = CACHE_FOLDER,
-    shared_classes: bool = True,
+    shared_classes: bool | None = True,
     shuffle_window: int | None = None,
 ) -> ImageSet:
     """Parquet files in the Hugging Face layout, local or remote, with labels or without.
@@ -39,7 +39,8 @@ def open_parquet(
         columns: columns of the images and the labels.
         cache_folder: folder for the copy of a streamed set that is read by row; it needs the space of the files.
         shuffle_window: images that are shuffled at once in a set that is read by row groups; None copies the set.
-        shared_classes: whether names in a label column get the same numbers in the test files as in the training files.
+        shared_classes: whether names in a label column get the same numbers in the test files as in the training files;
+            None if they do unless no name is in both.
 
     Raises:
         MissingDataError: no files are given for the split, or they do not exist.
@@ -57,8 +58,10 @@ def open_parquet(
     files = reading.inspect(locations, columns)
     if split == "test":
         require_apart(files.files, train, "Parquet")
-    if files.named_labels and split == "test" and train is not None and shared_classes:
-        files = replace(files, class_names=reading.inspect(train, columns).class_names)
+    if files.named_labels and split == "test" and train is not None and shared_classes is not False:
+        of_train = reading.inspect(train, columns).class_names or ()
+        if shared_classes or not set(of_train).isdisjoint(files.class_names or ()):
+            files = replace(files, class_names=of_train)
     encoded = (
         (name, image.as_py(), int(label))
         for rows in reading.iterate_rows(files)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.image_set import Split
 from ssl_sec.recipes.tracking import Checkpoint, OutputDir, TrackingConfig
-from ssl_sec.settings import Count, Settings
+from ssl_sec.settings import Count, Settings, check
 from ssl_sec.training.config import RuntimeConfig
 
 
@@ -18,7 +18,8 @@ class EmbedConfig(Settings):
             models:/<name>@<alias> or models:/<name>/<version>; or a folder that jobs.export made.
         output: a folder or a URL, for files of rows_per_part images; whole files of the same embeddings are kept.
         data: the data set to embed; None takes that of the run; required for an export, which has none.
-            Files of other sets are read at the size that the run was trained at, unless one is given.
+            Files of other sets are read at the size that the run was trained at, unless one is given. All images are
+            embedded; with `data.num_train_classes`, those of the training classes or of the test classes.
         split: split of the data set.
         checkpoint: the encoder of the run: `last`, `best` (by its held-out score), or the steps of one that was kept.
         rows_per_part: images in a file.
@@ -36,3 +37,9 @@ class EmbedConfig(Settings):
     batch_size: Count = 512
     output_dir: OutputDir = "runs"
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.data is not None:
+            found = self.data.max_images
+            check(found is None, "data.max_images", found, "null: all images of the split are embedded")

@@ -217,7 +217,7 @@ class EmbeddingWork:
 
     def open(self) -> ImageSet:
         """The images, cropped as in the run's evaluation."""
-        return self.data.open_all(self.config.split, self.network.crop)
+        return self.data.open_to_embed(self.config.split, self.network.crop)
 
     def require_precision(self, precision: str | None) -> None:
         """Raises a ConfigError if the existing files have another precision; None if it is not known yet."""

@@ -82,7 +82,7 @@ def _from_set(split: str, keys: list[Key], embeddings: EmbeddingSet, data: DataC
     data = undecoded(data or from_values(_Holder, {"data": origin["data"]}).data)
     *_, height, width = origin["image_shape"]
     # Oblong images were not cropped: they have one size.
-    image_set = data.open_all(origin["split"], CentreSquare(size_px=width) if height == width else None)
+    image_set = data.open_to_embed(origin["split"], CentreSquare(size_px=width) if height == width else None)
     if fingerprint(image_set) != origin["digest"]:
         raise DataError(
             f"the {origin['split']} split of {data.title} does not have the images that were embedded; "

@@ -187,6 +187,25 @@ def test_a_folder_takes_another_split_but_no_other_embeddings(run: Path, tmp_pat
         embed(run, tmp_path, "rows_per_part=50")
 
 
+def test_the_images_are_those_of_a_set_that_is_split_by_class(run: Path, tmp_path: Path):
+    done = embed(run, tmp_path / "digits", "data=digits", "data.num_train_classes=6", "rows_per_part=1000")
+    table = pq.read_table(tmp_path / "digits")
+    assert done.num_images == len(table) == int((open_digits("train").labels >= 6).sum())
+    assert set(table["label"].to_pylist()) == {0, 1, 2, 3}
+    for place in ("train/a", "train/b", "test/c", "test/d"):
+        (tmp_path / "photos" / place).mkdir(parents=True)
+        (tmp_path / "photos" / place / "1.png").write_bytes(_png())
+    embed(run, tmp_path / "photo", "data=folder", f"data.root={tmp_path / 'photos'}", "data.num_channels=1")
+    schema = pq.read_schema(tmp_path / "photo/test-00000-of-00001.parquet")
+    features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+    assert features["label"]["names"] == ["c", "d"]
+
+
+def test_a_limit_of_the_images_is_refused_as_all_are_embedded(run: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match="^data.max_images: found 100, must be null: all images of the split are em"):
+        embed(run, tmp_path / "out", "data=digits", "data.max_images=100")
+
+
 def test_incomplete_files_are_computed_again(run: Path, embedded: Path, tmp_path: Path, caplog):
     for path in embedded.iterdir():
         shutil.copy(path, tmp_path)
