@@ -16,7 +16,7 @@ from ssl_sec.data.fingerprint import file_sizes, fingerprint
 from ssl_sec.data.image_set import DecodedImages, ImageSet
 from ssl_sec.edges.config.embed import EmbedConfig
 from ssl_sec.edges.embeddings.network import TravellingNetwork, found_network_and_origin
-from ssl_sec.edges.embeddings.recording import start_run, upload_results
+from ssl_sec.edges.embeddings.recording import Origin, start_run, upload_results
 from ssl_sec.edges.embeddings.workers import done_on
 from ssl_sec.edges.embeddings.written import whole_files
 from ssl_sec.edges.folder.stored_config import require_whole_data
@@ -103,7 +103,7 @@ def run_embed(config: EmbedConfig) -> Embedded:
     loaded = network.load(image_set.image_shape)
     dim, digest = _dim(loaded, image_set), network.digest(loaded)
     plan = Plan(split=config.split, num_images=len(image_set), rows_per_part=config.rows_per_part)
-    work = replace(work, plan=plan, origin=_origin(config, network.run, digest, data, image_set, dim))
+    work = replace(work, plan=plan, origin=_origin(config, network.run, belongs_to, digest, data, image_set, dim))
     present, precision = _present(work)
     work = replace(work, precision=precision)
     work.require_precision(work.origin["precision"])
@@ -283,12 +283,12 @@ def _dim(loaded: nn.Module, image_set: ImageSet) -> int:
 
 
 def _origin(
-    config: EmbedConfig, run: str, weights: str, data: DataConfig, image_set: ImageSet, dim: int
+    config: EmbedConfig, run: str, belongs_to: Origin, weights: str, data: DataConfig, image_set: ImageSet, dim: int
 ) -> dict[str, Any]:
     """The settings and files that determine the embeddings and their division into files, and their origin."""
     return {
         "run": run,
-        "checkpoint": config.checkpoint,
+        "checkpoint": belongs_to.checkpoint,
         "weights": weights,
         "data": masked_values(to_values(data)),
         "digest": fingerprint(image_set),

@@ -154,6 +154,7 @@ def found_network_and_origin(config: EmbedConfig) -> tuple[TravellingNetwork, Or
             name=found.config.run_name or found.short_name,
             tags=training_tags(found.config),
             run_id=run_id,
+            checkpoint=found.checkpoint,
         )
 
 

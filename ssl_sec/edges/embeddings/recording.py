@@ -15,7 +15,7 @@ from ssl_sec.edges.run.sweeps import JobRun
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.tracker import TrackedRun
-from ssl_sec.recipes.tracking import TrackingConfig
+from ssl_sec.recipes.tracking import Checkpoint, TrackingConfig
 from ssl_sec.settings import to_values
 
 JOB = "embed"
@@ -31,6 +31,7 @@ class Origin:
         name: name of the run or the export.
         tags: tags that describe the network.
         run_id: id of the run in that store; None if it is not there, and for an export.
+        checkpoint: the checkpoint of the run; the best one with its step.
     """
 
     tracking: TrackingConfig
@@ -38,6 +39,7 @@ class Origin:
     name: str
     tags: Mapping[str, str] = field(default_factory=dict)
     run_id: str | None = None
+    checkpoint: Checkpoint | str = "last"
 
 
 def start_run(config: EmbedConfig, origin: Origin, data: DataConfig) -> JobRun:

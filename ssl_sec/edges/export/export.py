@@ -118,7 +118,7 @@ def run_export(config: ExportConfig) -> Exported:
             exportable,
             check,
             has_learned_labels=bool(trained.learned_sets),
-            checkpoint=source.version or config.checkpoint,
+            checkpoint=source.version or source.checkpoint,
             license=config.license,
             hub_name=destination.hub_name,
         )

@@ -1,5 +1,6 @@
 """The networks in the kept checkpoints of a run."""
 
+import logging
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -12,6 +13,8 @@ from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.registry import SCORES, RecipeRow
 from ssl_sec.recipes.tracking import Checkpoint
 from ssl_sec.training.checkpoint import best_of, checkpoint_name, load_checkpoint, score_of, step_of
+
+logger = logging.getLogger("ssl_sec")
 
 # File in a run's folder -> part of the network and prefix of its weights, as named in a checkpoint.
 _PARTS = {"encoder.safetensors": ("encoder", "backbone."), "head.safetensors": ("head", "")}
@@ -55,6 +58,7 @@ def chosen_step(
         if best is None:
             listed = ", ".join(map(str, kept))
             raise ConfigError(f"checkpoint: found 'best', but no checkpoint of {where} has a score; allowed: {listed}")
+        logger.info("the best checkpoint of %s is that of step %d", where, best)
         return best
     if checkpoint not in kept:
         listed = _listed(kept, best, score())
@@ -95,7 +99,12 @@ def write_network(folder: RunFolder, recipe: RecipeRow, step: int, to: Path) -> 
         shutil.copy(path, to)
 
 
-def network_files(folder: RunFolder, recipe: RecipeRow, checkpoint: Checkpoint, to: Path) -> Path:
+def described_checkpoint(checkpoint: Checkpoint, step: int | None) -> Checkpoint | str:
+    """The value of the key `checkpoint`, with the step if it does not name it: `best (step 35)`."""
+    return f"{checkpoint} (step {step})" if checkpoint == "best" and step is not None else checkpoint
+
+
+def network_files(folder: RunFolder, recipe: RecipeRow, checkpoint: Checkpoint, to: Path) -> tuple[Path, int | None]:
     """The folder with the weights of a run's chosen checkpoint: the run's own for the last ones, else `to`.
 
     Args:
@@ -104,13 +113,16 @@ def network_files(folder: RunFolder, recipe: RecipeRow, checkpoint: Checkpoint, 
         checkpoint: the value of the key `checkpoint`.
         to: an existing folder for the weights of a checkpoint.
 
+    Returns:
+        The folder, and the steps taken when the checkpoint was saved; None for the last weights.
+
     Raises:
         ConfigError: if there is no such checkpoint.
         StorageError: if the checkpoint is not whole, or the storage cannot be used.
     """
     if checkpoint == "last":
-        return folder.path
+        return folder.path, None
     kept = kept_checkpoints(folder)
     step = chosen_step(checkpoint, kept, folder.location, lambda: score_among(folder.last_metrics()))
     write_network(folder, recipe, step, to)
-    return to
+    return to, step

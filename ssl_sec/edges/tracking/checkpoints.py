@@ -65,7 +65,7 @@ def log_checkpoints(
 
 def download_checkpoint(
     client: MlflowClient, experiment_id: str, run_id: str, checkpoint: Checkpoint, folder: Path
-) -> None:
+) -> int:
     """Downloads the weights of a kept checkpoint of a run.
 
     Args:
@@ -74,6 +74,9 @@ def download_checkpoint(
         run_id: id of the run.
         checkpoint: the value of the key `checkpoint`.
         folder: an existing folder.
+
+    Returns:
+        The steps taken when it was saved.
 
     Raises:
         ConfigError: if there is no such checkpoint.
@@ -86,10 +89,12 @@ def download_checkpoint(
             f"checkpoint: found {checkpoint!r}, but {where} has no checkpoints, which are uploaded once it has "
             "finished; allowed: run=<its folder>, where they are"
         )
-    model = models[chosen_step(checkpoint, kept, where, lambda: score_among(client.get_run(run_id).data.metrics))]
+    step = chosen_step(checkpoint, kept, where, lambda: score_among(client.get_run(run_id).data.metrics))
+    model = models[step]
     for artifact in client.list_logged_model_artifacts(model.model_id):
         place = f"{model.artifact_location}/{artifact.path}"
         download_artifacts(artifact_uri=place, dst_path=str(folder), tracking_uri=client.tracking_uri)
+    return step
 
 
 def is_checkpoint(model: LoggedModel) -> bool:

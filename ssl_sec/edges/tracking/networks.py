@@ -11,7 +11,7 @@ from mlflow.artifacts import download_artifacts
 from mlflow.models import Model
 from mlflow.tracking import MlflowClient
 
-from ssl_sec.edges.folder.checkpoints import network_files
+from ssl_sec.edges.folder.checkpoints import described_checkpoint, network_files
 from ssl_sec.edges.folder.finding import folder_at, usable_folder
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import training_config
@@ -36,6 +36,7 @@ class FoundNetwork:
         run_id: id of the run in MLflow; None if the run is in no store.
         folder: the run's folder, if the network was found there.
         archive: the store, if the network was found there instead.
+        checkpoint: the chosen checkpoint; the best one with its step.
         version: the registered version that was given, if its weights are not the run's last ones.
     """
 
@@ -45,6 +46,7 @@ class FoundNetwork:
     run_id: str | None
     folder: RunFolder | None = None
     archive: RunArchive | None = None
+    checkpoint: Checkpoint | str = "last"
     version: str | None = None
 
     @property
@@ -168,16 +170,18 @@ def found_network(
         located = located_run(word, checkpoint, tracking, output_dir, jobs)
         if isinstance(folder := located, RunFolder):
             recipe = RECIPES[str(folder.identity.job)]
+            files, step = network_files(folder, recipe, checkpoint, Path(made))
             yield FoundNetwork(
                 recipe=recipe,
                 config=training_config(recipe, folder.config_path),
-                files=network_files(folder, recipe, checkpoint, Path(made)),
+                files=files,
+                checkpoint=described_checkpoint(checkpoint, step),
                 run_id=folder.run_id,
                 folder=folder,
             )
             return
         archive, found = located
-        config = archive.download_network(found, jobs, Path(made), checkpoint, word)
+        config, step = archive.download_network(found, jobs, Path(made), checkpoint, word)
         differs = found.version is not None and take_weights(
             archive.client, found.version, RECIPES[found.job], Path(made)
         )
@@ -187,5 +191,6 @@ def found_network(
             files=Path(made),
             run_id=found.run_id,
             archive=archive,
+            checkpoint=described_checkpoint(checkpoint, step),
             version=word if differs else None,
         )

@@ -242,19 +242,18 @@ class RunArchive:
 
     def download_network(
         self, run: ArchivedRun, jobs: Sequence[str], folder: Path, checkpoint: Checkpoint = "last", word: str = ""
-    ) -> TrainingConfig:
+    ) -> tuple[TrainingConfig, int | None]:
         """Downloads the configuration and the weights of a finished training into a folder.
 
         Args:
             run: the training.
             jobs: jobs whose runs are accepted.
             folder: an existing folder.
-            checkpoint: checkpoint whose weights are downloaded; for a run that was found by a registered version,
-                `last`.
+            checkpoint: whose weights are downloaded; `last` for a run that was found by a registered version.
             word: the user's input, for messages; empty for the run's id.
 
         Returns:
-            The run's configuration.
+            The run's configuration, and the steps taken when the checkpoint was saved; None for the last weights.
 
         Raises:
             ConfigError: if it is a run of another job, or has no weights, or no such checkpoint.
@@ -281,10 +280,11 @@ class RunArchive:
                 f"run: found {word!r}, but it has no encoder in MLflow at {self.client.tracking_uri}; allowed: a "
                 f"finished run of {joined_jobs(jobs)}"
             ) from error
+        step = None
         if checkpoint != "last":
             with self._errors():
-                download_checkpoint(self.client, run.experiment_id, run.run_id, checkpoint, folder)
-        return training_config(recipe, folder / "config.yaml")
+                step = download_checkpoint(self.client, run.experiment_id, run.run_id, checkpoint, folder)
+        return training_config(recipe, folder / "config.yaml"), step
 
     def _search(
         self, condition: str, experiment_ids: Sequence[str] | None = None, most: int | None = None

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from mlflow.exceptions import MlflowException
@@ -13,6 +14,7 @@ from ssl_sec.edges.folder.checkpoints import chosen_step, kept_checkpoints
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.tracking.checkpoints import download_checkpoint, log_checkpoints
 from ssl_sec.edges.tracking.runs import RunArchive
+from ssl_sec.embeddings.parts import origin_of
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.recipes.tracking import TrackingConfig
@@ -150,12 +152,23 @@ def test_a_probe_of_a_checkpoint_is_its_own_and_ranks_no_run(trained, by):
     of_probe, of_training, of_best = (
         f"probe {probe.info.run_id[:8]} on digits",
         "training on digits",
-        "| checkpoint | best |",
+        f"| checkpoint | best (step {best}) |",
     )
     assert of_probe in cards["best"] and of_best in cards["best"] and of_training not in cards["best"]
     assert of_training in cards["last"] and of_probe not in cards["last"] and of_best not in cards["last"]
     archive = RunArchive.open(TrackingConfig(uri=trained.uri), root)
     assert [each.name for each in archive.finished("digits")] == ["it"]
+
+
+@pytest.mark.parametrize("by", ["folder", "id"])
+def test_embeddings_of_the_best_checkpoint_say_which_it_was(trained, tmp_path, by, caplog):
+    run, root = trained.folder.path if by == "folder" else trained.run_id, trained.folder.path.parents[1]
+    best = chosen_step("best", kept_checkpoints(trained.folder), "")
+    caplog.set_level("INFO", "ssl_sec")
+    jobs.embed([f"run={run}", f"output_dir={root}", "checkpoint=best", "split=test", f"output={tmp_path}"])
+    origin = origin_of(pq.read_schema(tmp_path / "test-00000-of-00001.parquet"))
+    assert origin is not None and origin["checkpoint"] == f"best (step {best})"
+    assert caplog.text.count(f" is that of step {best}") == 1
 
 
 def test_a_run_that_has_not_ended_is_probed_by_its_checkpoints(trained, tmp_path: Path):
