@@ -38,7 +38,7 @@ class EmbeddingFile:
         open: opens it for reading at any place.
         split: the beginning of its name.
         row_groups: rows of each group.
-        dim: dimension of the embeddings.
+        dim: dimension of the embeddings; 0 without rows.
         columns: the columns that are read, those with a usable type.
         ignored: name -> type of those that have another type.
         class_names: names of the labels; empty if it has none.
@@ -206,7 +206,7 @@ class EmbeddingSet:
         given: list[pa.Array] = []
         for each in _ABOUT:
             try:
-                found = columns[each.name].cast(each.type) if each.name in columns else None
+                found = _without_nan(columns[each.name]).cast(each.type) if each.name in columns else None
             except pa.ArrowException as error:
                 raise DataError(f"embeddings: {file.name}: column {each.name!r}: {first_line(error)}") from error
             given.append(pa.nulls(len(batch), each.type) if found is None else found)
@@ -234,6 +234,7 @@ def read_set(files: Iterable[tuple[str, Callable[[], BinaryIO]]]) -> EmbeddingSe
                 f"embeddings: found {num_found} of the {num_parts} files of the {split} split; "
                 "the jobs.embed that wrote them, started again, writes the others"
             )
+    found = [file for file in found if len(file)]  # other programs write files without rows, too
     require_alike(found)
     if file := next((file for file in found if file.ignored), None):
         types = ", ".join(f"{column!r} is {kind}" for column, kind in file.ignored.items())
@@ -267,10 +268,10 @@ def _read(name: str, opener: Callable[[], BinaryIO], known: dict[tuple[str, ...]
         with opener() as opened, pq.ParquetFile(opened) as file:
             about, schema = file.metadata, file.schema_arrow
             groups = [about.row_group(group) for group in range(about.num_row_groups)]
-            dim = _dim(name, file) if "embedding" in schema.names else 0
+            dim = _dim(file) if about.num_rows and "embedding" in schema.names else 0
     except (OSError, ValueError) as error:
         raise DataError(f"embeddings: {name} cannot be read: {first_line(error)}") from error
-    if not dim:
+    if about.num_rows and not dim:
         raise DataError(f"embeddings: {name} has no column 'embedding' with lists of floats")
     ignored = {each.name: str(each.type) for each in schema if not _is_usable(each)}
     names = names_in_metadata(schema, "label") or ()
@@ -289,6 +290,14 @@ def _read(name: str, opener: Callable[[], BinaryIO], known: dict[tuple[str, ...]
     )
 
 
+def _without_nan(column: pa.Array) -> pa.Array:
+    """The column with null for NaN, which programs without null write for a label that is missing."""
+    if not pa.types.is_floating(column.type):
+        return column
+    values = column.to_numpy(zero_copy_only=False).astype(np.float64)  # with NaN for null
+    return pa.array(values, mask=np.isnan(values))
+
+
 def _is_usable(column: pa.Field) -> bool:
     """Whether a column has the kind of values that its name stands for."""
     if column.name not in _ABOUT.names:
@@ -299,16 +308,15 @@ def _is_usable(column: pa.Field) -> bool:
     return any(is_kind(kind) for is_kind in (pa.types.is_integer, pa.types.is_floating, pa.types.is_null))
 
 
-def _dim(name: str, file: pq.ParquetFile) -> int:
+def _dim(file: pq.ParquetFile) -> int:
     """The length of the embeddings, by their type or the first of them; 0 if they are no lists of numbers."""
     kind = file.schema_arrow.field("embedding").type
     if pa.types.is_fixed_size_list(kind):
         return kind.list_size if pa.types.is_floating(kind.value_type) else 0
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_floating(kind.value_type):
         return 0
-    for batch in file.iter_batches(1, columns=["embedding"]):
-        return len(batch.column("embedding").flatten())
-    raise DataError(f"embeddings: {name} has no rows")
+    first = next(batch for batch in file.iter_batches(1, columns=["embedding"]) if len(batch))
+    return len(first.column("embedding").flatten())
 
 
 def _digest(values: Any) -> str:

@@ -190,6 +190,26 @@ def test_columns_of_usable_types_are_read(name, values, tmp_path: Path, caplog):
     assert caplog.text == ""
 
 
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_a_label_that_is_no_number_is_none(kind, tmp_path: Path):
+    labels = pa.array(np.array([3, np.nan], kind))
+    assert labels.null_count == 0
+    found = read(table(tmp_path / "mine.parquet", embedding=[[1.0], [2.0]], label=labels))
+    assert found.about(0, 2)["label"].to_pylist() == [3, None]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.list_(pa.float32(), 2)])
+def test_files_without_rows_are_left_out(kind: pa.DataType, tmp_path: Path):
+    some = [
+        table(tmp_path / f"part-{at}.parquet", embedding=pa.array(rows, kind))
+        for at, rows in enumerate(([], [[1.0, 2.0]], []))
+    ]
+    found = read(*some)
+    assert (len(found), found.dim, len(found.files)) == (1, 2, 1)
+    with pytest.raises(DataError, match="^embeddings: found no rows; allowed: Parquet files with a column 'embedding'"):
+        read(some[0])
+
+
 def test_a_column_that_cannot_be_converted_is_named(tmp_path: Path):
     found = read(table(tmp_path / "mine.parquet", embedding=[[1.0]], label=[1.5]))
     with pytest.raises(DataError, match=r"embeddings: .*mine.parquet: column 'label': Float value 1.5.* was truncated"):
