@@ -12,7 +12,7 @@ from ssl_sec.edges.folder.stored import StoredFolder
 from ssl_sec.edges.folder.unfinished import require_finished
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.copies import new_copy
-from ssl_sec.edges.storage.places import is_remote, local_folder, split_url
+from ssl_sec.edges.storage.places import is_remote, is_url_of_run, local_folder, split_url
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.recipes.tracking import Checkpoint
@@ -82,6 +82,8 @@ def folder_at(word: str) -> RunFolder | None:
         ConfigError: if the URL cannot be used.
         StorageError: if the storage cannot be used.
     """
+    if is_remote(word) and not is_url_of_run(word):
+        return None
     folder = opened_folder(word)
     return folder if word and folder.holds_run else None
 
@@ -89,6 +91,11 @@ def folder_at(word: str) -> RunFolder | None:
 def opened_folder(word: str) -> RunFolder:
     """The folder at a path, or a copy of that at a URL, whatever it holds; see `folder_at`."""
     if is_remote(word):
+        if not is_url_of_run(word):
+            raise ConfigError(
+                f"run: found {word!r}; allowed: a folder, or the URL of a run or an export, <folder>/<recipe>/<name>; "
+                "`hf download <owner>/<name> --local-dir <folder>` makes a folder of an export on the Hugging Face Hub"
+            )
         return downloaded(word)
     return RunFolder(Path(word.removeprefix("file://")).expanduser().resolve())
 

@@ -67,13 +67,19 @@ def url_of(run_folder: Path) -> str | None:
     return f"{output_dir}/{run_folder.parent.name}/{run_folder.name}"
 
 
+def is_url_of_run(url: str) -> bool:
+    """Whether a URL has an output folder, a recipe and a name."""
+    parts = url.rstrip("/").rsplit("/", 2)
+    return len(parts) == 3 and is_remote(parts[0])
+
+
 def split_url(url: str) -> tuple[str, str, str]:
     """The output folder, the recipe and the name of a run from its URL.
 
     Raises:
         StorageError: if the URL has fewer parts.
     """
-    parts = url.rstrip("/").rsplit("/", 2)
-    if len(parts) < 3 or not is_remote(parts[0]):
+    if not is_url_of_run(url):
         raise StorageError(f"found {url!r}, must be the URL of a run: <output_dir>/<recipe>/<name>")
-    return parts[0], parts[1], parts[2]
+    output_dir, recipe, name = url.rstrip("/").rsplit("/", 2)
+    return output_dir, recipe, name

@@ -172,6 +172,12 @@ def photos(folder: Path) -> list[str]:
     return ["data=folder", f"data.root={folder}", "data.num_channels=1", "split=train"]
 
 
+def test_the_address_of_an_export_on_the_hub_is_refused_in_one_line(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run_job("embed", embed, ["run=hf://me/digits-encoder", "output=out", "data=digits"]) == 2
+    assert "error: run: found 'hf://me/digits-encoder'; allowed: a folder, or the URL" in capsys.readouterr().err
+
+
 def test_a_file_of_this_version_does_not_say_where_its_images_are(runs, tmp_path: Path):
     folder = export(runs["scaled"], "safetensors", tmp_path / "export")
     with pytest.raises(ConfigError, match="data: missing, as the export .*export does not say where"):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ssl_sec.edges.folder.finding import find_folder, folder_at
+from ssl_sec.edges.folder.finding import find_folder, folder_at, opened_folder
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.errors import ConfigError
@@ -109,3 +109,12 @@ def test_a_folder_knows_its_store_unless_its_credentials_were_left_out(output_di
     assert folder.identity.known_uri is None
     folder.identity_path.write_text("{")
     assert folder.identity.known_uri is None
+
+
+@pytest.mark.parametrize("url", ["hf://me/digits-encoder", "s3://bucket"])
+def test_a_url_that_is_too_short_for_a_run_is_none(url):
+    assert folder_at(url) is None
+    with pytest.raises(ConfigError, match=f"^resume: {url} holds no run; allowed: a run's folder$"):
+        find_folder("resume", url, "runs")
+    with pytest.raises(ConfigError, match=f"^run: found '{url}'; allowed: a folder, or the URL .*hf download <owner>/"):
+        opened_folder(url)
