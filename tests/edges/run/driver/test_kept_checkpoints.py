@@ -165,6 +165,7 @@ def test_embeddings_of_the_best_checkpoint_say_which_it_was(trained, tmp_path, b
     run, root = trained.folder.path if by == "folder" else trained.run_id, trained.folder.path.parents[1]
     best = chosen_step("best", kept_checkpoints(trained.folder), "")
     caplog.set_level("INFO", "ssl_sec")
+    caplog.clear()
     jobs.embed([f"run={run}", f"output_dir={root}", "checkpoint=best", "split=test", f"output={tmp_path}"])
     origin = origin_of(pq.read_schema(tmp_path / "test-00000-of-00001.parquet"))
     assert origin is not None and origin["checkpoint"] == f"best (step {best})"
