@@ -161,6 +161,7 @@ def test_images_that_the_encoder_has_learned_from_are_not_held_out(finished, sha
         (["sets=digits"], "sets: found 'digits', must be a list"),
         (["sets=[{name: folder}]"], "sets[0].root: missing"),
         (["sets=[digits,{name: digits, rot: x}]"], "sets[1].rot: unknown key for 'digits'"),
+        (["sets=[{name: digits, max_images: 99}]"], "sets[0].max_images: found 99, must be null: all images"),
         (["sets=[digits,digits]"], "sets: found ['digits', 'digits'], must be sets with different titles"),
         (["sets=[digits]", "mean_per_class=[digit]"], "mean_per_class: found 'digit'; did you mean 'digits'"),
         (["sets=[digits]", "probe.test_share=0.4"], "probe.test_share: found 0.4, must be null; test_share=<share>"),

@@ -234,7 +234,10 @@ def _probe_values(overrides: Sequence[str]) -> dict[str, Any]:
     config: Any = from_values(PROBE.config, values)  # mistakes are found before the run is searched
     typed = [override for override in overrides if override.startswith(("probe=", "probe."))]
     is_whole = any(override.startswith("probe=") for override in typed)
-    if is_whole and config.data is None:
+    if config.data is not None:
+        found = config.data.max_images
+        check(found is None, "data.max_images", found, "null: all images; probe.labels_per_class=<n> trains on fewer")
+    elif is_whole:
         return values
     run = _stored(values, config.tracking, values["checkpoint"], probed())
     if not is_whole and "probe" in run.values:

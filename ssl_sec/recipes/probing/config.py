@@ -104,6 +104,9 @@ class TransferConfig(Settings):
         check(
             not measure, "probe.mean_per_class", measure, "false; mean_per_class=[<titles of sets>] chooses the measure"
         )
+        for index, data in enumerate(self.sets):
+            found = data.max_images
+            check(found is None, f"sets[{index}].max_images", found, "null: all images are measured")
         titles = [data.title for data in self.sets]
         check(len(set(titles)) == len(titles), "sets", titles, "sets with different titles, the names of their files")
         for title in self.mean_per_class:

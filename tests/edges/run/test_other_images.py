@@ -94,6 +94,11 @@ def test_a_probe_converts_images_that_its_own_keys_name(finished, photos):
         ),
         (
             "probe",
+            ["data=folder", "data.max_images=99"],
+            "data.max_images: found 99, must be null: all images; probe.labels_per_class=<n> trains on fewer",
+        ),
+        (
+            "probe",
             ["data=folder", "probe.num_channels=3"],
             "probe.num_channels: found 3, must be 1, as the encoder was trained",
         ),
