@@ -258,9 +258,11 @@ def train(
         is_monitored = last or taken % cadence.monitor_every_steps == 0
         is_saved = last or taken % cadence.save_every_steps == 0
         is_reported = step % cadence.log_every_steps == 0 or at_epoch_end or is_monitored or is_saved
-        # The step's own embeddings are as good unless their rounding exceeds the angle by which a step turns them.
+        # bfloat16 rounds the step's own embeddings by more than small steps turn them. Not every report has the two
+        # passes in float32, which are slow beside the compiled steps of a GPU.
         is_rounded = recipe.computation.precision == "bfloat16"
-        before = _embedded(recipe, views) if is_reported and is_rounded else None
+        is_turn_measured = step == 0 or at_epoch_end or is_monitored or is_saved if is_rounded else is_reported
+        before = _embedded(recipe, views) if is_turn_measured and is_rounded else None
         terms, features = take_step(views, recipe.row_labels(batch, rows), step)
         if recipe.observer is not None:
             recipe.observer.update(features, batch)
@@ -269,8 +271,11 @@ def train(
             _require_finite(recipe, _terms_metrics(recipe, terms), step)
         if not is_reported:
             continue
-        before = terms.embeddings.detach() if before is None else before
-        metrics = _metrics(recipe, terms, step, _step_angle_metrics(before, _embedded(recipe, views)))
+        turned = {}
+        if is_turn_measured:
+            before = terms.embeddings.detach() if before is None else before
+            turned = _step_angle_metrics(before, _embedded(recipe, views))
+        metrics = _metrics(recipe, terms, step, turned)
         _require_finite(recipe, metrics, step)
         now = time.perf_counter()
         metrics["train/images_per_s"] = (taken - clock_step) * sampler.global_batch_size / (now - clock)

@@ -89,6 +89,15 @@ def test_the_angles_of_a_small_step_are_not_the_rounding_of_bfloat16():
     assert reported == pytest.approx(expected, rel=0.05)
 
 
+def test_with_bfloat16_some_reports_alone_have_the_angles():
+    trained = recipe(computation=Computation(precision="bfloat16"))
+    trained.model.float()
+    reported = run(trained, Cadence(log_every_steps=1, save_every_steps=3, monitor_every_steps=200)).reports
+    measured = [step for step, metrics, _ in reported if "train/step_angle_mean" in metrics]
+    assert (trained.sampler.steps_per_epoch, trained.total_steps) == (2, 12)
+    assert measured == [0, 1, 2, 3, 5, 7, 8, 9, 11]
+
+
 @pytest.mark.parametrize("precision", ["float64", "bfloat16"])
 def test_a_report_changes_nothing_of_the_run(precision):
     often, seldom = (recipe(computation=Computation(precision=precision)) for _ in range(2))
