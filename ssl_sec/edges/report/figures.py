@@ -4,6 +4,7 @@ An arm is a group of runs with the same settings; of each seed, the newest finis
 job, whose recipe determines the comparisons that can be drawn.
 """
 
+import logging
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,8 @@ from ssl_sec.figures.comparing import Comparison
 from ssl_sec.figures.training import Curve, compared_curves_figure
 from ssl_sec.papers import Paper, PaperFigure
 from ssl_sec.recipes.registry import RECIPES, RecipeRow
+
+logger = logging.getLogger("ssl_sec")
 
 Arms = Mapping[str, Sequence[ArchivedRun]]
 Points = list[tuple[int, float]]
@@ -72,6 +75,9 @@ def _find_runs(archive: RunArchive, recipes: Sequence[str] | None) -> list[Archi
     """Returns the runs that are shown, one or more, all of one job."""
     if recipes is None:
         runs = archive.newest_experiment()
+        logger.info(
+            "drawing the newest experiment, %s (jobs.%s); recipes=[<names>] draws others", runs[0].recipe, runs[0].job
+        )
     else:
         runs = [run for recipe in dict.fromkeys(recipes) for run in archive.finished_trainings(recipe)]
     jobs = sorted({f"jobs.{run.job}" for run in runs})

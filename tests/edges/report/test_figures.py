@@ -68,13 +68,17 @@ def test_a_curve_counts_the_seeds_that_have_it_and_needs_common_steps(store):
     assert "no constraint (1 seed)" in report.text
 
 
-def test_a_figure_shows_the_newest_experiment_or_the_given_recipes(store):
+def test_a_figure_shows_the_newest_experiment_or_the_given_recipes(store, caplog):
+    caplog.set_level("INFO", logger="ssl_sec")
     store.pretrained("cifar10_ntxent_100", 0, curves(50.0))
     store.pretrained("cifar10_sec_100", 0, curves(50.0))
     store.pretrained("digits", 0, curves(50.0))
     assert {row["arm"] for row in store.report(figure=4).rows} == {"sec"}
+    assert "drawing the newest experiment, digits (jobs.pretrain); recipes=[<names>] draws others" in caplog.messages
+    caplog.clear()
     chosen = store.report(figure=4, recipes=("cifar10_sec_100", "cifar10_ntxent_100"))
     assert {row["arm"] for row in chosen.rows} == {"cifar10_ntxent_100", "cifar10_sec_100"}
+    assert not caplog.messages
     with pytest.raises(ConfigError, match="recipes: found 'digit', for which no training has finished; did you mean"):
         store.report(figure=4, recipes=("digit",))
     store.trained("metric_learning", "digits_retrieval", 0, {"val/recall_at_1": [1.0, 2.0]})
