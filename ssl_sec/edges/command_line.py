@@ -13,6 +13,7 @@ from ssl_sec.edges.composition.config_folders import own_configs, without_folder
 from ssl_sec.edges.composition.help_text import help_text
 from ssl_sec.edges.environment import prepare
 from ssl_sec.edges.masking import masked
+from ssl_sec.edges.run.signals import handled, interrupt
 from ssl_sec.edges.run.supervision import supervised
 from ssl_sec.errors import Stopped, UserError, out_of_memory, out_of_space
 from ssl_sec.settings import check
@@ -38,7 +39,7 @@ def run_job(
 
     def run_and_print() -> int:
         folder, rest = without_folder(arguments)
-        with own_configs(folder):
+        with own_configs(folder), handled(interrupt):  # what saves its state first handles signals itself
             if any(argument in ("--help", "-h") for argument in rest):
                 say(help_text(job, [argument for argument in rest if argument not in ("--help", "-h")]))
             elif "--cfg" in rest:

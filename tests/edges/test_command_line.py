@@ -1,5 +1,7 @@
 import errno
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ssl_sec.edges.command_line import run_job
+from ssl_sec.edges.run.signals import handled
 from ssl_sec.edges.tables import in_table
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
 from tests.jobs import pretrain
@@ -30,6 +33,23 @@ def test_an_error_is_one_line_and_its_exit_code(error, code, capsys):
     output = capsys.readouterr().err.strip()
     assert str(error) in output
     assert "\n" not in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_job_that_is_asked_to_stop_cleans_up(number, capsys):
+    cleaned = []
+
+    def stopped(overrides):
+        try:
+            os.kill(os.getpid(), number)
+            return "not stopped"
+        finally:
+            cleaned.append(overrides)
+
+    with handled(lambda *_: pytest.fail("the job did not handle the signal")):
+        assert run_job("export", stopped, ["a=1"]) == 130
+    assert cleaned == [["a=1"]]
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_full_disk_is_one_line_wherever_it_is_met(capsys):

@@ -59,9 +59,11 @@ class ExportFolder:
             if output.exists():
                 output.rename(replaced)
             temporary.rename(output)
-        except OSError as error:
-            if replaced.exists():
+        except BaseException as error:
+            if replaced.exists() and not output.exists():
                 replaced.rename(output)
+            if not isinstance(error, OSError):
+                raise
             raise StorageError(f"output: {output} cannot be written: {error.strerror or first_line(error)}") from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -55,7 +55,7 @@ class Execution:
         def begin(tracked: TrackedRun) -> None:
             for line in ui_instructions(self._finished()).splitlines():
                 logger.info(line.strip())
-            closing.append(close_abandoned(folder, tracked.client, uri))
+            closing.append(close_abandoned(folder.path.parents[1], tracked.client, uri))
 
         tracking.on_run, tracking.on_records = begin, self._upload.upload_start
         logger.info("folder: %s", folder.location)

@@ -169,11 +169,11 @@ def lock_sweep(output_dir: Path, uri: str, run_id: str) -> RunLock:
     return RunLock(output_dir.resolve() / _FOLDER / run_id, {"uri": masked(uri), "run_id": run_id})
 
 
-def close_abandoned(folder: RunFolder, client: MlflowClient, uri: str) -> threading.Thread:
+def close_abandoned(output_dir: Path, client: MlflowClient, uri: str) -> threading.Thread:
     """Closes the runs in MLflow whose processes on this machine have died.
 
     Args:
-        folder: folder of an active run; the other runs of its output folder are checked.
+        output_dir: output folder of the runs, on this machine.
         client: client of the store.
         uri: address of the store; runs in other stores are ignored.
 
@@ -181,7 +181,7 @@ def close_abandoned(folder: RunFolder, client: MlflowClient, uri: str) -> thread
         The thread that does this; it ends with the process.
     """
     thread = threading.Thread(
-        target=_close_all, args=(_lock_path(folder).parent, client, masked(uri)), name="close-abandoned", daemon=True
+        target=_close_all, args=(output_dir / _FOLDER, client, masked(uri)), name="close-abandoned", daemon=True
     )
     thread.start()
     return thread

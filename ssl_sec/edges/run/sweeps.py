@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -16,7 +17,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from ssl_sec.edges.folder.descriptions import RunIdentity
-from ssl_sec.edges.run.running import RunLock, lock_sweep
+from ssl_sec.edges.run.running import RunLock, close_abandoned, lock_sweep
+from ssl_sec.edges.run.signals import announce_stop, stop_requests
 from ssl_sec.edges.run.summary import ui_command
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tables import deviation, in_csv, in_markdown, mean_and_std
@@ -26,6 +28,7 @@ from ssl_sec.edges.tracking.store import is_unknown
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import Stopped, UserError, first_line
 from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid
+from ssl_sec.files import replace_text
 from ssl_sec.metrics import chosen_metrics, metric_label
 from ssl_sec.recipes.registry import compared_metrics
 
@@ -66,7 +69,7 @@ class JobRun:
             output_dir: output folder of the job.
             known: file with the id of the earlier run, which is written for the next process; None for a new run.
         """
-        known_id = known.read_text().strip() if known is not None and known.is_file() else None
+        known_id = (known.read_text().strip() if known is not None and known.is_file() else "") or None
         lock: RunLock | None = None
 
         def hold(run_id: str) -> None:
@@ -97,9 +100,10 @@ class JobRun:
         if known is not None:
             try:
                 known.parent.mkdir(parents=True, exist_ok=True)
-                known.write_text(run.run_id)
+                replace_text(known, run.run_id)
             except OSError as error:
                 logger.warning("%s cannot be written: %s", known, error.strerror)
+        close_abandoned(local_folder(output_dir), run.client, identity.uri)
         return cls(run, lock)
 
     @property
@@ -159,17 +163,18 @@ class JobRun:
         if run is None:
             return
         left = None
-        try:
-            upload(run)
-        except Exception as error:
-            logger.warning("MLflow: %s", first_line(error))
-        try:
-            run.end(status, reason)
-        except Exception as error:
-            logger.warning("MLflow: %s", first_line(error))
-            left = {"status": status, "reason": reason}
-        if self._lock is not None:
-            self._lock.release(left)
+        with stop_requests(partial(announce_stop, "the results are uploaded first")):
+            try:
+                upload(run)
+            except Exception as error:
+                logger.warning("MLflow: %s", first_line(error))
+            try:
+                run.end(status, reason)
+            except Exception as error:
+                logger.warning("MLflow: %s", first_line(error))
+                left = {"status": status, "reason": reason}
+            if self._lock is not None:
+                self._lock.release(left)
 
 
 class Sweep(JobRun):

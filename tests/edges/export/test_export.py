@@ -21,6 +21,7 @@ from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config.export import ExportConfig
 from ssl_sec.edges.export.export import _record, run_export
+from ssl_sec.edges.export.folder import ExportFolder
 from ssl_sec.edges.export.model_card import model_card
 from ssl_sec.edges.folder.descriptions import DataDescription
 from ssl_sec.edges.folder.encoder import load_network
@@ -208,6 +209,24 @@ def test_an_existing_output_stays_unless_it_may_be_replaced(finished, exported, 
     run_export(export_config(finished, "safetensors", f"output={output}", "overwrite=true"))
     assert {path.name for path in output.iterdir()} == {"encoder.safetensors", "README.md"}
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_an_export_that_is_interrupted_while_it_takes_its_place_keeps_the_old_one(monkeypatch, tmp_path: Path):
+    output = tmp_path / "export"
+    output.mkdir()
+    (output / "README.md").write_text("an older export")
+    rename = Path.rename
+
+    def interrupted(path: Path, target: Path):
+        if path.name.endswith(".tmp"):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt), ExportFolder(output).filled(overwrite=True):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["export"]
+    assert (output / "README.md").read_text() == "an older export"
 
 
 def test_an_export_that_fails_its_check_keeps_the_old_output(finished, monkeypatch, tmp_path: Path):

@@ -22,6 +22,7 @@ from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import ConfigError, Stopped, StorageError
+from tests.edges.run.test_sweeps import wait_for_closing
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
@@ -140,7 +141,7 @@ class Store:
         return self.client.get_run(folder.run_id_path.read_text())
 
     def close_abandoned(self, beside: RunFolder) -> None:
-        close_abandoned(beside, self.client, self.uri).join(60)
+        close_abandoned(beside.path.parents[1], self.client, self.uri).join(60)
 
 
 @pytest.fixture(scope="module")
@@ -246,6 +247,14 @@ def test_the_next_job_closes_only_sweeps_whose_process_was_killed(store: Store):
     lock = store.output_dir / ".running" / its_run
     assert close_in_its_store(lock, "killed by SIGKILL") and not lock.exists()
     assert store.client.get_run(its_run).data.tags["ended"] == "failed: killed by SIGKILL"
+
+
+def test_a_job_without_a_folder_closes_them_too(store: Store):
+    _, run_id = killed_sweep(store, "killed before another sweep")
+    later = store.sweep("another sweep")
+    wait_for_closing()
+    assert store.client.get_run(run_id).info.status == "FAILED"
+    later.end("FINISHED", None, {}, "")
 
 
 def test_a_sweep_whose_end_mlflow_missed_is_closed_with_that_end(store: Store, monkeypatch):

@@ -3,6 +3,9 @@
 import csv
 import io
 import logging
+import os
+import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +14,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.folder.descriptions import RunIdentity
-from ssl_sec.edges.run.running import close
+from ssl_sec.edges.run.signals import handled, interrupt
 from ssl_sec.edges.run.sweeps import Sweep, arms_figure, as_csv, as_markdown
 from ssl_sec.edges.tables import mean_and_std
 from ssl_sec.edges.tracking.tracker import TrackedRun
@@ -34,6 +37,13 @@ def store(tmp_path_factory) -> Path:
 def identity(folder: Path) -> RunIdentity:
     tags = {"job": "ablate", "recipe": "r"}
     return RunIdentity(uri=f"sqlite:///{folder}/mlflow.db", experiment="e", name="n", tags=tags)
+
+
+def wait_for_closing() -> None:
+    """Waits for the threads that close runs of dead processes."""
+    for thread in threading.enumerate():
+        if thread.name == "close-abandoned":
+            thread.join(60)
 
 
 def start(folder: Path) -> tuple[Sweep, MlflowClient]:
@@ -107,6 +117,28 @@ def test_a_continued_sweep_has_the_means_of_all_its_runs(store: Path, tmp_path: 
     assert metrics == {"sweep/probe_top1_mean none": 60.0, "sweep/probe_top1_std none": 10.0}
 
 
+def test_a_file_with_the_id_of_the_run_that_a_full_disk_left_empty_is_written_again(store: Path, tmp_path: Path):
+    (known := tmp_path / "known").touch()
+    sweep = Sweep.opened(identity(store), {}, str(store), known)
+    assert sweep.run_id is not None and known.read_text() == sweep.run_id
+    with sweep.ended_after({}, lambda: ""):
+        pass
+
+
+def test_a_signal_while_a_job_ends_lets_it_upload_and_end(store: Path):
+    sweep, client = start(store)
+    uploaded = []
+
+    def upload(run):
+        os.kill(os.getpid(), signal.SIGTERM)
+        uploaded.append(run.run_id)
+
+    with handled(interrupt), sweep.ended_with(upload):  # as for a job of the command line
+        pass
+    assert uploaded == [sweep.run_id]
+    assert client.get_run(str(sweep.run_id)).info.status == "FINISHED"
+
+
 def test_points_that_were_logged_with_other_values_are_replaced_by_the_newest(store: Path):
     _, client = start(store)
     run_id = client.create_run("0").info.run_id
@@ -140,12 +172,13 @@ def test_a_run_whose_parameters_cannot_be_logged_does_not_stay_running(store: Pa
             patch.setattr(TrackedRun, "end", failing)
         sweep = Sweep.opened(replace(identity(store), name=name), {"arms": ["none"]}, str(store))
     assert sweep.run_id is None and "a parameter is refused; the runs of the sweep have no parent run" in caplog.text
-    _, client = start(store)
+    client = MlflowClient(identity(store).uri)
     (run,) = client.search_runs(["1"], f"attributes.run_name = '{name}'")
     assert (run.info.status == "RUNNING") == is_away
     left = store / ".running" / run.info.run_id
-    if is_away:
-        close(left, client, "")
+    assert left.exists() == is_away
+    start(store)
+    wait_for_closing()
     assert client.get_run(run.info.run_id).data.tags["ended"].endswith("a parameter is refused")
     assert not left.exists()
 
