@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # a machine without git is fine
 # We retry a server that cannot be reached ourselves; MLflow would block a call for minutes.
@@ -26,7 +27,7 @@ from ssl_sec.edges.masking import masked
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.storage.places import absolute_store, is_remote, local_folder
 from ssl_sec.errors import ConfigError, StorageError, UserError, first_line
-from ssl_sec.files import locked
+from ssl_sec.files import locked, replaced
 from ssl_sec.recipes.tracking import TrackingConfig
 
 # MLflow logs the tables of each new database.
@@ -81,6 +82,8 @@ def require_store(uri: str, key: str) -> None:
             f"{key}: found {masked(uri)!r}, must be sqlite:///<file>, http(s)://<server>, postgresql://…, mysql://… or "
             "mssql://…"
         )
+    if scheme in ("http", "https"):
+        _require_address(uri, key)
     file = sqlite_file(uri)
     if file is None:
         return
@@ -95,6 +98,17 @@ def require_store(uri: str, key: str) -> None:
         raise StorageError(f"{key}: found {uri}, which is not an SQLite database; allowed: a database, or a new file")
 
 
+def _require_address(uri: str, key: str) -> None:
+    """Refuses an address of a server that cannot be divided into its parts, without showing it."""
+    try:
+        _ = urlsplit(uri).port
+    except ValueError:
+        raise ConfigError(
+            f"{key}: found an address with a port that is no number; allowed: http(s)://<server>:<port>, with /, ?, # "
+            "and @ in a user name or password written as %2F, %3F, %23 and %40"
+        ) from None
+
+
 def sqlite_file(uri: str) -> Path | None:
     """The file of a sqlite store; None for another store."""
     return Path(uri.removeprefix("sqlite:///").partition("?")[0]) if uri.startswith("sqlite:///") else None
@@ -107,9 +121,19 @@ def connect_to_store(uri: str) -> MlflowClient:
         return MlflowClient(uri)
     file.parent.mkdir(parents=True, exist_ok=True)
     with locked(file.with_name(file.name + ".lock")):
+        if not file.exists() and "?" not in uri:
+            _create(file.resolve())
         client = MlflowClient(uri)
         client.search_experiments(max_results=1)
     return client
+
+
+def _create(file: Path) -> None:
+    """Creates a sqlite file with its tables, which MLflow does in many transactions; the file is whole or absent."""
+    for left in file.parent.glob(f".{file.name}.*"):  # by a process that was killed
+        left.unlink(missing_ok=True)
+    with replaced(file) as new:
+        MlflowClient(f"sqlite:///{new}").search_experiments(max_results=1)
 
 
 @contextmanager

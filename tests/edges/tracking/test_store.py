@@ -14,7 +14,7 @@ from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.storage.places import STAGING_VARIABLE
 from ssl_sec.edges.tracking.deferred import DeferredRun
 from ssl_sec.edges.tracking.runs import RunArchive
-from ssl_sec.edges.tracking.store import require_store, tracking_uri
+from ssl_sec.edges.tracking.store import connect_to_store, require_store, tracking_uri
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.recipes.tracking import TrackingConfig
@@ -51,6 +51,32 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path):
     (tmp_path / "text").write_text("a file with other things in it")
     with pytest.raises(StorageError, match="text, which is not an SQLite database"):
         require_store(f"sqlite:///{tmp_path}/text", "tracking.uri")
+
+
+def test_a_database_whose_creation_was_interrupted_is_absent_and_can_be_created_again(tmp_path: Path, monkeypatch):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    (killed := tmp_path / ".mlflow.db.0123").write_bytes(b"a part")
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "search_experiments", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            connect_to_store(uri)
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db.lock"]
+    assert not killed.exists()
+    connect_to_store(uri)
+    assert {path.name for path in tmp_path.iterdir()} == {"mlflow.db.lock", "mlflow.db"}
+    assert [each.name for each in MlflowClient(uri).search_experiments()] == ["Default"]
+
+
+def test_an_address_with_a_slash_in_its_password_is_refused_without_the_password():
+    with pytest.raises(
+        ConfigError, match=r"^tracking\.uri: found an address with a port that is no number.*%2F"
+    ) as error:
+        require_store("http://user:secret/pw@server:5000", "tracking.uri")
+    assert "secret" not in str(error.value)
 
 
 def test_a_file_is_absolute_and_that_of_a_submitted_job_in_a_bucket_is_in_its_staging_folder(tmp_path, monkeypatch):
