@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
@@ -97,7 +98,10 @@ def opened_folder(word: str) -> RunFolder:
                 "`hf download <owner>/<name> --local-dir <folder>` makes a folder of an export on the Hugging Face Hub"
             )
         return downloaded(word)
-    return RunFolder(Path(word.removeprefix("file://")).expanduser().resolve())
+    path = Path(os.path.abspath(Path(word.removeprefix("file://")).expanduser()))
+    # A recipe's folder may be a link to another disk: its runs stay those of their output folder, with its MLflow.
+    output_dir = path.parent.parent
+    return RunFolder(output_dir.resolve() / path.relative_to(output_dir))
 
 
 @functools.cache

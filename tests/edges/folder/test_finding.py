@@ -45,6 +45,17 @@ def test_a_run_is_found_by_its_id_its_name_the_beginning_of_one_or_its_folder(wo
     assert found.path == output_dir / place
 
 
+@pytest.mark.parametrize("linked", ["digits", "digits/first"])
+def test_a_run_in_a_linked_folder_belongs_to_the_output_folder_with_the_link(linked, output_dir, tmp_path, monkeypatch):
+    (elsewhere := tmp_path / "large disk" / linked).parent.mkdir(parents=True)
+    (output_dir / linked).rename(elsewhere)
+    (output_dir / linked).symlink_to(elsewhere)
+    (tmp_path / "link").symlink_to(output_dir)
+    monkeypatch.chdir(tmp_path)
+    for word in ("link/digits/first", "runs/digits/../digits/first/"):
+        assert find_folder("resume", word, "runs").path == output_dir / "digits" / "first"
+
+
 def num_open_copies() -> int:
     """The number of copies of runs that this process keeps locked."""
     return sum(path.is_symlink() and path.readlink().name == ".process" for path in Path("/proc/self/fd").iterdir())
