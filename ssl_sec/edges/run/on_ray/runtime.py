@@ -46,7 +46,7 @@ from ssl_sec.edges.run.on_ray.policies import (
 from ssl_sec.edges.run.on_ray.scaling import find_shortage, make_scaling, node_resources
 from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.run.worker import Worker, work
-from ssl_sec.errors import ConfigError, UserError, counted
+from ssl_sec.errors import ConfigError, UserError, counted, first_line
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.settings import to_values
 from ssl_sec.training.config import RayConfig
@@ -217,6 +217,7 @@ def connect(address: str | None, name: str | None = None, **resources: Any) -> N
 
     Raises:
         ConfigError: if there is no cluster at the address.
+        UserError: if Ray cannot start on this machine.
     """
     if ray.is_initialized():
         return
@@ -229,7 +230,7 @@ def connect(address: str | None, name: str | None = None, **resources: Any) -> N
     os.environ.setdefault("RAY_worker_niceness", "0")
     _check_listening(address, key)
     logger.info("starting Ray on this machine" if address is None else "connecting to the Ray cluster")
-    with _own_signal_handlers(), _own_process_group():
+    with _own_signal_handlers(), _own_process_group(), _start_reported(address):
         ray.init(
             address=address or "local",  # without an address Ray also tries clusters that ended, for minutes
             logging_level=logging.ERROR,
@@ -290,6 +291,20 @@ def _own_signal_handlers() -> Iterator[None]:
         for number, handler in handlers.items():
             if callable(handler):
                 signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _start_reported(address: str | None) -> Iterator[None]:
+    """Reports in one line that Ray cannot start here; it raises errors of any kind, as when a busy machine is slow."""
+    try:
+        yield
+    except Exception as error:
+        if address is not None:
+            raise
+        raise UserError(
+            f"Ray could not start on this machine ({first_line(error).rstrip('.')}); the same command can be run "
+            "again, since a busy machine may need longer than Ray waits"
+        ) from error
 
 
 def _check_listening(address: str | None, key: str) -> None:

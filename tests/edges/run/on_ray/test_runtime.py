@@ -19,7 +19,7 @@ from ssl_sec.edges.run.cpu import ENVIRONMENT
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.on_ray.runtime import _failure_of, _is_preempted, _join_again, connect, describe_workers
 from ssl_sec.edges.run.on_ray.scaling import find_shortage, make_scaling
-from ssl_sec.errors import ConfigError, DataError, Stopped
+from ssl_sec.errors import ConfigError, DataError, Stopped, UserError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import from_values
@@ -289,6 +289,22 @@ def test_a_cluster_of_this_machine_is_joined_while_it_runs(monkeypatch, tmp_path
         assert (asked["address"], asked["log_to_driver"]) == (address, True)
     connect(None)  # it was killed
     assert (asked["address"], asked["log_to_driver"]) == ("local", False)
+
+
+def test_a_machine_on_which_ray_cannot_start_is_one_line(monkeypatch, tmp_path):
+    import ray
+
+    def time_out(**options):
+        raise Exception("The current node timed out during startup. This could happen because of load.")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", time_out)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    with pytest.raises(
+        UserError, match=r"^Ray could not start on this machine \(The current node .* of load\); the same"
+    ):
+        connect(None)
 
 
 @pytest.mark.parametrize("is_alive", [True, False])
