@@ -21,12 +21,14 @@ from ray.tune.search import BasicVariantGenerator, SearchAlgorithm, Searcher
 
 from ssl_sec.edges.config.tune import TuneConfig
 from ssl_sec.edges.environment import cluster_address
+from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import new_name
 from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.overrides import parsed
 from ssl_sec.edges.packaging import command
 from ssl_sec.edges.run.on_ray.runtime import connect
 from ssl_sec.edges.run.on_ray.scaling import Nodes, node_resources
+from ssl_sec.edges.run.running import running
 from ssl_sec.edges.run.signals import announce_stop, stop_requests
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
@@ -49,7 +51,7 @@ def run_tune(search: Search) -> str:
     """Runs the trials that have not ended yet; returns a table of the best, and the command that trains with them.
 
     Raises:
-        ConfigError: if the folder holds another search, or the searcher is not installed.
+        ConfigError: if the folder holds another search, another process runs it, or the searcher is not installed.
         UserError: if all trials failed, with the reason of the last.
         Stopped: if the job was interrupted; the trials are kept.
     """
@@ -79,6 +81,14 @@ def run_search(search: Search) -> tuple[list[Trial], int, Path]:
         raise ConfigError(f"output_dir: found {config.output_dir!r}, must be a folder, which all nodes share")
     name = config.run_name or new_name(f"{config.recipe_name}-tune")
     folder = local_folder(config.output_dir) / config.recipe_name
+    # The folder of Ray's state: two processes that write to it would spoil the search for both.
+    with running(RunFolder(_state_path(folder, name))):
+        return _run_as(name, folder, search)
+
+
+def _run_as(name: str, folder: Path, search: Search) -> tuple[list[Trial], int, Path]:
+    """Runs the search of a name, which this process has locked."""
+    config = search.config
     described = _described(search)
     is_new = _claimed(folder / f"{name}.tune.json", described)
     identity = identity_of(
@@ -129,7 +139,7 @@ def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial], failures
     connect(None, "tune")
     tuning, folder = search.tune, Path(plan["folder"])
     progress = _Progress(search, plan)
-    state = folder / f"{plan['name']}-ray"
+    state = _state_path(folder, plan["name"])
     trainable = tune.with_resources(
         tune.with_parameters(PretrainingTrial, plan=plan, space=search.space), _resources(tuning, node_resources())
     )
@@ -162,7 +172,8 @@ def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial], failures
         logger.info("the search in %s continues", state)
         # A trial that resumes reports its measurements again, which Optuna knows already.
         warnings.filterwarnings("ignore", message="The reported value is ignored")
-        tuner = tune.Tuner.restore(str(state), trainable, resume_unfinished=True)
+        # What made a trial fail may have passed; it continues from what it has saved, and may fail once more.
+        tuner = tune.Tuner.restore(str(state), trainable, resume_unfinished=True, resume_errored=True)
     logger.info("searching %s in %d trials", ", ".join(search.space), tuning.trials)
     with _interruptible() as was_stopped:
         results = tuner.fit()
@@ -183,6 +194,10 @@ def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial], failures
     trials.sort(key=lambda trial: trial.name)
     if was_stopped.is_set():
         raise Stopped(f"stopped; the same command with run_name={plan['name']} continues the search")
+
+
+def _state_path(folder: Path, search: str) -> Path:
+    return folder / f"{search}-ray"
 
 
 def _name_of(search: str, counts_from: int, trial: Any) -> str:

@@ -1,5 +1,6 @@
 """A search by Ray Tune, from the command to MLflow."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,13 +8,17 @@ from pathlib import Path
 
 import mlflow
 import pytest
+import ray
 from mlflow.entities import Run
 from ray.tune.search import BasicVariantGenerator
 
 from ssl_sec.edges.config.tune import TuneConfig
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.run.on_ray.runtime import connect
+from ssl_sec.edges.run.running import running
 from ssl_sec.edges.tune.job import _claimed, _described, _resources, _searcher, _without_measurements, run_search
 from ssl_sec.edges.tune.space import read_search
-from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.errors import ConfigError, StorageError, UserError
 from tests.edges.conftest import QUICK
 
 DRAWS_PICTURES = True
@@ -38,6 +43,42 @@ def test_the_address_of_a_dashboard_is_refused_before_a_search_is_made(tmp_path:
     with pytest.raises(ConfigError, match="^RAY_ADDRESS: found 'http://head:8265', a cluster's dashboard, to which"):
         run_search(search)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_search_that_another_process_runs_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch):
+    search = read_search(
+        ["experiment=digits", "epochs=16", "constraint=choice(none,sec)", "run_name=s", f"output_dir={tmp_path}"]
+    )
+    written: list[list[Path]] = []
+
+    def run_again(*_: object) -> None:
+        assert not written, "two run it"
+        written.append(sorted(tmp_path.rglob("*")))
+        try:
+            run_search(search)
+        finally:
+            written.append(sorted(tmp_path.rglob("*")))
+
+    monkeypatch.setattr("ssl_sec.edges.tune.job._run", run_again)
+    monkeypatch.setattr("ssl_sec.edges.run.running._FREE_WITHIN_S", 0.0)
+    with pytest.raises(ConfigError, match=f"run_name: .*/digits/s-ray is in use: process {os.getpid()} on .* runs it"):
+        run_search(search)
+    before, after = written
+    assert after == before
+    assert not (tmp_path / ".running").exists()
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    assert len(client.search_runs([each.experiment_id for each in client.search_experiments()])) == 1
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Ray on this machine, with two CPUs whatever it has."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RAY_AIR_NEW_OUTPUT", "TUNE_DISABLE_SIGINT_HANDLER"):
+            patch.setenv(name, "")  # a search sets them
+        connect("local", num_cpus=2)
+        yield
+        ray.shutdown()
 
 
 FOUR_AND_TWO = [{"CPU": 4.0}, {"CPU": 2.0}]
@@ -151,3 +192,23 @@ def test_a_search_is_one_run_with_its_trials_and_continues(tmp_path: Path):
     other = tune(*options, *space, "seed=2")
     assert other.returncode == 2
     assert "run_name: s is another search, with overrides" in other.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_continued_search_runs_failed_trials_again_once(cluster, tmp_path: Path):
+    options = (f"output_dir={tmp_path}", "recipe=r", "run_name=s", "trials=2", "epochs=1", "seed=1")
+    search = read_search([*QUICK, *options, "optimiser.learning_rate=choice(0.3,1e6)", "searcher=random"])
+    with (
+        running(RunFolder(tmp_path / "r/s-001")),
+        running(RunFolder(tmp_path / "r/s-002")),
+        pytest.raises(UserError, match=r"^all trials failed; the last: .*/r/s-00\d is in use: process"),
+    ):
+        run_search(search)
+    # One cause has passed. The other trial diverges, whenever it is run again.
+    for attempts in (1, 2):
+        (trial,), num_failed, logs = run_search(search)
+        assert trial.overrides == ["optimiser.learning_rate=0.3"]
+        assert num_failed == 1
+        (diverged,) = {"s-001", "s-002"} - {trial.name}
+        assert (logs / f"{diverged}.txt").read_text().count("error: training diverged") == attempts
