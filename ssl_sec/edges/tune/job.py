@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import tune
 from ray.tune import Callback
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
@@ -36,7 +37,7 @@ from ssl_sec.edges.tables import in_markdown
 from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.edges.tune.space import Choices, Interval, Search, chosen_overrides
-from ssl_sec.edges.tune.trial import Plan, PretrainingTrial, last_line, log_of, trial_name
+from ssl_sec.edges.tune.trial import Plan, PretrainingTrial, last_line, log_of, stop_path, trial_name
 from ssl_sec.edges.tune.trials import Trial, best_first, files_of, records_of, rows_of, table_of
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line, writing
 from ssl_sec.files import replace_text
@@ -45,6 +46,9 @@ logger = logging.getLogger("ssl_sec")
 
 # Number of trials in the printed table.
 _SHOWN = 10
+
+# Whether a signal has asked this process to stop its search. Ray pickles the callback, which looks at it.
+_stop_asked = threading.Event()
 
 
 def run_tune(search: Search) -> str:
@@ -125,7 +129,8 @@ def _run_as(name: str, folder: Path, search: Search) -> tuple[list[Trial], int, 
             for path in files_of(search, trials, made):
                 run.log_file(path)
 
-    with sweep.ended_with(upload):
+    with sweep.ended_with(upload), _interruptible():
+        stop_path(plan).unlink(missing_ok=True)  # left for an earlier process
         _run(search, plan, is_new, trials, failures)
         if not trials:
             raise UserError(f"all trials failed; the last: {failures[-1]}")
@@ -175,8 +180,7 @@ def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial], failures
         # What made a trial fail may have passed; it continues from what it has saved, and may fail once more.
         tuner = tune.Tuner.restore(str(state), trainable, resume_unfinished=True, resume_errored=True)
     logger.info("searching %s in %d trials", ", ".join(search.space), tuning.trials)
-    with _interruptible() as was_stopped:
-        results = tuner.fit()
+    results = tuner.fit()
     for result in results:
         if result.error is not None:
             failures.append(_reason(result.error))
@@ -192,7 +196,7 @@ def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial], failures
                 )
             )
     trials.sort(key=lambda trial: trial.name)
-    if was_stopped.is_set():
+    if _stop_asked.is_set():
         raise Stopped(f"stopped; the same command with run_name={plan['name']} continues the search")
 
 
@@ -205,22 +209,24 @@ def _name_of(search: str, counts_from: int, trial: Any) -> str:
 
 
 @contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """Lets SIGINT, SIGTERM and SIGHUP end Ray Tune cleanly, and sets the event; a later SIGINT interrupts."""
-    was_stopped = threading.Event()
+def _interruptible() -> Iterator[None]:
+    """Lets SIGINT, SIGTERM and SIGHUP end Ray Tune after the trials have saved their states; a later SIGINT interrupts.
+
+    `_Progress` ends it.
+    """
 
     def ask() -> None:
-        was_stopped.set()
+        _stop_asked.set()
         announce_stop("the trials save their states first")
-        os.kill(os.getpid(), signal.SIGUSR1)  # Ray Tune handles this signal
 
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
+    _stop_asked.clear()
     with stop_requests(ask):
-        yield was_stopped
+        yield
 
 
 class _Progress(Callback):
-    """Logs a line for each trial that ends.
+    """Logs a line for each trial that ends, and ends the search when a stop was asked.
 
     Args:
         search: the search of the trials.
@@ -229,6 +235,25 @@ class _Progress(Callback):
 
     def __init__(self, search: Search, plan: Plan) -> None:
         self._search, self._plan = search, plan
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Stops the trials if that was asked, waits until they have saved, and ends Ray Tune.
+
+        Only here: no result of a trial that stops is read any more, so Ray Tune stores that the trial is unfinished.
+
+        Raises:
+            StorageError: if the request cannot be written.
+        """
+        if not _stop_asked.is_set():
+            return
+        path = stop_path(self._plan)
+        with writing("output_dir", path):
+            path.touch()
+        actors = [actor for trial in trials if (actor := trial.temporary_state.ray_actor) is not None]
+        stopping = [actor.cleanup.remote() for actor in actors]
+        while stopping:  # an actor that was lost counts as stopped
+            _, stopping = ray.wait(stopping, num_returns=len(stopping), timeout=0.5)
+        signal.raise_signal(signal.SIGUSR1)  # Ray Tune handles this signal
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Logs the metric of a trial, and the best so far."""

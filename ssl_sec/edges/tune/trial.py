@@ -18,8 +18,8 @@ from ssl_sec.errors import nearest
 
 # Time between two checks for new measurements of a trial.
 _LOOK_EVERY_S = 0.5
-# How long a trial that is stopped may take to save.
-_STOP_WITHIN_S = 60.0
+# How long a trial that is stopped may take to save and to end its run in MLflow; it stops at a reported step.
+_STOP_WITHIN_S = 600.0
 
 
 class Plan(TypedDict):
@@ -60,6 +60,11 @@ def log_of(plan: Plan, name: str) -> Path:
     return Path(plan["folder"]) / f"{plan['name']}-logs" / f"{name}.txt"
 
 
+def stop_path(plan: Plan) -> Path:
+    """The file that exists while a stop of the search is requested."""
+    return Path(plan["folder"]) / f"{plan['name']}.tune.stop"
+
+
 def last_line(log: Path) -> str:
     """The last error of a trial, or the last line that it printed; empty if it printed nothing."""
     lines = text_of(log).splitlines()
@@ -73,7 +78,7 @@ class PretrainingTrial(Trainable):
     _run: "subprocess.Popen[bytes] | None" = None
 
     def setup(self, config: dict[str, Any], *, plan: Plan, space: Space) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Starts the pretraining, or resumes it if it has begun.
+        """Starts the pretraining, or resumes it if it has begun; does neither while the search stops.
 
         Args:
             config: key -> chosen value.
@@ -84,17 +89,23 @@ class PretrainingTrial(Trainable):
         name = self.trial_name
         self._folder = Path(plan["folder"]) / name
         self._log = log_of(plan, name)
+        if stop_path(plan).exists():
+            return
         overrides = [*plan["overrides"], *chosen_overrides(space, config), f"run_name={name}", "resume=auto"]
         self._run = start_command(["pretrain", *overrides], self._log, cwd=plan["cwd"])
 
     def step(self) -> dict[str, Any]:
-        """The next measurement; the last one again when the pretraining has ended.
+        """The next measurement; the last one again when the pretraining has ended; nothing when the search stops.
 
         Raises:
             RuntimeError: if it failed, with its last line.
         """
-        assert self._run is not None
         while True:
+            # Ray calls `cleanup` only when this call has ended, and kills the process if that takes long.
+            if stop_path(self._plan).exists():
+                self.cleanup()
+                return {}  # nobody reads it
+            assert self._run is not None
             ended = self._run.poll()  # checked before the metrics are read, so that none is missed
             found = [record["metrics"] for record in json_lines(self._folder / "metrics.jsonl") if "metrics" in record]
             values = [metrics[self._plan["metric"]] for metrics in found if self._plan["metric"] in metrics]

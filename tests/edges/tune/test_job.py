@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,8 +19,9 @@ from ssl_sec.edges.run.on_ray.runtime import connect
 from ssl_sec.edges.run.running import running
 from ssl_sec.edges.tune.job import _claimed, _described, _resources, _searcher, _without_measurements, run_search
 from ssl_sec.edges.tune.space import read_search
-from ssl_sec.errors import ConfigError, StorageError, UserError
+from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError
 from tests.edges.conftest import QUICK
+from tests.edges.run.faulty import Once, steps_so_far
 
 DRAWS_PICTURES = True
 
@@ -212,3 +214,37 @@ def test_a_continued_search_runs_failed_trials_again_once(cluster, tmp_path: Pat
         assert num_failed == 1
         (diverged,) = {"s-001", "s-002"} - {trial.name}
         assert (logs / f"{diverged}.txt").read_text().count("error: training diverged") == attempts
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_stopped_search_saves_its_trials_and_continues_from_there(cluster, tmp_path: Path):
+    """Their next measurement is far away, and they save only then or at a stop."""
+    options = (f"output_dir={tmp_path}", "recipe=r", "run_name=s", "trials=2", "epochs=4000", "log_every_steps=1")
+    rarely = ("monitor.every_epochs=2000", "checkpoint.every_epochs=2000", "searcher=random")
+    search = read_search([*QUICK, *options, *rarely, "optimiser.learning_rate=interval(0.1,0.3)"])
+    runs = [RunFolder(tmp_path / f"r/s-00{number}") for number in (1, 2)]
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+
+    def saved_at() -> list[int]:
+        return [int(run.checkpoint_names()[-1].removeprefix("step-")) for run in runs]
+
+    before = [0, 0]
+    for _ in range(2):
+        enough = [steps + 3 for steps in before]
+
+        def have_trained(enough: list[int] = enough) -> bool:
+            return all(steps_so_far(run) >= steps for run, steps in zip(runs, enough, strict=True))
+
+        with (
+            Once(have_trained, lambda: signal.raise_signal(signal.SIGTERM)) as stopping,
+            pytest.raises(Stopped, match="^stopped; the same command with run_name=s continues the search"),
+        ):
+            run_search(search)
+        assert stopping.happened
+        # No step is trained twice: there is one record for each, and the last one was saved.
+        assert saved_at() == [steps_so_far(run) for run in runs]
+        assert all(steps >= least for steps, least in zip(saved_at(), enough, strict=True))
+        assert [client.get_run(str(run.run_id)).info.status for run in runs] == ["KILLED", "KILLED"]
+        assert not (tmp_path / ".running").exists()
+        before = saved_at()

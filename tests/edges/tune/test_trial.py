@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from ssl_sec.edges.folder.text import json_lines
 from ssl_sec.edges.tune.space import Choices, Interval
-from ssl_sec.edges.tune.trial import Plan, PretrainingTrial, last_line, log_of, trial_name
+from ssl_sec.edges.tune.trial import Plan, PretrainingTrial, last_line, log_of, stop_path, trial_name
 from tests.edges.conftest import QUICK
 
 SPACE = {
@@ -82,6 +83,18 @@ def test_a_trial_that_is_stopped_saves_and_continues(tmp_path: Path):
         again.cleanup()
     log = log_of(longer, "search-001").read_text()
     assert "resum" in log
+
+
+def test_a_trial_ends_its_wait_and_does_not_start_while_its_search_stops(tmp_path: Path):
+    request = stop_path(plan(tmp_path))
+    request.parent.mkdir()
+    request.touch()
+    waiting, late = Trial(), Trial()
+    waiting._plan, waiting._run = plan(tmp_path), subprocess.Popen(["sleep", "600"])
+    late.setup({"optimiser.learning_rate": 0.3, "constraint": "none"}, plan=plan(tmp_path), space=SPACE)
+    assert [trial.step() for trial in (waiting, late)] == [{}, {}]
+    assert waiting._run.returncode == -signal.SIGTERM
+    assert late._run is None
 
 
 @pytest.mark.slow
