@@ -55,14 +55,19 @@ os.register_at_fork(after_in_child=_release_all)
 
 
 @contextmanager
-def running(folder: RunFolder) -> Iterator[None]:
+def running(folder: RunFolder, key: str = "run_name", other: str = "another run_name") -> Iterator[None]:
     """Locks a run for this process until the block ends.
+
+    Args:
+        folder: folder of the run; it need not exist, as for a job that has none.
+        key: key that the refusal of another process names.
+        other: what it allows.
 
     Raises:
         ConfigError: if another process has locked it.
         StorageError: if the output folder cannot be written.
     """
-    lock = RunLock(_lock_path(folder), {"folder": str(folder.path)})
+    lock = RunLock(_lock_path(folder), {"folder": str(folder.path)}, key, other)
     remove_at_exit(folder)
     try:
         yield
@@ -107,6 +112,8 @@ class RunLock:
     Args:
         path: path of the file to lock.
         run: location of the run for a later job: its folder, or the address of the store and the run's id.
+        key: key that the refusal names.
+        other: what it allows.
 
     Attributes:
         before: the record that an earlier process left in the file.
@@ -116,12 +123,14 @@ class RunLock:
         StorageError: if the file cannot be written.
     """
 
-    def __init__(self, path: Path, run: Mapping[str, str]) -> None:
+    def __init__(
+        self, path: Path, run: Mapping[str, str], key: str = "run_name", other: str = "another run_name"
+    ) -> None:
         self._path = path
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         self._record = {**run, "host": socket.gethostname(), "pid": os.getpid(), "since": since}
         try:
-            self._descriptor = _wait_for(path, run.get("folder") or run["run_id"])
+            self._descriptor = _wait_for(path, key, run.get("folder") or run["run_id"], other)
             _held.add(self._descriptor)
             self.before = _record_of(self._descriptor)
             _write_record(self._descriptor, self._record)
@@ -265,7 +274,7 @@ def _lock_path(folder: RunFolder) -> Path:
     return folder.path.parent.parent / _FOLDER / name
 
 
-def _wait_for(path: Path, what: str) -> int:
+def _wait_for(path: Path, key: str, what: str, other: str) -> int:
     deadline = time.monotonic() + _FREE_WITHIN_S
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -279,8 +288,7 @@ def _wait_for(path: Path, what: str) -> int:
             return descriptor
         if time.monotonic() > deadline:
             raise ConfigError(
-                f"run_name: {what} is in use: {_holder(path)} runs it; allowed: another run_name, or waiting "
-                "for its end"
+                f"{key}: {what} is in use: {_holder(path)} runs it; allowed: {other}, or waiting for its end"
             )
         time.sleep(0.1)
 

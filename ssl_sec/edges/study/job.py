@@ -1,5 +1,7 @@
 """Runs a study: the searches of its arms, then arms times points times seeds, and compares the results."""
 
+import hashlib
+import json
 import logging
 import math
 import threading
@@ -11,9 +13,10 @@ from statistics import mean
 
 from matplotlib.figure import Figure
 
+from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import new_name
 from ssl_sec.edges.folder.stored import open_folder
-from ssl_sec.edges.run.running import remove_staged
+from ssl_sec.edges.run.running import remove_staged, running
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.edges.study.cells import KeptCell, KeptCells, metrics_of
@@ -51,13 +54,13 @@ def run_study(study: Study) -> str:
     """Runs the runs of a study that have not ended yet; returns the table of all results.
 
     Raises:
-        ConfigError: if the file of cells holds other runs.
+        ConfigError: if the file of cells holds other runs, or another process runs the study.
         UserError: if runs failed, after all others have run.
         Stopped: if the job was interrupted; the same command continues.
     """
     job = _Job(study)
     if study.config.run:
-        with job.tracked():
+        with job.locked(), job.tracked():
             for points in job.stages():
                 job.search(points[0])
                 job.run(points)
@@ -109,6 +112,12 @@ class _Job:
         if found != self._found or not self._made:
             self._found, self._made = found, self._study.cells(found)
         return self._made
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Refuses another process that does the same, but not one that runs other arms, seeds or points."""
+        parts = [str(self._kept.path.resolve()), sorted(arm.key for arm in self._study.arms), sorted(self._study.seeds)]
+        digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+        return running(RunFolder(self._folder / f"study-{digest}"), "study", "other arms, seeds or points")
 
     def tracked(self) -> AbstractContextManager[None]:
         """Records the block as a run in MLflow, the parent of all others."""

@@ -188,6 +188,25 @@ def test_a_study_continues_also_from_its_file_alone(made, tmp_path):
     assert [(point.step, point.value) for point in history] == [(1, 50.0), (2, 50.0), (3, 51.5), (4, 51.5)]
 
 
+def test_a_study_that_another_process_runs_is_refused_unless_it_runs_another_part(made, tmp_path, monkeypatch):
+    run, runs, _ = made
+    monkeypatch.setattr("ssl_sec.edges.run.running._FREE_WITHIN_S", 0.0)
+    finish = runs.run
+
+    def run_beside(tasks, end) -> None:
+        monkeypatch.setattr(runs, "run", finish)
+        with pytest.raises(ConfigError, match=rf"^study: .*/study-\w+ is in use: process {os.getpid()} .*: other arms"):
+            run("seeds=[0]")
+        assert "sec" in run("seeds=[1]")
+        finish(tasks, end)
+
+    monkeypatch.setattr(runs, "run", run_beside)
+    run("seeds=[0]")
+    assert runs.started == ["none-s1", "sec-s1", "none-s0", "sec-s0"]
+    assert [parent.info.status for parent in parents(tmp_path)] == ["FINISHED"]
+    assert not (tmp_path / "runs" / ".running").exists()
+
+
 def test_another_store_gets_its_own_run(made, tmp_path):
     run, _, _ = made
     run()
