@@ -61,8 +61,7 @@ _PLAIN = {str: "a string", int: "an integer", float: "a number", bool: "true or 
 # The largest values that torch takes: float32 with room for a product, int64.
 _LARGEST = {float: 1e30, int: 2**63 - 1}
 
-# Linux's limits for the name of a file and for a path, in bytes.
-_LONGEST_NAME, _LONGEST_PATH = 255, 4096
+_LONGEST_NAME, _LONGEST_PATH = 255, 4096  # of Linux, in bytes
 
 # A run's folder holds files whose names are the run's name with a suffix.
 _LONGEST_RUN_NAME = 200
@@ -345,7 +344,8 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         check(abs(value) <= sys.float_info.max, path, value, "a finite number")
         return float(value)
     if type(value) is not hint:
-        raise ConfigError(f"{path}: found {shown(value)}, must be {_PLAIN[hint]}")
+        quoted = f", as '\"{value}\"'" if hint is str and type(value) in (int, float) else ""
+        raise ConfigError(f"{path}: found {shown(value)}, must be {_PLAIN[hint]}{quoted}")
     return value
 
 

@@ -126,6 +126,7 @@ def test_a_url_that_is_no_object_storage_is_refused(refused, job, key, url):
         ("ablate", ["arms=[]"], "arms: found [], must be one value or more"),
         ("ablate", ["arms=sec"], "arms: found 'sec', must be a list"),
         ("ablate", ["arms=[3]"], "arms[0]: found 3, must be a string"),
+        ("pretrain", ["run_name=20261127"], "run_name: found 20261127, must be a string, as '\"20261127\"'"),
         ("ablate", ["seed=3"], "seed: an ablation sets it; allowed: seeds=[<seed>,...]"),
         ("ablate", ["run_name=mine"], "run_name: an ablation sets it; allowed: recipe=<name>: runs are named after"),
         ("ablate", ["resume=auto", "run_name=a"], "resume: an ablation sets it; allowed: the same command"),
