@@ -15,9 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import claim_name, new_name, run_name_of
 from ssl_sec.edges.machine import announce
 from ssl_sec.edges.run.driver import require_data, run_training
+from ssl_sec.edges.run.running import running
 from ssl_sec.edges.run.summary import Finished, ui_instructions
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.files import place_at
@@ -41,9 +43,14 @@ def run_ablation(cells: Sequence[Cell]) -> str:
         cells: the result of `read_arms`.
 
     Raises:
-        UserError: for mistakes of the user.
+        UserError: for mistakes of the user, or if another process runs the same ablation.
         Stopped: if a stop was requested; the same command continues.
     """
+    with running(RunFolder(_stem(cells)), "arms", "other arms or seeds"):
+        return _run_all(cells)
+
+
+def _run_all(cells: Sequence[Cell]) -> str:
     arms, seeds = (list(dict.fromkeys(each)) for each in zip(*((cell.arm, cell.seed) for cell in cells), strict=True))
     announce(cells[0].config.runtime)
     for cell in cells:
@@ -68,6 +75,14 @@ def run_ablation(cells: Sequence[Cell]) -> str:
     return "\n".join(["", _table(kept, arms), "", ui_instructions(finished, whole_experiment=True)])
 
 
+def _stem(cells: Sequence[Cell]) -> Path:
+    """The path, without an ending, of the files that let the same command continue an ablation."""
+    config = cells[0].config
+    decides = json.dumps([[*cell.key, cell.digest] for cell in cells])
+    digest = hashlib.sha256(decides.encode()).hexdigest()[:12]
+    return local_folder(config.output_dir) / config.recipe_name / f".ablation-{digest}"
+
+
 class _Names:
     """The names of an ablation's runs until it has ended, in a file that lets the same command continue it.
 
@@ -83,13 +98,11 @@ class _Names:
     """
 
     def __init__(self, cells: Sequence[Cell]) -> None:
-        config = cells[0].config
-        decides = json.dumps([[*cell.key, cell.digest] for cell in cells])
-        stem = f".ablation-{hashlib.sha256(decides.encode()).hexdigest()[:12]}"
-        self._folder = local_folder(config.output_dir) / config.recipe_name
+        config, stem = cells[0].config, _stem(cells)
+        self._folder = stem.parent
         self.place = place_at(f"{config.output_dir.rstrip('/')}/{config.recipe_name}", "output_dir")
-        self._name = f"{stem}.json"
-        self.sweep_path = self._folder / f"{stem}.mlflow_run_id"
+        self._name = f"{stem.name}.json"
+        self.sweep_path = self._folder / f"{stem.name}.mlflow_run_id"
         begun = self.place.read(self._name) or b"{}"
         try:
             self._names: dict[str, str] = json.loads(begun)

@@ -1,4 +1,5 @@
 import logging
+import os
 import re
 import signal
 import statistics
@@ -143,6 +144,23 @@ def test_only_an_ablation_that_was_interrupted_continues(place, quick, trained, 
     assert [re.sub(r"-\d$", "", name) for name in again] == [
         f"digits-resnet18-{arm}-s{seed}" for seed in (0, 1) for arm in ("none", "sec")
     ]
+
+
+def test_an_ablation_that_another_process_runs_is_refused(quick, trained, monkeypatch):
+    command = [*quick, "runtime=local", "arms=[none,sec]", "seeds=[0]"]
+    monkeypatch.setattr("ssl_sec.edges.run.running._FREE_WITHIN_S", 0.0)
+    run = ablation.run_training
+
+    def run_beside(recipe, config):
+        with pytest.raises(
+            ConfigError, match=rf"^arms: .*/\.ablation-\w+ is in use: process {os.getpid()} on .* other arms"
+        ):
+            ablate(command)
+        return run(recipe, config)
+
+    monkeypatch.setattr(ablation, "run_training", run_beside)
+    ablate(command)
+    assert len(trained) == 2
 
 
 @pytest.fixture
