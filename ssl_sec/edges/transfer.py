@@ -9,14 +9,17 @@ import json
 import logging
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from ssl_sec.data.config import DataConfig
+from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import new_name, weights_digest
 from ssl_sec.edges.folder.stored import open_folder
 from ssl_sec.edges.run.driver import run_probe
 from ssl_sec.edges.run.resuming import is_probed
+from ssl_sec.edges.run.running import running
 from ssl_sec.edges.run.summary import Finished, ui_instructions
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.files import place_at
@@ -54,10 +57,15 @@ def run_transfer(config: TransferConfig) -> str:
         )
     results: dict[str, Mapping[str, float]] = {}
     finished: Finished | None = None
-    sweep = _sweep(config, group, name, probes)
     # As for a sweep, with one run of each arm.
     arms: dict[str, list[Mapping[str, float]]] = {}
-    with sweep.ended_after(arms, lambda: _text(config, results)):
+    known = (
+        local_folder(config.output_dir) / group / f"{name}-transfer-{_digest([p.run_name for p in probes.values()])}"
+    )
+    with ExitStack() as stack:
+        stack.enter_context(running(RunFolder(known), "sets", "other sets"))
+        sweep = _sweep(config, group, name, known)
+        stack.enter_context(sweep.ended_after(arms, lambda: _text(config, results)))
         for title, probe in probes.items():
             finished = _measured(probe, group, sweep)
             results[title] = finished.metrics
@@ -144,7 +152,7 @@ def _measured(probe: ProbeJobConfig, group: str, sweep: Sweep) -> Finished:
         raise Stopped("stopped; finished sets are kept, and the same command measures the others") from None
 
 
-def _sweep(config: TransferConfig, group: str, name: str, probes: Mapping[str, ProbeJobConfig]) -> Sweep:
+def _sweep(config: TransferConfig, group: str, name: str, known: Path) -> Sweep:
     """The run in MLflow; if the same measurements are started again, they continue in it."""
     identity = identity_of(
         config.tracking,
@@ -161,9 +169,7 @@ def _sweep(config: TransferConfig, group: str, name: str, probes: Mapping[str, P
         "sets": [data.title for data in config.sets],
         "probe": to_values(config.probe),
     }
-    number = _digest([probe.run_name for probe in probes.values()])
-    known = local_folder(config.output_dir) / group / f"{name}-transfer-{number}.mlflow_run_id"
-    return Sweep.opened(identity, values, config.output_dir, known)
+    return Sweep.opened(identity, values, config.output_dir, known.with_name(f"{known.name}.mlflow_run_id"))
 
 
 def _digest(values: object) -> str:

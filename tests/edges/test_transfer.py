@@ -56,6 +56,9 @@ def test_sets_of_other_sizes_are_measured_in_one_table_and_only_once(finished, s
     measured, names, probe = [], [], module.run_probe
 
     def stopped_at_the_second(config, sweep_id):
+        if not measured:  # as by another process
+            with pytest.raises(ConfigError, match=r"^sets: .*-transfer-\w+ is in use: process .*; allowed: other sets"):
+                transfer(arguments(finished, sets, "mean_per_class=[shades]"))
         measured.append(config.data.title)
         names.append(config.run_name)
         if measured == ["digits", "shades"]:
@@ -63,9 +66,9 @@ def test_sets_of_other_sizes_are_measured_in_one_table_and_only_once(finished, s
         return probe(config, sweep_id)
 
     monkeypatch.setattr(module, "run_probe", stopped_at_the_second)
+    monkeypatch.setattr(running, "_FREE_WITHIN_S", 0.0)
     with pytest.raises(DataError, match="not there yet"):
         transfer(arguments(finished, sets, "mean_per_class=[shades]"))
-    monkeypatch.setattr(running, "_FREE_WITHIN_S", 0.0)
     interrupted = RunFolder(finished.folder.path.with_name(names[-1]))
     interrupted.start({})
     with running.running(interrupted), pytest.raises(ConfigError, match="-on-shades-.* is in use: process "):
