@@ -130,7 +130,7 @@ def connect_to_store(uri: str) -> MlflowClient:
 
 def _create(file: Path) -> None:
     """Creates a sqlite file with its tables, which MLflow does in many transactions; the file is whole or absent."""
-    for left in file.parent.glob(f".{file.name}.*"):  # by a process that was killed
+    for left in file.parent.glob(f".{file.name}.{'[0-9a-f]' * 32}*"):  # of `replaced`, by a process that was killed
         left.unlink(missing_ok=True)
     with replaced(file) as new:
         MlflowClient(f"sqlite:///{new}").search_experiments(max_results=1)

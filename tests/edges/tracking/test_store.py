@@ -55,7 +55,8 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path):
 
 def test_a_database_whose_creation_was_interrupted_is_absent_and_can_be_created_again(tmp_path: Path, monkeypatch):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    (killed := tmp_path / ".mlflow.db.0123").write_bytes(b"a part")
+    (killed := tmp_path / f".mlflow.db.{'0123' * 8}").write_bytes(b"a part")
+    (own := tmp_path / ".mlflow.db.bak").write_bytes(b"a copy of the user's")
 
     def interrupted(*_, **__):
         raise KeyboardInterrupt
@@ -64,6 +65,8 @@ def test_a_database_whose_creation_was_interrupted_is_absent_and_can_be_created_
         patch.setattr(MlflowClient, "search_experiments", interrupted)
         with pytest.raises(KeyboardInterrupt):
             connect_to_store(uri)
+    assert own.exists()
+    own.unlink()
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db.lock"]
     assert not killed.exists()
     connect_to_store(uri)
