@@ -59,12 +59,10 @@ class ExportFolder:
             if output.exists():
                 output.rename(replaced)
             temporary.rename(output)
-        except BaseException as error:
-            if replaced.exists() and not output.exists():
-                replaced.rename(output)
-            if not isinstance(error, OSError):
-                raise
+        except OSError as error:
             raise StorageError(f"output: {output} cannot be written: {error.strerror or first_line(error)}") from error
         finally:
+            if replaced.exists() and not output.exists():
+                replaced.rename(output)
             shutil.rmtree(temporary, ignore_errors=True)
             shutil.rmtree(replaced, ignore_errors=True)
