@@ -261,8 +261,8 @@ def train(
         # bfloat16 rounds the step's own embeddings by more than small steps turn them. Not every report has the two
         # passes in float32, which are slow beside the compiled steps of a GPU.
         is_rounded = recipe.computation.precision == "bfloat16"
-        is_turn_measured = step == 0 or at_epoch_end or is_monitored or is_saved if is_rounded else is_reported
-        before = _embedded(recipe, views) if is_turn_measured and is_rounded else None
+        has_angles = is_reported and not is_rounded or step == 0 or at_epoch_end or is_monitored or is_saved
+        before = _embedded(recipe, views) if has_angles and is_rounded else None
         terms, features = take_step(views, recipe.row_labels(batch, rows), step)
         if recipe.observer is not None:
             recipe.observer.update(features, batch)
@@ -271,11 +271,11 @@ def train(
             _require_finite(recipe, _terms_metrics(recipe, terms), step)
         if not is_reported:
             continue
-        turned = {}
-        if is_turn_measured:
+        step_angles = {}
+        if has_angles:
             before = terms.embeddings.detach() if before is None else before
-            turned = _step_angle_metrics(before, _embedded(recipe, views))
-        metrics = _metrics(recipe, terms, step, turned)
+            step_angles = _step_angle_metrics(before, _embedded(recipe, views))
+        metrics = _metrics(recipe, terms, step, step_angles)
         _require_finite(recipe, metrics, step)
         now = time.perf_counter()
         metrics["train/images_per_s"] = (taken - clock_step) * sampler.global_batch_size / (now - clock)
