@@ -46,15 +46,15 @@ def run_ablation(cells: Sequence[Cell]) -> str:
         UserError: for mistakes of the user, or if another process runs the same ablation.
         Stopped: if a stop was requested; the same command continues.
     """
+    announce(cells[0].config.runtime)
+    for cell in cells:
+        require_data(cell.config.data, cell.config.runtime)
     with running(RunFolder(_stem(cells)), "arms", "other arms or seeds"):
         return _run_all(cells)
 
 
 def _run_all(cells: Sequence[Cell]) -> str:
     arms, seeds = (list(dict.fromkeys(each)) for each in zip(*((cell.arm, cell.seed) for cell in cells), strict=True))
-    announce(cells[0].config.runtime)
-    for cell in cells:
-        require_data(cell.config.data, cell.config.runtime)
     results: dict[str, list[Mapping[str, float]]] = {arm: [] for arm in arms}
     kept: list[KeptCell] = []
     finished: Finished | None = None

@@ -259,6 +259,7 @@ def test_a_job_without_a_folder_closes_them_too(store: Store):
 
 def test_a_sweep_whose_end_mlflow_missed_is_closed_with_that_end(store: Store, monkeypatch):
     ended = store.sweep("s")
+    wait_for_closing()  # else it may close this run too
     with monkeypatch.context() as patch:
         patch.setattr(TrackedRun, "end", lambda *args: 1 / 0)
         ended.end("FINISHED", None, {}, "")
