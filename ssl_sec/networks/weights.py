@@ -1,6 +1,9 @@
 """Backbone weights in files: safetensors with torchvision's or timm's key names, and state dicts of others."""
 
+import argparse
+import logging
 import pickle
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -8,11 +11,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from ssl_sec.collectives import rank
 from ssl_sec.errors import MissingDataError, StorageError, first_line
 from ssl_sec.files import replaced
 from ssl_sec.networks.backbones.timm import resampled_weights
 
+logger = logging.getLogger(__name__)
+
 _UNFIT = " does not fit "
+# Entries of checkpoints that hold the state dict.
+_STATE_DICTS = ("state_dict", "model", "model_state_dict")
+# Parts of the names of a trained network's moving averages, as in MoCo, BYOL and their reimplementations.
+_AVERAGES = ("momentum", "encoder_k", "target")
 # Keys that a backbone lacks: those of a classifier, and of the batch norm after InsightFace's linear layer (whose
 # name, `features`, is elsewhere the prefix of whole backbones).
 _CLASSIFIER_KEYS = ("fc.", "head.", "classifier.", "head_dist.", "last_linear.", "aux1.", "aux2.") + tuple(
@@ -55,7 +65,10 @@ def save_weights(backbone: nn.Module, path: str | Path, metadata: dict[str, str]
 def load_weights(backbone: nn.Module, path: str | Path) -> bool:
     """Loads a backbone's weights from a .safetensors file or a state dict saved by torch; never unpickles code.
 
-    Position embeddings of a timm model for images of another size are interpolated.
+    Checkpoints of other libraries are understood: an entry `state_dict` or `model`, and a prefix of all names, such as
+    `module.`, `_orig_mod.`, `backbone.` or MoCo's `module.encoder_q.`. Weights without the prefix are left out; of a
+    network and its moving average, the network is taken. Position embeddings of a timm model for images of another size
+    are interpolated.
 
     Returns:
         Whether the file also has a classifier, as published weights do; it is left out.
@@ -63,11 +76,11 @@ def load_weights(backbone: nn.Module, path: str | Path) -> bool:
     Raises:
         MissingDataError: if there is no such file.
         StorageError: if it cannot be read.
-        UnfitWeightsError: if its names or shapes are not the backbone's.
+        UnfitWeightsError: if its names or shapes are not the backbone's, or those of several networks are.
     """
     path = Path(path)
-    tensors = _state_dict("encoder.weights", path)
     wanted = backbone.state_dict()
+    tensors = _without_prefix(_state_dict("encoder.weights", path), wanted.keys(), path)
     kept = {name: value for name, value in tensors.items() if name in wanted or not name.startswith(_CLASSIFIER_KEYS)}
     _load(backbone, resampled_weights(backbone, kept), "encoder.weights", path)
     return len(kept) < len(tensors)
@@ -98,19 +111,53 @@ def _state_dict(key: str, path: Path) -> dict[str, Tensor]:
     if path.stat().st_size == 0:
         raise StorageError(f"{key}: {path} cannot be read as weights: it is empty")
     try:
-        tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+        # Scripts keep their options beside the weights; a namespace runs no code.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # torch's text for it advises to load the file without a check
-        found = "it is neither safetensors nor a state dict that torch.save wrote"
-        raise StorageError(f"{key}: {path} cannot be read as weights: {found}") from error
+        raise StorageError(f"{key}: {path} cannot be read as weights: {_refused_content(path)}") from error
     except Exception as error:  # the readers raise errors of any kind for a file that holds something else
         raise StorageError(f"{key}: {path} cannot be read as weights: {first_line(error)}") from error
-    if isinstance(tensors, dict) and isinstance(tensors.get("state_dict"), dict):
-        tensors = tensors["state_dict"]
+    if isinstance(tensors, dict):
+        tensors = next((tensors[name] for name in _STATE_DICTS if isinstance(tensors.get(name), dict)), tensors)
     if not isinstance(tensors, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in tensors.items()
     ):
         raise StorageError(f"{key}: {path} holds no state dict")
     return {name.removeprefix("module."): value for name, value in tensors.items()}
+
+
+def _refused_content(path: Path) -> str:
+    """Why a file holds more than tensors, or something else."""
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            types = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    except Exception:  # of any kind for a file that holds something else
+        types = []
+    if not types:
+        return "it is neither safetensors nor a state dict that torch.save wrote"
+    more = f" and {len(types) - 1} more" if len(types) > 1 else ""
+    return f"it needs {sorted(types)[0]}{more}, whose code is not run; allowed: a file with its state dict alone"
+
+
+def _without_prefix(tensors: dict[str, Tensor], wanted: Collection[str], path: Path) -> dict[str, Tensor]:
+    """The weights under the one prefix with which all wanted names exist; all of them if that is none."""
+    names = {name for name in wanted if not name.endswith("num_batches_tracked")}
+    first = min(names, default="")
+    prefixes = sorted(
+        prefix
+        for prefix in {name.removesuffix(first) for name in tensors if name.endswith(first)}
+        if all(prefix + name in tensors for name in names)
+    )
+    if not prefixes or "" in prefixes:
+        return tensors
+    trained = [prefix for prefix in prefixes if not any(part in prefix for part in _AVERAGES)] or prefixes
+    if len(trained) > 1:
+        found = " and ".join(f"{prefix}*" for prefix in trained)
+        raise UnfitWeightsError(f"encoder.weights: {path}{_UNFIT}the encoder: it holds several, {found}; allowed: one")
+    if rank() == 0:
+        logger.info("encoder.weights: the weights are those of %s*", trained[0])
+    return {name.removeprefix(trained[0]): value for name, value in tensors.items() if name.startswith(trained[0])}
 
 
 def _defect(name: str, found: Tensor, wanted: Tensor) -> str | None:
