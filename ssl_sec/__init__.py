@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     from ssl_sec.evaluation.linear_probe import linear_probe as linear_probe
     from ssl_sec.evaluation.rank import alpha_req as alpha_req
     from ssl_sec.evaluation.rank import rankme as rankme
+    from ssl_sec.evaluation.retrieval import RPrecision as RPrecision
     from ssl_sec.evaluation.retrieval import nearest as nearest
+    from ssl_sec.evaluation.retrieval import precision_at_r as precision_at_r
     from ssl_sec.evaluation.retrieval import recall_at_k as recall_at_k
     from ssl_sec.evaluation.uniformity import alignment as alignment
     from ssl_sec.evaluation.uniformity import uniformity as uniformity
@@ -152,7 +154,7 @@ _HOMES = {
     "ssl_sec.evaluation.knn": "knn_top1",
     "ssl_sec.evaluation.linear_probe": "ProbeResult linear_probe",
     "ssl_sec.evaluation.rank": "alpha_req rankme",
-    "ssl_sec.evaluation.retrieval": "nearest recall_at_k",
+    "ssl_sec.evaluation.retrieval": "RPrecision nearest precision_at_r recall_at_k",
     "ssl_sec.evaluation.uniformity": "alignment uniformity",
     "ssl_sec.losses": """
         AngularHingeLoss AngularLoss ArcFaceLoss BYOLLoss CContrastiveLoss CenterLoss CombinedLoss

@@ -93,6 +93,8 @@ METRICS: Mapping[str, Metric] = {
     "val/verification_eer": _reported(f"equal error rate on {_PEOPLE} (%)", "held-out EER %"),
     "train/verification_eer": _reported("equal error rate on training people (%)", "training EER %"),
     "retrieval/recall_at_{k}": _result("Recall@{k} on the test classes (%)", "Recall@{k} %"),
+    "retrieval/r_precision": _result("R-precision on the test classes (%)", "R-precision %"),
+    "retrieval/map_at_r": _result("MAP@R on the test classes (%)", "MAP@R %"),
     "retrieval/nmi": _result("NMI on the test classes (%)", "NMI %"),
     "retrieval/f1": _result("pairwise F1 on the test classes (%)", "F1 %"),
     "retrieval/test_norm_mean": _result("mean norm of the test embeddings"),

@@ -1,9 +1,10 @@
-"""Retrieval by embeddings: Recall@K, exact, and the nearest neighbours of some images.
+"""Retrieval by embeddings: Recall@K, R-precision and MAP@R, exact, and the nearest neighbours of some images.
 
 Recall@K is the share of the queries that have an image of their class among their K nearest (Song et al. 2016, "Deep
 Metric Learning via Lifted Structured Feature Embedding", section 6). It needs no search for the K nearest: a query is
 correct if fewer than K images of other classes are at least as similar as its most similar positive, so one pass that
-counts them is enough.
+counts them is enough. R-precision and MAP@R (Musgrave et al. 2020, "A Metric Learning Reality Check", section 3.2) need
+the rank of every positive, which is counted likewise.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
+from torch.nn import functional
 
 from ssl_sec.batch import Batch
 from ssl_sec.errors import ConfigError, DataError
@@ -20,6 +22,25 @@ from ssl_sec.seeding import derived_seed
 
 # Number of images that a run shows with their neighbours.
 _EXAMPLES = 8
+# Cosines are counted in units of 2⁻²⁴, that of float32 near 1; so equally similar images tie, whatever the order of a
+# sum. Images that are not finite are further away, or nearer, than all others.
+_UNIT = 2.0**-24
+_NEAREST, _FARTHEST = 2**25, -(2**25)
+# If one of that many similarities is needed in float64, all are computed, which is faster.
+_DENSE = 16
+
+
+class RPrecision(NamedTuple):
+    """Means over the queries, in [0, 1].
+
+    Attributes:
+        r_precision: share of a query's R nearest images that are of its class, where R is the number of its positives.
+        map_at_r: (1/R) Σ P(i) over the places i ≤ R that have an image of its class; P(i) is the share of such images
+            among the i nearest.
+    """
+
+    r_precision: float
+    map_at_r: float
 
 
 class _Images(NamedTuple):
@@ -79,20 +100,44 @@ def recall_at_k(
     for k in ks:
         if k < 1:
             raise ConfigError(f"Recall@K with k = {k}; allowed: 1 or more")
-    embeddings, labels = as_tensor(embeddings), as_labels("retrieval", labels)
-    if len(labels) != len(embeddings):
-        raise DataError(f"retrieval: {len(labels)} labels for {len(embeddings)} embeddings")
-    labels = labels.to(embeddings.device)
-    order = labels.argsort(stable=True)
-    queries = gallery = _Images(unit_rows(embeddings.double())[order], labels[order], order)
-    if query is not None:
-        is_query = _mask(query, len(labels), "query").to(order.device)[order]
-        queries, gallery = gallery.at(is_query), gallery.at(~is_query)
-    num_queries, num_ranked = len(queries.ids), len(gallery.ids) - (queries is gallery)
-    if num_queries < 1 or num_ranked < 1:
-        raise DataError(f"retrieval: {num_queries} queries and {max(num_ranked, 0)} images that they rank; 1 or more")
+    queries, gallery = _queries_and_gallery(embeddings, labels, query)
     ranks = _ranks(queries, gallery, ks, tile_size)
-    return {k: int((ranks < k).sum()) / num_queries for k in ks}
+    return {k: int((ranks < k).sum()) / len(queries.ids) for k in ks}
+
+
+@torch.no_grad()
+def precision_at_r(
+    embeddings: Embeddings, labels: Labels, query: Selection | None = None, *, tile_size: int = 1536
+) -> RPrecision:
+    """R-precision and MAP@R by cosine (Musgrave et al. 2020, section 3.2).
+
+    As for `recall_at_k`, doubtful cases count against the query: an image of another class that is as similar as a
+    positive ranks before it, and a query without a positive in the gallery, or that is not finite, has 0. A gallery
+    image that is not finite ranks before all others, but never as a positive.
+
+    The similarities are computed in float64 and compared in units of 2⁻²⁴. All embeddings are needed in one process.
+    Besides them it takes up to 20 bytes for each of their values, on their device, and about 3 bytes · tile_size times
+    the images of the largest classes, or times tile_size if that is more.
+
+    Args:
+        embeddings: one row for each image, of any norm.
+        labels: class of each image.
+        query: mask or indices of the queries; they rank the other images, the gallery (the protocol of In-Shop). By
+            default every image ranks all others.
+        tile_size: images of the gallery that are compared at once, with a sixteenth as many queries, ≥ 1. It affects
+            only memory and speed.
+
+    Raises:
+        DataError: labels are no whole numbers, or not as many as embeddings, `query` does not fit them or has an index
+            twice, or there are no queries or no gallery.
+    """
+    queries, gallery = _queries_and_gallery(embeddings, labels, query)
+    screened = gallery._replace(rows=gallery.rows.float())
+    found = [
+        _precisions(queries.at(rows), gallery, screened, tile_size) for rows in tiles(len(queries.ids), _few(tile_size))
+    ]
+    r_precision, map_at_r = torch.cat(found, dim=1).mean(1).tolist()
+    return RPrecision(r_precision, map_at_r)
 
 
 def num_without_positive(labels: Labels, query: Selection | None = None) -> int:
@@ -174,6 +219,23 @@ def examples(
     }
 
 
+def _queries_and_gallery(embeddings: Embeddings, labels: Labels, query: Selection | None) -> tuple[_Images, _Images]:
+    """The images that rank and those that are ranked, one object if each is both; rows in float64."""
+    embeddings, labels = as_tensor(embeddings), as_labels("retrieval", labels)
+    if len(labels) != len(embeddings):
+        raise DataError(f"retrieval: {len(labels)} labels for {len(embeddings)} embeddings")
+    labels = labels.to(embeddings.device)
+    order = labels.argsort(stable=True)
+    queries = gallery = _Images(unit_rows(embeddings.double())[order], labels[order], order)
+    if query is not None:
+        is_query = _mask(query, len(labels), "query").to(order.device)[order]
+        queries, gallery = gallery.at(is_query), gallery.at(~is_query)
+    num_queries, num_ranked = len(queries.ids), len(gallery.ids) - (queries is gallery)
+    if num_queries < 1 or num_ranked < 1:
+        raise DataError(f"retrieval: {num_queries} queries and {max(num_ranked, 0)} images that they rank; 1 or more")
+    return queries, gallery
+
+
 def _ranks(queries: _Images, gallery: _Images, ks: list[int], tile_size: int) -> Int64[Tensor, " queries"]:
     """How many images of other classes rank before each query's best positive; exact where `ks` needs it."""
     ranked = queries._replace(rows=queries.rows.float())
@@ -190,9 +252,7 @@ def _ranks(queries: _Images, gallery: _Images, ks: list[int], tile_size: int) ->
 def _rank_bounds(queries: _Images, gallery: _Images, tile_size: int) -> Int64[Tensor, "2 queries"]:
     """The least and the greatest rank that rounding allows; beyond the gallery for a query without a positive."""
     best = _best_positives(queries, gallery, tile_size)
-    # Rounding changes an inner product of two rows of length 1 by at most about (dim / 2) eps, in any order of its
-    # terms, and normalising a row changes it by as much; two of them are compared.
-    margin = 2 * (queries.rows.shape[1] + 4) * torch.finfo(best.dtype).eps
+    margin = _margin(queries)
     thresholds = torch.stack([best + margin, best - margin])
     num_below = torch.zeros(thresholds.shape, dtype=torch.int64, device=best.device)
     for rows in tiles(len(best), tile_size):
@@ -217,19 +277,82 @@ def _rank_bounds(queries: _Images, gallery: _Images, tile_size: int) -> Int64[Te
 def _best_positives(queries: _Images, gallery: _Images, tile_size: int) -> Float[Tensor, " queries"]:
     """The similarity of each query's most similar positive; -inf if there is none."""
     best = queries.rows.new_full((len(queries.ids),), -torch.inf)
-    # Few rows at a time: each is compared with all images of all their classes.
-    for rows in tiles(len(best), max(1, tile_size // 16)):
+    for rows in tiles(len(best), _few(tile_size)):
         tile = queries.at(rows)
-        first = int(torch.searchsorted(gallery.labels, tile.labels[0]))
-        end = int(torch.searchsorted(gallery.labels, tile.labels[-1], right=True))
-        classmates = gallery.at(slice(first, end))
-        for columns in tiles(end - first, tile_size):
+        classmates = _classmates(tile, gallery)
+        for columns in tiles(len(classmates.ids), tile_size):
             others = classmates.at(columns)
-            is_positive = (tile.labels.unsqueeze(1) == others.labels) & (tile.ids.unsqueeze(1) != others.ids)
+            is_positive = _is_positive(tile, others)
             similarities = (tile.rows @ others.rows.T).nan_to_num(nan=-torch.inf)
             similarities.masked_fill_(~is_positive, -torch.inf)
             best[rows] = best[rows].maximum(similarities.amax(1))
     return best
+
+
+def _precisions(queries: _Images, gallery: _Images, screened: _Images, tile_size: int) -> Float[Tensor, "2 queries"]:
+    """R-precision and average precision at R of a few queries; `screened` is the gallery in float32."""
+    classmates = _classmates(queries, gallery)
+    is_positive = _is_positive(queries, classmates)
+    num_positives = is_positive.sum(1, keepdim=True)
+    longest = int(num_positives.max())
+    if not longest:
+        return queries.rows.new_zeros(2, len(queries.ids))
+    similarities = _in_units(queries.rows @ classmates.rows.T, _FARTHEST).masked_fill_(~is_positive, _FARTHEST)
+    # Each query's positives, the nearest first, and a last one that ranks after all images.
+    positives = functional.pad(similarities.topk(longest, dim=1).values, (0, 1), value=_FARTHEST)
+    places = torch.arange(1, longest + 2, device=positives.device)
+    num_before = torch.zeros_like(positives)
+    # One ascending sequence for all queries, in which the first positive that an image ranks before is searched.
+    offsets = torch.arange(len(positives), device=positives.device) * 2 * (_NEAREST - _FARTHEST)
+    sequence = (offsets.unsqueeze(1) - positives).flatten()
+    is_counted = (places <= num_positives) & (positives > _FARTHEST)
+    asking = queries._replace(rows=queries.rows.float())
+    margin = _margin(asking)
+    for columns in tiles(len(gallery.ids), tile_size):
+        # Images below the last positive that may still be among the R nearest change nothing.
+        last = positives.masked_fill(~is_counted, _NEAREST).amin(1, keepdim=True) * _UNIT - margin
+        others = screened.at(columns)
+        is_below = (asking.rows @ others.rows.T) < last
+        if queries.labels[0] <= others.labels[-1] and others.labels[0] <= queries.labels[-1]:
+            is_below |= queries.labels.unsqueeze(1) == others.labels
+        asked, found = (~is_below).nonzero(as_tuple=True)
+        exact = gallery.rows[columns]
+        if len(asked) * _DENSE > is_below.numel():
+            similarities = (queries.rows @ exact.T)[asked, found]
+        else:
+            similarities = (queries.rows[asked] * exact[found]).sum(1)
+        first = torch.searchsorted(sequence, offsets[asked] - _in_units(similarities, _NEAREST))
+        num_before += torch.bincount(first, minlength=len(sequence)).view_as(positives).cumsum(1)
+        is_counted &= num_before + places <= num_positives
+    precision = places.double() / (places + num_before) * is_counted
+    return torch.stack([is_counted.sum(1).double(), precision.sum(1)]) / num_positives.clamp(min=1).squeeze(1)
+
+
+def _in_units(cosines: Float[Tensor, "*shape"], not_finite: int) -> Int64[Tensor, "*shape"]:
+    return (cosines / _UNIT).round_().nan_to_num_(nan=float(not_finite)).long()
+
+
+def _classmates(queries: _Images, gallery: _Images) -> _Images:
+    """The images of the gallery of the classes from the first query's to the last one's."""
+    first = int(torch.searchsorted(gallery.labels, queries.labels[0]))
+    end = int(torch.searchsorted(gallery.labels, queries.labels[-1], right=True))
+    return gallery.at(slice(first, end))
+
+
+def _is_positive(queries: _Images, others: _Images) -> Bool[Tensor, "queries others"]:
+    return (queries.labels.unsqueeze(1) == others.labels) & (queries.ids.unsqueeze(1) != others.ids)
+
+
+def _margin(images: _Images) -> float:
+    """The difference below which rounding may decide which of two images is more similar to a query."""
+    # It changes an inner product of two rows of length 1 by at most about (dim / 2) eps, in any order of its terms, and
+    # normalising a row changes it by as much; two of them are compared.
+    return 2 * (images.rows.shape[1] + 4) * torch.finfo(images.rows.dtype).eps
+
+
+def _few(tile_size: int) -> int:
+    """Queries at a time that are compared with all images of all their classes."""
+    return max(1, tile_size // 16)
 
 
 def _mask(selection: Selection, num_images: int, name: str) -> Bool[Tensor, " images"]:

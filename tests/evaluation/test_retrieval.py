@@ -7,9 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.retrieval import nearest, num_without_positive, recall_at_k
+from ssl_sec.evaluation.retrieval import nearest, num_without_positive, precision_at_r, recall_at_k
 
 KS = [1, 2, 4, 8, 1000]
+
+
+def cosine(a, b):
+    lengths = math.hypot(*a) * math.hypot(*b)
+    return math.fsum(x * y for x, y in zip(a, b, strict=True)) / lengths if lengths else 0.0
 
 
 def slowly(embeddings, labels, ks, is_query=None):
@@ -17,10 +22,6 @@ def slowly(embeddings, labels, ks, is_query=None):
     rows, labels = [[float(value) for value in row] for row in embeddings], list(map(int, labels))
     queries = [i for i in range(len(rows)) if is_query is None or is_query[i]]
     gallery = [i for i in range(len(rows)) if is_query is None or not is_query[i]]
-
-    def cosine(a, b):
-        lengths = math.hypot(*a) * math.hypot(*b)
-        return math.fsum(x * y for x, y in zip(a, b, strict=True)) / lengths if lengths else 0.0
 
     right = dict.fromkeys(ks, 0)
     for i in queries:
@@ -31,6 +32,24 @@ def slowly(embeddings, labels, ks, is_query=None):
             rank = sum(similarity >= max(positives) - 1e-12 for similarity in negatives)
             right = {k: count + (rank < k) for k, count in right.items()}
     return {k: count / len(queries) for k, count in right.items()}
+
+
+def precisions_slowly(embeddings, labels, is_query=None):
+    """R-precision and MAP@R from the definition, in Python's floats; cosines are rounded to multiples of 2⁻²⁴."""
+    rows, labels = [[float(value) for value in row] for row in embeddings], list(map(int, labels))
+    queries = [i for i in range(len(rows)) if is_query is None or is_query[i]]
+    gallery = [i for i in range(len(rows)) if is_query is None or not is_query[i]]
+    r_precisions, average_precisions = [], []
+    for i in queries:
+        others = [j for j in gallery if j != i]
+        num_positives = sum(labels[j] == labels[i] for j in others)
+        # Of equally similar images, those of other classes come first.
+        ranked = sorted(others, key=lambda j: (-round(cosine(rows[i], rows[j]) * 2**24), labels[j] == labels[i]))
+        hits = [labels[j] == labels[i] for j in ranked[:num_positives]]
+        precisions = [sum(hits[: place + 1]) / (place + 1) for place, hit in enumerate(hits) if hit]
+        r_precisions.append(sum(hits) / max(1, num_positives))
+        average_precisions.append(math.fsum(precisions) / max(1, num_positives))
+    return tuple(math.fsum(each) / len(queries) for each in (r_precisions, average_precisions))
 
 
 def clusters(seed, num_classes=9, per_class=5, dim=8, noise=1.2):
@@ -104,6 +123,39 @@ def test_shares_are_pytorch_metric_learnings():
     assert recall_at_k(embeddings, labels, [1])[1] == pytest.approx(theirs)
 
 
+@settings(max_examples=60)
+@given(retrievals(), st.integers(1, 60))
+def test_precisions_are_those_of_the_slow_loop(case, tile_size):
+    embeddings, labels, is_query = case
+    found = precision_at_r(embeddings, labels, is_query, tile_size=tile_size)
+    assert found == pytest.approx(precisions_slowly(embeddings, labels, is_query), abs=1e-12)
+    assert 0 <= found.map_at_r <= found.r_precision <= 1
+
+
+@pytest.mark.parametrize("tile_size", [16, 40, 1536])
+def test_precisions_of_ordinary_embeddings(tile_size):
+    embeddings, labels = clusters(0, num_classes=12, per_class=9)
+    is_query = torch.arange(len(labels)) % 3 == 0
+    for query in (None, is_query, is_query.nonzero().squeeze(1).numpy()):
+        found = precision_at_r(embeddings.numpy(), labels.numpy(), query, tile_size=tile_size)
+        expected = precisions_slowly(embeddings, labels, None if query is None else is_query)
+        assert found == pytest.approx(expected, abs=1e-12)
+        assert 0.2 < found.map_at_r < found.r_precision < 0.9
+
+
+def test_precisions_are_pytorch_metric_learnings():
+    peer = pytest.importorskip("pytorch_metric_learning.utils.accuracy_calculator")
+    embeddings, labels = clusters(0, num_classes=40, per_class=20, dim=16, noise=1.5)
+    is_shared = labels.bincount()[labels] > 1
+    embeddings, labels = embeddings[is_shared].double(), labels[is_shared]
+    names = ("r_precision", "mean_average_precision_at_r")
+    calculator = peer.AccuracyCalculator(include=names, k="max_bin_count", device=torch.device("cpu"))
+    rows = torch.nn.functional.normalize(embeddings)
+    theirs = calculator.get_accuracy(rows, labels, rows, labels, ref_includes_query=True)
+    assert 0.1 < theirs[names[1]] < theirs[names[0]] < 0.9
+    assert precision_at_r(embeddings, labels) == pytest.approx([theirs[name] for name in names], abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("num_images", "tile_size"), [(2, 1), (7, 3), (64, 1024), (257, 37), (1000, 256), (1000, 1536)]
 )
@@ -116,6 +168,8 @@ def test_collapsed_embeddings_score_0(num_images, tile_size, dim):
     for vector in (torch.ones(dim), torch.randn(dim, generator=generator), torch.zeros(dim)):
         for rows in (vector.expand(num_images, dim), vector * norms):
             assert recall_at_k(rows, labels, ks, tile_size=tile_size) == dict.fromkeys(ks, 0.0)
+            if num_images > 7:  # else some classes have fewer images than others have positives
+                assert precision_at_r(rows, torch.arange(num_images) // 4, tile_size=16 * tile_size) == (0, 0)
 
 
 @pytest.mark.parametrize("num_images", [300, 1100])
@@ -166,6 +220,17 @@ def test_queries_without_a_positive_are_counted():
 def test_one_class_alone_scores_1():
     embeddings, labels = clusters(0)
     assert recall_at_k(embeddings, torch.zeros_like(labels), [1]) == {1: 1}
+    assert precision_at_r(embeddings, torch.zeros_like(labels)) == (1, 1)
+
+
+def test_r_is_the_number_of_a_querys_positives():
+    rows = torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.2], [1.0, 0.3], [1.0, 0.4]])
+    # Of three positives, those at places 1 and 3 are among the three nearest.
+    found = precision_at_r(rows, torch.tensor([0, 0, 1, 0, 0]), torch.tensor([0]))
+    assert found == pytest.approx((2 / 3, (1 + 2 / 3) / 3))
+    # The second finds the third first, and the third, without a positive, has 0.
+    assert precision_at_r(rows[:3], torch.tensor([0, 0, 1])) == pytest.approx((1 / 3, 1 / 3))
+    assert precision_at_r(rows[:3], torch.tensor([0, 1, 2])) == (0, 0)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -175,9 +240,13 @@ def test_rows_that_are_not_finite_are_never_right(bad):
     assert recall_at_k(rows, labels, [1]) == {1: 1}
     assert recall_at_k(torch.full_like(rows, bad), labels, [1, 6]) == {1: 0, 6: 0}
     assert recall_at_k(torch.full_like(rows, bad), torch.zeros_like(labels), [1]) == {1: 0}
+    assert precision_at_r(torch.full_like(rows, bad), labels) == (0, 0)
+    assert precision_at_r(torch.full_like(rows, bad), torch.zeros_like(labels)) == (0, 0)
     rows[0] = bad
     # The two of its class have no positive left, and for the others it ranks first.
     assert recall_at_k(rows, labels, [1, 2]) == {1: 0, 2: 4 / 6}
+    assert precision_at_r(rows, labels) == (0, 0)
+    assert precision_at_r(rows, torch.tensor([9, 0, 1, 1, 1, 2])) == pytest.approx((1 / 6, 1 / 12))
     # Two of its class have each other.
     rows[4] = rows[1]
     assert recall_at_k(rows[:5], torch.tensor([0, 0, 1, 1, 0]), [1, 2]) == {1: 2 / 5, 2: 4 / 5}
@@ -196,6 +265,8 @@ def test_wrong_arguments_are_refused():
     rows, labels = torch.eye(4), torch.tensor([0, 0, 1, 1])
     with pytest.raises(DataError, match="3 labels for 4 embeddings"):
         recall_at_k(rows, labels[:3], [1])
+    with pytest.raises(DataError, match="4 queries and 0 images"):
+        precision_at_r(rows, labels, torch.arange(4))
     with pytest.raises(ConfigError, match="k = 0; allowed: 1 or more"):
         recall_at_k(rows, labels, [1, 0])
     with pytest.raises(DataError, match="0 queries and 4 images"):

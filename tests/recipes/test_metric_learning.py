@@ -9,7 +9,7 @@ from ssl_sec.collectives import rank, world_size
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.errors import ConfigError, DataError, Stopped
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
-from ssl_sec.evaluation.retrieval import recall_at_k
+from ssl_sec.evaluation.retrieval import precision_at_r, recall_at_k
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig, RetrievalConfig
 from ssl_sec.recipes.metric_learning.recipe import build_recipe, retrieval_metrics, watched_images
 from ssl_sec.recipes.metric_learning.recipe import run as learn_metric
@@ -87,7 +87,7 @@ def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole):
 
 
 def test_the_papers_metrics_are_reported_at_their_intervals(whole):
-    runtime, _ = whole
+    runtime, store = whole
     assert list(runtime.series("train/loss")) == list(range(10))
     assert list(runtime.series("val/recall_at_1")) == [0, 3, 7, 9]  # at the start, too
     assert [step for step, _ in runtime.saves] == [3, 6, 9, 10]
@@ -95,6 +95,8 @@ def test_the_papers_metrics_are_reported_at_their_intervals(whole):
     assert step == 10
     assert set(metrics_at_the_end) == {
         *(f"retrieval/recall_at_{k}" for k in (1, 2, 4, 8)),
+        "retrieval/r_precision",
+        "retrieval/map_at_r",
         "retrieval/nmi",
         "retrieval/f1",
         "retrieval/rotation_shift_mean",
@@ -103,6 +105,10 @@ def test_the_papers_metrics_are_reported_at_their_intervals(whole):
     }
     recalls = [metrics_at_the_end[f"retrieval/recall_at_{k}"] for k in (1, 2, 4, 8)]
     assert recalls == sorted(recalls) and 25 < recalls[0] <= 100  # four classes
+    kept = torch.load(store.features_path, weights_only=True)
+    found = precision_at_r(kept["features"], kept["labels"])
+    shown = [metrics_at_the_end[f"retrieval/{name}"] for name in ("r_precision", "map_at_r")]
+    assert shown == pytest.approx([100 * found.r_precision, 100 * found.map_at_r])
 
 
 def test_the_rates_fall_and_the_backbone_has_its_own(whole):

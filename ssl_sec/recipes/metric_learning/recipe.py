@@ -18,7 +18,7 @@ from ssl_sec.errors import DataError
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.feature_maps import strongest_feature_maps
 from ssl_sec.evaluation.features import readable
-from ssl_sec.evaluation.retrieval import examples, num_without_positive, recall_at_k
+from ssl_sec.evaluation.retrieval import examples, num_without_positive, precision_at_r, recall_at_k
 from ssl_sec.evaluation.splits import stratified_sample
 from ssl_sec.evaluation.variation import rotation_shifts
 from ssl_sec.losses.geometry import norms
@@ -121,7 +121,7 @@ def retrieval_metrics(
     labels: Int64[Tensor, " images"],
     queries: Bool[Tensor, " images"] | None = None,
 ) -> dict[str, float]:
-    """The metrics that the papers report for the test classes: Recall@K, NMI and F1, in percent.
+    """The metrics of the test classes: Recall@K, R-precision, MAP@R, NMI and F1, in percent.
 
     Args:
         config: the metrics to compute.
@@ -131,6 +131,8 @@ def retrieval_metrics(
     """
     recalls = recall_at_k(embeddings, labels, config.ks, queries)
     metrics = {f"retrieval/recall_at_{k}": 100 * share for k, share in recalls.items()}
+    r_precision, map_at_r = precision_at_r(embeddings, labels, queries)
+    metrics |= {"retrieval/r_precision": 100 * r_precision, "retrieval/map_at_r": 100 * map_at_r}
     if config.clustering:
         assignments = kmeans_assignments(
             embeddings,
