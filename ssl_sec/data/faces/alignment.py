@@ -17,6 +17,7 @@ from jaxtyping import Float64
 from PIL import Image
 
 from ssl_sec.data.decode import decode_image
+from ssl_sec.data.faces.lists import read_detected_faces
 from ssl_sec.errors import DataError, MissingDataError, StorageError, first_line, printable
 from ssl_sec.files import replaced
 
@@ -117,7 +118,9 @@ def similarity_transform(
 
 
 def read_landmarks(path: Path) -> Landmarks:
-    """The points of a CSV file with the columns path, x1, y1, …, x5, y5.
+    """The points of a CSV file with the columns path, x1, y1, …, x5, y5, or of a list of InsightFace.
+
+    The list has no names of columns: path, x and y of each point and the detector's score, separated by spaces.
 
     Raises:
         MissingDataError: there is no such file.
@@ -125,6 +128,9 @@ def read_landmarks(path: Path) -> Landmarks:
     """
     types = {"path": pa.string(), **dict.fromkeys(COORDINATES, pa.float64())}
     printed = printable(str(path))
+    if _is_list(path):
+        faces = read_detected_faces(path)
+        return Landmarks(points=faces.points.numpy(), rows={name: row for row, name in enumerate(faces.paths)})
     try:
         table = pyarrow.csv.read_csv(
             path,
@@ -151,6 +157,16 @@ def read_landmarks(path: Path) -> Landmarks:
         row = int((~np.isfinite(points)).any(axis=(1, 2)).argmax())
         raise DataError(f"{printed}: {printable(paths[row])} has a point that is not finite")
     return Landmarks(points=points, rows=rows)
+
+
+def _is_list(path: Path) -> bool:
+    """Whether a file begins with a line of twelve fields that spaces separate, not commas."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            first = file.readline(4096)
+    except OSError:
+        return False
+    return "," not in first and len(first.split(" ")) == 12
 
 
 def aligned_path(path: str) -> str:

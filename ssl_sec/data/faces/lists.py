@@ -6,13 +6,14 @@ They name images, videos or templates and hold indices; no image is opened.
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from ssl_sec.data.faces.reading import is_number, read_matlab, read_text
@@ -31,6 +32,20 @@ class TemplateFaces(NamedTuple):
     paths: tuple[str, ...]
     templates: Int64[Tensor, " faces"]
     media: Int64[Tensor, " faces"]
+
+
+class DetectedFaces(NamedTuple):
+    """Faces that a detector found.
+
+    Attributes:
+        paths: names of the images, one face in each.
+        points: x and y of the eyes, the nose and the corners of the mouth, in pixels.
+        scores: how sure the detector is of each face, ≥ 0.
+    """
+
+    paths: tuple[str, ...]
+    points: Float64[Tensor, "faces 5 2"]
+    scores: Float64[Tensor, " faces"]
 
 
 class TemplatePairs(NamedTuple):
@@ -106,6 +121,28 @@ def read_template_faces(path: str | Path) -> TemplateFaces:
     """
     names, templates, media = _columns(path, {"image": str, "template": int, "medium": int})
     return TemplateFaces(tuple(names.to_pylist()), _tensor(templates), _tensor(media))
+
+
+def read_detected_faces(path: str | Path) -> DetectedFaces:
+    """InsightFace's `ijbc_name_5pts_score.txt`: image, x and y of five points, and score, separated by spaces.
+
+    Raises:
+        MissingDataError: there is no such file.
+        DataError: a line is malformed, has a number that is not finite or a negative score, or an image is named twice.
+    """
+    coordinates = [f"{axis}{point}" for point in range(1, 6) for axis in "xy"]
+    names, *columns = _columns(path, {"image": str, **dict.fromkeys([*coordinates, "score"], float)})
+    paths = tuple(names.to_pylist())
+    numbers = torch.stack([_tensor(column) for column in columns], dim=1)
+    is_wrong = ~numbers.isfinite().all(1) | (numbers[:, -1] < 0)
+    if is_wrong.any():
+        row = int(is_wrong.nonzero()[0])
+        found = "a negative score" if numbers[row].isfinite().all() else "a number that is not finite"
+        raise DataError(f"{printable(str(path))} line {row + 1}: {found}")
+    if len(set(paths)) < len(paths):
+        again = next(name for name, count in Counter(paths).items() if count > 1)
+        raise DataError(f"{printable(str(path))}: {printable(again)} is listed twice")
+    return DetectedFaces(paths, numbers[:, :10].reshape(-1, 5, 2), numbers[:, 10])
 
 
 def read_template_pairs(path: str | Path) -> TemplatePairs:
@@ -210,14 +247,15 @@ def read_blufr(path: str | Path) -> OpenSetProtocol:
     return OpenSetProtocol(images, labels, tuple(trials))
 
 
-def _columns(path: str | Path, types: dict[str, type[str] | type[int]]) -> list[Any]:
+def _columns(path: str | Path, types: dict[str, type[str] | type[int] | type[float]]) -> list[Any]:
     """The columns of a table without a header whose fields are separated by single spaces, as Arrow arrays."""
     import pyarrow as pa
     from pyarrow import csv as table
 
     if not Path(path).is_file():
         raise MissingDataError(f"{printable(str(path))}: not there")
-    arrow_types = {name: pa.string() if kind is str else pa.int64() for name, kind in types.items()}
+    arrow = {str: pa.string(), int: pa.int64(), float: pa.float64()}
+    arrow_types = {name: arrow[kind] for name, kind in types.items()}
     try:
         found = table.read_csv(
             path,
@@ -234,7 +272,7 @@ def _columns(path: str | Path, types: dict[str, type[str] | type[int]]) -> list[
     return found.columns
 
 
-def _tensor(column: Any) -> Int64[Tensor, " rows"]:
+def _tensor(column: Any) -> Int64[Tensor, " rows"] | Float64[Tensor, " rows"]:
     return torch.from_numpy(column.to_numpy().copy())
 
 

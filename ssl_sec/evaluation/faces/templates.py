@@ -1,7 +1,9 @@
 """Templates: sets of images and video frames of one person that are compared as one (IJB-C, Maze et al. 2018).
 
 A template's images come from media: photographs, or the frames of a video. So that a long video weighs no more than a
-photograph, its faces are averaged first: t = Σ_m mean_{i in m} x_i / ‖x_i‖ over the template's media m, then t / ‖t‖.
+photograph, its faces are averaged first: t = Σ_m mean_{i in m} w_i x_i / ‖x_i‖ over the template's media m, then
+t / ‖t‖. The weights w_i are 1, or lower for faces that are hard to see: InsightFace's evaluation takes ‖x_i‖, the
+score of the face's detector, or their product.
 """
 
 import torch
@@ -9,12 +11,12 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ssl_sec.errors import DataError
-from ssl_sec.evaluation.arrays import Embeddings, Labels, as_tensor, rounded, tiles, unit_rows
+from ssl_sec.evaluation.arrays import Embeddings, Labels, Scores, as_tensor, rounded, tiles, unit_rows
 
 
 @torch.no_grad()
 def pool_templates(
-    embeddings: Embeddings, templates: Labels, media: Labels
+    embeddings: Embeddings, templates: Labels, media: Labels, weights: Scores | None = None
 ) -> tuple[Int64[Tensor, " templates"], Float[Tensor, "templates dim"]]:
     """The templates' numbers, ascending, and their pooled directions in float64.
 
@@ -22,23 +24,27 @@ def pool_templates(
         embeddings: one row for each face, of any norm; a template with a row that is not finite is not finite.
         templates: the template of each face; any whole numbers.
         media: the medium of each face; any whole numbers; other templates may use the same.
+        weights: weight of each face, ≥ 0; None: all are equal.
 
     Raises:
         DataError: the numbers of faces differ.
     """
     embeddings, templates, media = as_tensor(embeddings), as_tensor(templates), as_tensor(media)
+    weights = torch.ones(len(embeddings)) if weights is None else as_tensor(weights)
     if not len(embeddings) == len(templates) == len(media):
         raise DataError(
             f"templates: {len(templates)} templates and {len(media)} media for {len(embeddings)} embeddings"
         )
+    if len(weights) != len(embeddings):
+        raise DataError(f"templates: {len(weights)} weights for {len(embeddings)} embeddings")
     ids, template = templates.long().to(embeddings.device).unique(return_inverse=True)
     _, medium = media.long().to(embeddings.device).unique(return_inverse=True)
     keys = template * (medium.max() + 1 if len(medium) else 1) + medium
     _, group, num_faces = keys.unique(return_inverse=True, return_counts=True)
-    weights = num_faces[group].double().reciprocal().unsqueeze(1)
+    shares = (weights.to(embeddings.device).double() / num_faces[group]).unsqueeze(1)
     pooled = embeddings.new_zeros(len(ids), embeddings.shape[1], dtype=torch.float64)
     for rows in tiles(len(embeddings), 16384):
-        pooled.index_add_(0, template[rows], weights[rows] * unit_rows(embeddings[rows].double()))
+        pooled.index_add_(0, template[rows], shares[rows] * unit_rows(embeddings[rows].double()))
     return ids, unit_rows(pooled)
 
 

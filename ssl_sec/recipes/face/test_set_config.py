@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from ssl_sec.data.decode import Decoding
@@ -15,6 +15,7 @@ from ssl_sec.data.faces.listed_images import frames_of_videos, open_listed, path
 from ssl_sec.data.faces.lists import (
     OpenSetTrial,
     read_blufr,
+    read_detected_faces,
     read_megaface_list,
     read_template_faces,
     read_template_pairs,
@@ -33,7 +34,7 @@ from ssl_sec.recipes.face.test_sets import (
     TemplatesTestSet,
     VideosTestSet,
 )
-from ssl_sec.settings import Count, CountOrZero, Local, Name, NotEmpty, Range, Seed, Settings
+from ssl_sec.settings import Count, CountOrZero, Local, Name, NotEmpty, Range, Seed, Settings, check
 
 FalseAcceptRate = Annotated[float, Range(gt=0, lt=1)]
 
@@ -177,6 +178,9 @@ class TemplatesConfig(_TestSetConfig):
         faces: the list of the images with their templates and media, `ijbc_face_tid_mid.txt`.
         pairs: the list of the pairs of templates, `ijbc_template_pair_label.txt`.
         root: the folder of the images.
+        weights: weight of each face in its template: none; norms: the norm of its embedding; scores: that of its
+            detector; both: their product, as InsightFace's evaluation.
+        scores: the list of the images with their five points and the detector's score, `ijbc_name_5pts_score.txt`.
         fars: the false accept rates at which true accept rates are reported, each in (0, 1).
     """
 
@@ -185,7 +189,15 @@ class TemplatesConfig(_TestSetConfig):
     faces: Local
     pairs: Local
     root: Local
+    weights: Literal["none", "norms", "scores", "both"] = "none"
+    scores: Local | None = None
     fars: tuple[FalseAcceptRate, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        needs_scores = self.weights in ("scores", "both")
+        allowed = f"{'a file' if needs_scores else 'null'} with weights={self.weights}"
+        check(needs_scores == (self.scores is not None), "test_sets.scores", self.scores, allowed)
 
     def open(self, decoding: Decoding) -> TemplatesTestSet:
         """The faces and the pairs."""
@@ -208,7 +220,23 @@ class TemplatesConfig(_TestSetConfig):
             self.title,
             decoding,
         )
-        return TemplatesTestSet(images=images, faces=faces, pairs=pairs, fars=self.fars)
+        return TemplatesTestSet(
+            images=images,
+            faces=faces,
+            pairs=pairs,
+            by_norm=self.weights in ("norms", "both"),
+            scores=None if self.scores is None else self._scores(faces.paths, Path(self.scores).expanduser()),
+            fars=self.fars,
+        )
+
+    def _scores(self, faces: Sequence[str], file: Path) -> Float64[Tensor, " faces"]:
+        detected = read_detected_faces(file)
+        rows = {path: row for row, path in enumerate(detected.paths)}
+        if (missing := next((path for path in faces if path not in rows), None)) is not None:
+            raise DataError(
+                f"{printable(str(file))}: no line of {printable(missing)}, a face of {printable(self.faces)}"
+            )
+        return detected.scores[[rows[path] for path in faces]]
 
 
 @dataclass(frozen=True, kw_only=True)

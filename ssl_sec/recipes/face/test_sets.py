@@ -209,12 +209,16 @@ class TemplatesTestSet:
         images: the faces.
         faces: the template and the medium of each image, in the same order.
         pairs: pairs of templates.
+        by_norm: whether a face is weighted by the norm of its embedding.
+        scores: further weight of each face, ≥ 0; None: all are equal.
         fars: the false accept rates at which true accept rates are reported; much smaller than for other test sets.
     """
 
     images: ImageSet
     faces: TemplateFaces
     pairs: TemplatePairs
+    by_norm: bool = False
+    scores: Float[Tensor, " images"] | None = None
     fars: tuple[float, ...]
 
     @property
@@ -225,7 +229,10 @@ class TemplatesTestSet:
     def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
         """TAR at FAR."""
         embeddings = embed(self.images, torch.arange(len(self.images)))
-        ids, pooled = pool_templates(embeddings, self.faces.templates, self.faces.media)
+        weights = torch.ones(len(embeddings)) if self.scores is None else self.scores
+        if self.by_norm:
+            weights = weights * norms(embeddings)
+        ids, pooled = pool_templates(embeddings, self.faces.templates, self.faces.media, weights)
         scores = template_scores(ids, pooled, self.pairs.first, self.pairs.second)
         if keep is not None:
             _keep_scores(keep, scores, self.pairs.same, embeddings)

@@ -133,6 +133,17 @@ def test_landmarks(tmp_path):
     assert np.array_equal(read_landmarks(path).points[0], REFERENCE_POINTS)
 
 
+def test_landmarks_of_a_list_without_a_header(tmp_path):
+    path = tmp_path / "ijbc_name_5pts_score.txt"
+    points = POINTS.replace(",", " ")
+    path.write_text(f"1.jpg {points} 0.99\n2.jpg {points.replace('38.2946', '-40')} 0.5\n")
+    landmarks = read_landmarks(path)
+    assert landmarks.rows == {"1.jpg": 0, "2.jpg": 1}
+    assert np.array_equal(landmarks.points[0], REFERENCE_POINTS) and landmarks.points[1, 0, 0] == -40
+    path.write_text(f"1.jpg {points} 0.99\n1.jpg {points} 0.5\n")
+    assert line(lambda: read_landmarks(path)) == f"{path}: 1.jpg is listed twice"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -7,6 +7,7 @@ from scipy.io import savemat
 
 from ssl_sec.data.faces.lists import (
     read_blufr,
+    read_detected_faces,
     read_megaface_list,
     read_template_faces,
     read_template_pairs,
@@ -15,7 +16,14 @@ from ssl_sec.data.faces.lists import (
 from ssl_sec.errors import MissingDataError
 from tests.data.test_sources import line
 
-READERS = [read_template_faces, read_template_pairs, read_video_pairs, read_megaface_list, read_blufr]
+READERS = [
+    read_template_faces,
+    read_detected_faces,
+    read_template_pairs,
+    read_video_pairs,
+    read_megaface_list,
+    read_blufr,
+]
 SPLITS_HEADER = "split number, pair number in split, first name, second name, is same:\n"
 
 
@@ -30,6 +38,14 @@ def test_faces_of_templates(path, end):
     faces = read_template_faces(path)
     assert faces.paths == ("1.jpg", '2".jpg', "NA")
     assert faces.templates.tolist() == [1, 1, 20] and faces.media.tolist() == [69544, 69544, -1]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_detected_faces(path, end):
+    path.write_text(end.join(["1.jpg 1 2 3 4 5 6 7 8 9.5 -10 0.75", "2.jpg 1 2 3 4 5 6 7 8 9 10 1", ""]), newline="")
+    faces = read_detected_faces(path)
+    assert faces.paths == ("1.jpg", "2.jpg") and faces.scores.tolist() == [0.75, 1]
+    assert faces.points[0].tolist() == [[1, 2], [3, 4], [5, 6], [7, 8], [9.5, -10]]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])

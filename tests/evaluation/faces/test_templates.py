@@ -10,16 +10,18 @@ from ssl_sec.evaluation.faces.roc import tar_at_far
 from ssl_sec.evaluation.faces.templates import pool_templates, template_scores
 
 
-def slowly(rows, templates, media):
+def slowly(rows, templates, media, weights=None):
     """Mean of each medium, sum of the media, length 1."""
+    weights = [1.0] * len(rows) if weights is None else weights
     pooled = {}
     for template in sorted(set(templates)):
         total = [0.0] * len(rows[0])
         for medium in {m for t, m in zip(templates, media, strict=True) if t == template}:
-            faces = [r for r, t, m in zip(rows, templates, media, strict=True) if (t, m) == (template, medium)]
-            for face in faces:
+            listed = zip(rows, weights, templates, media, strict=True)
+            faces = [(r, w) for r, w, t, m in listed if (t, m) == (template, medium)]
+            for face, weight in faces:
                 for d, value in enumerate(face):
-                    total[d] += value / math.hypot(*face) / len(faces)
+                    total[d] += weight * value / math.hypot(*face) / len(faces)
         pooled[template] = [value / math.hypot(*total) for value in total]
     return pooled
 
@@ -44,6 +46,23 @@ def test_templates_are_those_of_the_slow_loop_in_any_order_and_of_any_norms(seed
     scaled = rows * (0.1 + torch.rand(len(rows), 1, generator=generator))
     again = pool_templates(scaled[order].numpy(), templates[order].numpy(), media[order].numpy())
     assert torch.equal(again[0], ids) and torch.allclose(again[1], pooled, atol=1e-6)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**31))
+def test_weighted_templates_are_those_of_the_slow_loop(seed):
+    rows, templates, media = faces(seed)
+    weights = torch.rand(len(rows), generator=torch.Generator().manual_seed(seed))
+    _, pooled = pool_templates(rows, templates, media, weights)
+    expected = slowly(rows.tolist(), templates.tolist(), media.tolist(), weights.tolist())
+    assert torch.allclose(pooled, torch.tensor(list(expected.values()), dtype=torch.float64), atol=1e-6)
+    assert torch.allclose(pool_templates(rows, templates, media, 3 * weights.double().numpy())[1], pooled)
+
+
+def test_a_face_without_weight_is_as_if_it_were_seen_from_no_side():
+    rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 4.0]])
+    _, pooled = pool_templates(rows, torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]), torch.tensor([1.0, 0.0, 0.0]))
+    assert pooled.tolist() == [[1, 0], [0, 0]]
 
 
 def test_a_long_video_weighs_no_more_than_a_photograph():
@@ -89,6 +108,8 @@ def test_wrong_arguments_are_refused():
     rows, templates, media = faces(0)
     with pytest.raises(DataError, match="60 templates and 59 media for 60 embeddings"):
         pool_templates(rows, templates, media[1:])
+    with pytest.raises(DataError, match="59 weights for 60 embeddings"):
+        pool_templates(rows, templates, media, torch.ones(59))
     ids, pooled = pool_templates(rows, templates, media)
     for wrong in (99, -99):
         with pytest.raises(DataError, match=f"1 of the pairs name one without a face, such as {wrong}"):

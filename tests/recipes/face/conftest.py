@@ -66,6 +66,9 @@ def write_lists(root: Path) -> Path:
 
     faces = [(f"{who}/{who}_{k:04d}.png", 10 * p + k % 2, k) for p, who in enumerate(PEOPLE) for k in (1, 2, 3)]
     (root / "faces.txt").write_text("".join(f"{path} {template} {medium}\n" for path, template, medium in faces))
+    points = " ".join(["1.5"] * 10)
+    detected = [f"{path} {points} {0.2 + 0.01 * number:.2f}\n" for number, (path, *_) in enumerate(faces)]
+    (root / "detected.txt").write_text("".join(detected))
     pairs = [(10 * p, 10 * q + 1, int(p == q)) for p in range(NUM_PEOPLE) for q in range(NUM_PEOPLE)]
     (root / "template_pairs.txt").write_text("".join(f"{a} {b} {c}\n" for a, b, c in pairs))
 
@@ -104,6 +107,14 @@ def config_of(kind: str, folder: Path, /, **changes) -> TestSetConfig:
             pairs=str(folder / "template_pairs.txt"),
             root=lfw,
             fars=(0.01, 0.1),
+        ),
+        "scored": partial(
+            TemplatesConfig,
+            faces=str(folder / "faces.txt"),
+            pairs=str(folder / "template_pairs.txt"),
+            root=lfw,
+            weights="scores",
+            scores=str(folder / "detected.txt"),
         ),
         "videos": partial(VideosConfig, splits=str(folder / "splits.txt"), root=str(folder / "ytf")),
     }

@@ -56,6 +56,8 @@ def test_kinds_are_distinguished_by_name():
         ("megaface", {"sizes": ()}, "test_sets.sizes: found [], must be one value or more"),
         ("megaface", {"sizes": (0, 5)}, "test_sets.sizes[0]: found 0, must be ≥ 1"),
         ("templates", {"fars": (1.0,)}, "test_sets.fars[0]: found 1.0, must be in (0, 1)"),
+        ("templates", {"weights": "both"}, "test_sets.scores: found null, must be a file with weights=both"),
+        ("templates", {"scores": "a"}, "test_sets.scores: found 'a', must be null with weights=none"),
         ("videos", {"resident_limit_mib": -1}, "test_sets.resident_limit_mib: found -1"),
     ],
 )
@@ -108,6 +110,14 @@ def test_a_missing_image_is_named_with_its_list(tmp_path, kind, missing, message
             "template_pairs.txt line 1: no face of template 99 in ",
         ),
         ("templates", "template_pairs.txt", (r"(?m)\d$", "1"), "template_pairs.txt: all 64 pairs show one person"),
+        (
+            "scored",
+            "detected.txt",
+            ("Person_1_0001", "1_0001"),
+            "detected.txt: no line of Person_1/Person_1_0001.png, a ",
+        ),
+        ("scored", "detected.txt", ("0.25", "-0.25"), "detected.txt line 6: a negative score"),
+        ("scored", "detected.txt", ("1.5 0.25", "inf 0.25"), "detected.txt line 6: a number that is not finite"),
         ("megaface", "probes.json", ('"id"', '"names"'), "probes.json: 12 images of 0 people; needed: two of one"),
     ],
 )

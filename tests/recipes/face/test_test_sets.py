@@ -81,6 +81,29 @@ def test_metrics_depend_neither_on_norms_nor_on_what_is_kept(root, kind, tmp_pat
             assert found[f"tar_at_far_{power_of_ten(far)}"] == pytest.approx(100 * rate)
 
 
+@pytest.mark.parametrize("weights", ["none", "norms", "scores", "both"])
+def test_faces_of_templates_are_weighted_as_by_insightface(root, tmp_path, weights):
+    table = torch.randn(256, 3, generator=torch.Generator().manual_seed(1)) + 0.5
+    scores = None if weights in ("none", "norms") else str(root / "detected.txt")
+    test_set = opened("templates", root, weights=weights, scores=scores)
+    test_set.measure(Exact(table), PROTOCOLS, tmp_path / "kept.pt")
+    rows = Exact(table)(test_set.images, torch.arange(len(test_set.images))).double()
+    if weights in ("none", "scores"):
+        rows = rows / rows.norm(dim=1, keepdim=True)
+    if scores is not None:
+        rows = rows * (0.2 + 0.01 * torch.arange(len(rows)).unsqueeze(1))
+    pooled = {}
+    for template in test_set.faces.templates.unique().tolist():
+        of_template = test_set.faces.templates == template
+        media = test_set.faces.media[of_template]
+        total = sum(rows[of_template][media == medium].mean(0) for medium in media.unique())
+        pooled[template] = total / total.norm()
+    pairs = zip(test_set.pairs.first.tolist(), test_set.pairs.second.tolist(), strict=True)
+    expected = torch.stack([pooled[first] @ pooled[second] for first, second in pairs])
+    kept = torch.load(tmp_path / "kept.pt", weights_only=True)["scores"]
+    torch.testing.assert_close(kept.double(), expected, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("kind", "people"),
     [
