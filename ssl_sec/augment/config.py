@@ -40,13 +40,17 @@ class AugmentConfig(Settings, key="augment"):
         view_size_px: side of the views; null for that of the images.
         min_scale: smallest crop, as a share of the image's area, in (0, 1].
         flip_probability: probability of a horizontal flip, in [0, 1].
+        vertical_flip_probability: probability of a vertical flip, in [0, 1]; for images without an upper side, such as
+            aerial or microscopic ones.
+        quarter_turn_probability: probability of a turn by 90 degrees, in [0, 1]; with 0.5 for it and both flips, all
+            eight orientations are equally frequent.
         colour_strength: strength of the colour distortion, ≥ 0; SimCLR has 0.5 for CIFAR and 1 for ImageNet.
         grey_probability: probability that a colour image becomes grey, in [0, 1]; without effect if colour_strength
             is 0.
         blur_probability: probability of a Gaussian blur, in [0, 1]; SimCLR has 0.5 for ImageNet and 0 for CIFAR.
         solarise_probability: probability that pixels above one half are inverted (BYOL), in [0, 1].
         fused: whether one launch makes the views (Triton); null: wherever that is possible, for colour images in views
-            of up to 64 pixels on a GPU, without blur and solarisation.
+            of up to 64 pixels on a GPU, without blur, solarisation, vertical flips and turns.
         small_views: further views of each image, of a smaller size and from smaller crops (SwAV's multi-crop), ≥ 0;
             SwAV has 6 and 2 large ones.
         small_view_size_px: side of the small views; null for 3/7 of that of the others, as SwAV's 96 of 224 pixels.
@@ -59,6 +63,8 @@ class AugmentConfig(Settings, key="augment"):
     view_size_px: Side | None = None
     min_scale: Share = 0.08
     flip_probability: Probability = 0.5
+    vertical_flip_probability: Probability = 0.0
+    quarter_turn_probability: Probability = 0.0
     colour_strength: Annotated[float, Range(ge=0, le=2.5)] = 0.5  # its hue turns by 0.2 of it, at most by half a turn
     grey_probability: Probability = 0.2
     blur_probability: Probability = 0.0
@@ -150,14 +156,22 @@ class AugmentConfig(Settings, key="augment"):
             "image_size_px": image_size_px,
             "num_channels": num_channels,
             "flip_probability": self.flip_probability,
+            "vertical_flip_probability": self.vertical_flip_probability,
+            "quarter_turn_probability": self.quarter_turn_probability,
             "colour_strength": self.colour_strength,
             "grey_probability": self.grey_probability,
             "blur_probability": self.blur_probability,
             "solarise_probability": self.solarise_probability,
         }
         reason = why_not_fused(image_size_px, num_channels, device)
-        if max(self.blur_probability, self.solarise_probability) > 0:
-            reason = reason or "the kernel makes neither blur nor solarisation"
+        lacking = (
+            self.vertical_flip_probability,
+            self.quarter_turn_probability,
+            self.blur_probability,
+            self.solarise_probability,
+        )
+        if max(lacking) > 0:
+            reason = reason or "the kernel makes neither vertical flips and turns nor blur and solarisation"
         if wherever_possible("augment.fused", self.fused, reason):
             return FusedSimCLRAugmentation(layout, **settings)
         return SimCLRAugmentation(**settings)

@@ -1,12 +1,13 @@
 """Augmentation on the device: uint8 images -> views in [0, 1].
 
-SimCLR's three (Chen et al. 2020, appendix A; SEC, appendix B.3): random crop and resize, random flip, colour
-distortion of strength s (brightness, contrast, saturation 0.8 s, hue 0.2 s, with probability 0.8; grey with
-probability 0.2), on ImageNet a blur as well (a Gaussian of σ in [0.1, 2] pixels and a kernel of a tenth of the side);
-BYOL's solarisation. SwAV adds small views of small crops to two large ones (multi-crop, Caron et al. 2020, section
-3.3). Deep metric learning's two (SEC, appendix B.1): random crop and resize, random flip. The draws of a
-step are made on the CPU for the whole global batch from (seed, step, view) alone, and each worker applies its own rows
-of them on its device, so the views do not depend on the number of workers, and a GPU draws what a CPU draws.
+SimCLR's three (Chen et al. 2020, appendix A; SEC, appendix B.3): random crop and resize, random flip, colour distortion
+of strength s (brightness, contrast, saturation 0.8 s, hue 0.2 s, with probability 0.8; grey with probability 0.2), on
+ImageNet a blur as well (a Gaussian of σ in [0.1, 2] pixels and a kernel of a tenth of the side); BYOL's solarisation.
+Images without an upper side may also be flipped vertically and turned by 90 degrees. SwAV adds small views of small
+crops to two large ones (multi-crop, Caron et al. 2020, section 3.3). Deep metric learning's two (SEC, appendix B.1):
+random crop and resize, random flip. The draws of a step are made on the CPU for the whole global batch from (seed,
+step, view) alone, and each worker applies its own rows of them on its device, so the views do not depend on the number
+of workers, and a GPU draws what a CPU draws.
 """
 
 from collections.abc import Iterator, Mapping
@@ -118,6 +119,8 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
         min_scale: smallest crop, as a share of the image's area, in (0, 1].
         max_scale: largest crop, in [min_scale, 1].
         flip_probability: probability of a horizontal flip, in [0, 1].
+        vertical_flip_probability: probability of a vertical flip, in [0, 1].
+        quarter_turn_probability: probability of a turn by 90 degrees, in [0, 1].
         colour_strength: strength s of the colour distortion, in [0, 2.5]; 0.5 on CIFAR, 1.0 on ImageNet.
         grey_probability: probability that a colour image becomes grey, in [0, 1].
         blur_probability: probability of a Gaussian blur, in [0, 1].
@@ -138,8 +141,17 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
         blur_probability: float = 0.0,
         solarise_probability: float = 0.0,
         max_scale: float = 1.0,
+        vertical_flip_probability: float = 0.0,
+        quarter_turn_probability: float = 0.0,
     ) -> None:
-        from kornia.augmentation import ColorJitter, RandomGaussianBlur, RandomGrayscale, RandomSolarize
+        from kornia.augmentation import (
+            ColorJitter,
+            RandomGaussianBlur,
+            RandomGrayscale,
+            RandomRotation90,
+            RandomSolarize,
+            RandomVerticalFlip,
+        )
 
         check(image_size_px >= 1, "image_size_px", image_size_px, "≥ 1")
         check(num_channels in (1, 3), "num_channels", num_channels, "1 or 3")
@@ -149,6 +161,8 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
         Range(ge=0, le=2.5).check("colour_strength", colour_strength)
         for key, probability in (
             ("flip_probability", flip_probability),
+            ("vertical_flip_probability", vertical_flip_probability),
+            ("quarter_turn_probability", quarter_turn_probability),
             ("grey_probability", grey_probability),
             ("blur_probability", blur_probability),
             ("solarise_probability", solarise_probability),
@@ -156,6 +170,10 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
             Range(ge=0, le=1).check(key, probability)
         self.image_size_px = image_size_px
         transforms = _crop_and_flip(image_size_px, (min_scale, max_scale), (3 / 4, 4 / 3), flip_probability)
+        if vertical_flip_probability > 0:
+            transforms.append(RandomVerticalFlip(p=vertical_flip_probability))
+        if quarter_turn_probability > 0:
+            transforms.append(RandomRotation90(times=(1, 1), p=quarter_turn_probability))
         if colour_strength > 0:
             strong, weak = 0.8 * colour_strength, 0.2 * colour_strength
             if num_channels == 3:

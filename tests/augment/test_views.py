@@ -66,7 +66,8 @@ def test_views_may_have_another_size_than_the_images(size):
 @given(cuts=st.lists(st.integers(1, BATCH - 1), unique=True, max_size=4), step=st.integers(0, 50))
 @settings(max_examples=15)
 def test_the_views_of_some_rows_are_those_rows_of_the_whole_batchs_views(channels, cuts, step):
-    augment = augmentation(channels, colour_strength=1.0, solarise_probability=0.5)
+    turns = {"vertical_flip_probability": 0.5, "quarter_turn_probability": 0.5}
+    augment = augmentation(channels, colour_strength=1.0, solarise_probability=0.5, **turns)
     pixels, cuts = images(channels=channels), [0, *sorted(cuts), BATCH]
     assert torch.equal(by_parts(augment, pixels, cuts, step), whole(augment, pixels, step))
     blurred = augmentation(channels, blur_probability=0.5)  # a convolution rounds by its batch
@@ -242,7 +243,7 @@ def plain_views(size=8, **options):
     """Views of whole images without any other change, and the same with these options."""
     none = {"min_scale": 1.0, "colour_strength": 0.0, "flip_probability": 0.0}
     pixels = images(count=400, size=size)
-    return tuple(whole(augmentation(size=size, num_views=1, **none, **more), pixels) for more in ({}, options))
+    return tuple(whole(augmentation(size=size, num_views=1, **{**none, **more}), pixels) for more in ({}, options))
 
 
 def test_solarised_views_are_inverted_above_one_half():
@@ -252,6 +253,24 @@ def test_solarised_views_are_inverted_above_one_half():
     assert torch.allclose(after[is_solarised], inverted[is_solarised])
     assert torch.equal(after[~is_solarised], before[~is_solarised])
     assert is_solarised.float().mean() == pytest.approx(0.3, abs=0.08)
+
+
+def test_flips_and_turns_give_all_orientations_the_same_probability():
+    before, after = plain_views(flip_probability=0.5, vertical_flip_probability=0.5, quarter_turn_probability=0.5)
+    counts = [0] * 8
+    for one, turned in zip(before, after, strict=True):
+        orientations = [side.rot90(turns, (1, 2)) for side in (one, one.flip(2)) for turns in range(4)]
+        found = [bool(torch.allclose(each, turned, atol=1e-4)) for each in orientations]
+        assert sum(found) == 1
+        counts[found.index(True)] += 1
+    assert all(0.07 < count / len(before) < 0.18 for count in counts)
+
+
+def test_vertical_flips_alone_are_exact():
+    before, after = plain_views(vertical_flip_probability=0.3)
+    is_flipped = (after != before).any(dim=(1, 2, 3))
+    assert torch.equal(after[is_flipped], before[is_flipped].flip(2))
+    assert is_flipped.float().mean() == pytest.approx(0.3, abs=0.08)
 
 
 def test_blurred_views_are_those_of_a_gaussian():
@@ -288,9 +307,10 @@ def test_draws_are_unchanged_without_blur_and_solarisation():
     assert augmentation(grey_probability=0.2).transforms[-1].p == 0.2
 
 
-def test_the_kernel_makes_no_blur_and_no_solarisation(monkeypatch):
+def test_the_kernel_makes_no_blur_no_solarisation_and_no_turns(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    for option in ("blur_probability", "solarise_probability"):
+    for kind in ("blur", "solarise", "vertical_flip", "quarter_turn"):
+        option = f"{kind}_probability"
         asked = AugmentConfig(fused=True, **{option: 0.5})
         with pytest.raises(ConfigError, match=r"augment\.fused: found true"):
             asked.build(32, 3, 0, device=torch.device("cuda"))
@@ -313,6 +333,8 @@ def test_images_other_than_pixels_from_0_to_255_are_refused(dtype):
         ({"flip_probability": 2.0}, r"flip_probability: found 2.0, must be in \[0, 1\]"),
         ({"grey_probability": -1.0}, "grey_probability: found -1.0"),
         ({"blur_probability": 3.0}, "blur_probability: found 3.0"),
+        ({"vertical_flip_probability": 1.5}, r"vertical_flip_probability: found 1.5, must be in \[0, 1\]"),
+        ({"quarter_turn_probability": -0.5}, "quarter_turn_probability: found -0.5"),
         ({"colour_strength": -1.0}, r"colour_strength: found -1.0, must be in \[0, 2.5\]"),
         ({"num_views": 0}, "num_views: found 0, must be ≥ 1"),
         ({"num_channels": 2}, "num_channels: found 2, must be 1 or 3"),

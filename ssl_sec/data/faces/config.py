@@ -22,7 +22,7 @@ class _PairsConfig(Settings, key="test_sets"):
     """The options of every set of pairs; its images have the size and the channels of the training images.
 
     Attributes:
-        title: name of the set in metrics and plots; None takes that of the file that lists the pairs.
+        title: its name in metrics and plots; None takes that of the file of pairs.
         resident_limit_mib: a set that is no larger once decoded is kept in memory.
     """
 

@@ -44,7 +44,7 @@ class _TestSetConfig(Settings, key="test_sets"):
     """The options of every test set except pairs; its images have the size and the channels of the training images.
 
     Attributes:
-        title: name of the test set in metrics and plots.
+        title: its name in metrics and plots.
         resident_limit_mib: images that are no larger once decoded are kept in memory.
     """
 
@@ -178,9 +178,9 @@ class TemplatesConfig(_TestSetConfig):
         faces: the list of the images with their templates and media, `ijbc_face_tid_mid.txt`.
         pairs: the list of the pairs of templates, `ijbc_template_pair_label.txt`.
         root: the folder of the images.
-        weights: weight of each face in its template: none; norms: the norm of its embedding; scores: that of its
-            detector; both: their product, as InsightFace's evaluation.
-        scores: the list of the images with their five points and the detector's score, `ijbc_name_5pts_score.txt`.
+        weights: weights of the faces: the norms of their embeddings, the scores of the detector, or both multiplied, as
+            in InsightFace's evaluation.
+        scores: the list with the detector's score of each image, `ijbc_name_5pts_score.txt`.
         fars: the false accept rates at which true accept rates are reported, each in (0, 1).
     """
 
