@@ -91,6 +91,7 @@ METRICS: Mapping[str, Metric] = {
     "val/verification_accuracy": _result(f"verification accuracy on {_PEOPLE} (%)", "held-out verification %"),
     "train/verification_accuracy": _result("verification accuracy on training people (%)", "training verification %"),
     "val/verification_eer": _reported(f"equal error rate on {_PEOPLE} (%)", "held-out EER %"),
+    "test/{test_set}_accuracy": _reported("{test_set} accuracy, while training (%)", "{test_set} %"),
     "train/verification_eer": _reported("equal error rate on training people (%)", "training EER %"),
     "retrieval/recall_at_{k}": _result("Recall@{k} on the test classes (%)", "Recall@{k} %"),
     "retrieval/r_precision": _result("R-precision on the test classes (%)", "R-precision %"),

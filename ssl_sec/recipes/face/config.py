@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from ssl_sec.augment.config import FlipConfig
 from ssl_sec.data.config import DataConfig
+from ssl_sec.data.faces.config import PairsConfig
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.selection_config import (
     ClassSamplerConfig,
@@ -27,15 +28,17 @@ from ssl_sec.training.config import EpochSGDConfig
 
 @dataclass(frozen=True, kw_only=True)
 class VerificationMonitorConfig(Settings, key="monitor"):
-    """Verification while the embedding trains; the test sets are not used.
+    """Verification while the embedding trains.
 
     Attributes:
         every_epochs: epochs between two measurements, ≥ 1.
         max_pairs: the largest number of pairs of one person, and of pairs of two, ≥ 10.
+        test_sets: titles of the test sets of pairs to measure, too.
     """
 
     every_epochs: NoEffect[Count] = 1
     max_pairs: Annotated[int, Range(ge=10)] = 3000
+    test_sets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +99,10 @@ class FaceConfig(TrainingConfig):
             # MLflow refuses other characters in a metric's name.
             plain = re.fullmatch(r"[\w.\- ]+", title) is not None
             check(plain, "test_sets.title", title, "letters, digits, spaces, and any of _ - .")
+        pairs = [test_set.shown_title for test_set in self.test_sets if isinstance(test_set, PairsConfig)]
+        for title in self.monitor.test_sets:
+            allowed = f"titles of test_sets that are pairs: {', '.join(pairs) or 'there are none'}"
+            check(title in pairs, "monitor.test_sets", title, allowed)
         pca, dim = self.evaluation.pca, self.head.dim
         if pca is not None:
             check(pca <= dim, "evaluation.pca", pca, f"1 to {dim}, the dimension of the embeddings (head.dim)")

@@ -96,11 +96,19 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     def embed(image_set: ImageSet, indices: Int64[Tensor, " images"]) -> Float[Tensor, "images dim"]:
         return extract(image_set, indices)[0].cpu()
 
-    monitor = _Monitor(watched_name, watched, config.monitor.max_pairs, embed, runtime)
-    monitor_every = config.monitor.every_epochs * recipe.sampler.steps_per_epoch
-    train_recipe(config, recipe, runtime, store, monitor, monitor_every, at_start=True)
     evaluation = config.evaluation
     protocols = Protocols(pca=evaluation.pca, fars=evaluation.fars, similarities=evaluation.similarities)
+    verification = _Monitor(watched_name, watched, config.monitor.max_pairs, embed, runtime)
+
+    def monitor(steps_taken: int) -> dict[str, float]:
+        accuracies: dict[str, float] = {}
+        for title in config.monitor.test_sets:
+            log_once(runtime, "measuring %s", title)
+            accuracies[f"test/{title}_accuracy"] = test_sets[title].measure(embed, protocols, None)["accuracy"]
+        return {**verification(steps_taken), **accuracies}
+
+    monitor_every = config.monitor.every_epochs * recipe.sampler.steps_per_epoch
+    train_recipe(config, recipe, runtime, store, monitor, monitor_every, at_start=True)
     for title, test_set in test_sets.items():
         log_once(runtime, "measuring %s", title)
         kept = store.test_set_path(title) if runtime.rank == 0 else None

@@ -175,12 +175,11 @@ class TemplatesConfig(_TestSetConfig):
     """IJB-C's verification, or IJB-B's; see `ssl_sec.recipes.face.test_sets.TemplatesTestSet`.
 
     Attributes:
-        faces: the list of the images with their templates and media, `ijbc_face_tid_mid.txt`.
+        faces: images with templates and media, `ijbc_face_tid_mid.txt`.
         pairs: the list of the pairs of templates, `ijbc_template_pair_label.txt`.
         root: the folder of the images.
-        weights: weights of the faces: the norms of their embeddings, the scores of the detector, or both multiplied, as
-            in InsightFace's evaluation.
-        scores: the list with the detector's score of each image, `ijbc_name_5pts_score.txt`.
+        weights: weights of the faces: norms of embeddings, scores of a detector, or both multiplied, as by InsightFace.
+        scores: the detector's scores, `ijbc_name_5pts_score.txt`.
         fars: the false accept rates at which true accept rates are reported, each in (0, 1).
     """
 

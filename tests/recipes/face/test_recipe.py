@@ -150,6 +150,17 @@ def test_reports_come_at_their_intervals(whole):
     assert {f"face/digits_tar_at_far_1e-{power}" for power in (1, 2, 3)} <= set(measured)
 
 
+def test_the_curve_of_a_test_set_ends_at_its_result_and_changes_nothing(tmp_path, whole, tested):
+    runtime, _ = run(tmp_path, test_sets=[tested], monitor={"max_pairs": 40, "test_sets": ["digits"]})
+    accuracies = runtime.series("test/digits_accuracy")
+    assert list(accuracies) == [0, 3, 7] and accuracies[7] == runtime.reports[-1][1]["face/digits_accuracy"]
+    assert_identical(runtime.last_state(), whole[0].last_state())
+    with pytest.raises(
+        ConfigError, match="monitor.test_sets: found 'lfw', must be titles of test_sets that .*: digits$"
+    ):
+        config(test_sets=[tested], monitor={"test_sets": ["lfw"]})
+
+
 def test_people_are_separated(tmp_path, tested):
     changes = {"runtime": FLOAT32, "global_batch_size": 64, "augment": {"flip_probability": 0.0}}
     runtime, _ = run(tmp_path, test_sets=[tested], evaluation={"flips": "none"}, **changes)
