@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import new_name
 from ssl_sec.edges.folder.stored import open_folder
+from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.run.running import remove_staged, running
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
@@ -28,7 +29,7 @@ from ssl_sec.edges.study.uploaded import JOB, download_metrics, searches_path
 from ssl_sec.edges.tables import in_markdown, in_table
 from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.tracker import TrackedRun
-from ssl_sec.edges.tune.trial import last_line
+from ssl_sec.edges.tune.trial import reason_of
 from ssl_sec.errors import ConfigError, Stopped, UserError, writing
 from ssl_sec.figures.study import curves_figure
 from ssl_sec.files import replace_text
@@ -194,13 +195,14 @@ class _Job:
             for cell in left.values()
         ]
         continued = {name for name in left if self._has_begun(name)}
+        begins = {name: len(text_of(self._log(name))) for name in left}
         num_ended, whole = done, list[float]()
 
         def end(name: str, code: int, minutes: float) -> None:
             nonlocal num_ended
             with self._lock:
                 if code != 0:
-                    why = last_line(self._log(name)) or f"exit code {code}"
+                    why = reason_of(code, self._log(name), begins[name])
                     self._failures.append(f"{name}: {why}")
                     logger.warning("%s failed: %s", name, why)
                     return

@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 from ray.tune import Trainable
 
 from ssl_sec.edges.folder.text import json_lines, text_of
-from ssl_sec.edges.run.supervision import start_command
+from ssl_sec.edges.run.supervision import describe_signal, start_command
 from ssl_sec.edges.tune.space import Space, chosen_overrides
 from ssl_sec.errors import nearest
 
@@ -65,11 +65,29 @@ def stop_path(plan: Plan) -> Path:
     return Path(plan["folder"]) / f"{plan['name']}.tune.stop"
 
 
-def last_line(log: Path) -> str:
-    """The last error of a trial, or the last line that it printed; empty if it printed nothing."""
-    lines = text_of(log).splitlines()
+def last_line(log: Path, begin: int = 0) -> str:
+    """The last error of a trial, or the last line that it printed; empty if it printed nothing.
+
+    Args:
+        log: file of its output.
+        begin: number of characters from earlier starts.
+    """
+    lines = text_of(log)[begin:].splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
     return (errors or lines or [""])[-1].removeprefix("error: ")
+
+
+def reason_of(code: int, log: Path, begin: int = 0) -> str:
+    """Why a command failed.
+
+    Args:
+        code: its exit code, or -n if signal n killed it, which left it no time to print a reason.
+        log: file of its output.
+        begin: number of characters from earlier starts.
+    """
+    if code < 0:
+        return f"the process was {describe_signal(signal.Signals(-code))}"
+    return last_line(log, begin) or f"exit code {code}"
 
 
 class PretrainingTrial(Trainable):
@@ -121,7 +139,7 @@ class PretrainingTrial(Trainable):
             except subprocess.TimeoutExpired:
                 continue
         if ended != 0:
-            raise RuntimeError(last_line(self._log) or f"exit code {ended}")
+            raise RuntimeError(reason_of(ended, self._log))
         if not values:
             known = {name for metrics in found for name in metrics}
             reason = (

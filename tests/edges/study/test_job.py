@@ -30,7 +30,7 @@ DRAWS_PICTURES = True
 
 
 class FakeRuns:
-    """Leaves the folders of finished runs; a run that is listed in `failing` ends with code 2.
+    """Leaves the folders of finished runs; a run in `failing` ends with that code and output instead.
 
     Attributes:
         started: the names of the runs.
@@ -40,7 +40,7 @@ class FakeRuns:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.started: list[str] = []
-        self.failing: set[str] = set()
+        self.failing: dict[str, tuple[int, str]] = {}
         self.stop_after: int | None = None
         self.was_stopped = False
 
@@ -56,8 +56,10 @@ class FakeRuns:
             assert task.arguments[0] == "pretrain" and f"run_name={task.name}" in task.arguments
             if task.name in self.failing:
                 task.log.parent.mkdir(parents=True, exist_ok=True)
-                task.log.write_text("INFO: something\nerror: no GPU\n")
-                end(task.name, 2, 0.1)
+                code, output = self.failing[task.name]
+                with task.log.open("a") as log:
+                    log.write(f"INFO: something\n{output}\n")
+                end(task.name, code, 0.1)
                 continue
             seed, is_sec = int(task.name[-1]), task.name.startswith("sec")
             top1 = 50 + 3 * seed + (1.0 + 0.1 * seed if is_sec else 0)
@@ -237,15 +239,34 @@ def test_comparing_before_any_run_is_one_line(made):
 
 def test_a_run_that_fails_is_named_after_the_others_have_run(made, tmp_path):
     run, runs, folder = made
-    runs.failing = {"sec-s0"}
+    runs.failing = {"sec-s0": (2, "error: no GPU")}
     expected = f"1 runs failed; the last: sec-s0: no GPU; their output is in {folder / 'logs'}; the same command runs"
     with pytest.raises(UserError, match=re.escape(expected)):
         run()
     assert len(runs.started) == 4
     assert [parent.info.status for parent in parents(tmp_path)] == ["FAILED"]
-    runs.failing, runs.started = set(), []
+    runs.failing, runs.started = {}, []
     run()
     assert runs.started == ["sec-s0"]
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "reason"),
+    [
+        (
+            -signal.SIGKILL,
+            "sec-s0: epoch 1",
+            "the process was killed by SIGKILL, the machine may have run out of memory",
+        ),
+        (130, "stopped; resume it with: ...", "stopped; resume it with: ..."),
+    ],
+)
+def test_a_run_that_fails_again_has_the_reason_of_its_last_start(made, code, output, reason):
+    run, runs, _ = made
+    for runs.failing in ({"sec-s0": (2, "error: no GPU")}, {"sec-s0": (code, output)}):
+        with pytest.raises(UserError) as failed:
+            run()
+    assert f"the last: sec-s0: {reason}; their output" in str(failed.value)
 
 
 def test_the_compared_metric_is_kept_or_named_after_the_first_run(made, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from ssl_sec.edges.folder.text import json_lines
 from ssl_sec.edges.tune.space import Choices, Interval
-from ssl_sec.edges.tune.trial import Plan, PretrainingTrial, last_line, log_of, stop_path, trial_name
+from ssl_sec.edges.tune.trial import Plan, PretrainingTrial, last_line, log_of, reason_of, stop_path, trial_name
 from tests.edges.conftest import QUICK
 
 SPACE = {
@@ -146,3 +146,14 @@ def test_names_and_last_lines(tmp_path: Path):
     assert last_line(log) == "two"
     log.write_text("one\ntwo\n")
     assert last_line(log) == "two"
+
+
+def test_a_command_that_a_signal_killed_says_so_and_not_its_last_line(tmp_path: Path):
+    log = tmp_path / "log.txt"
+    log.write_text("epoch 1.00/2  loss 6.2")
+    killed = subprocess.run(["sh", "-c", "kill -KILL $$"])
+    expected = "the process was killed by SIGKILL, the machine may have run out of memory"
+    assert reason_of(killed.returncode, log) == expected
+    log.write_text("one\nerror: two\n")
+    assert reason_of(2, log) == "two"
+    assert reason_of(2, tmp_path / "none.txt") == "exit code 2"
