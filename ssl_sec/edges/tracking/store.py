@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,6 +62,7 @@ def tracking_uri(config: TrackingConfig, output_dir: str | Path) -> str:
         # Object storage can hold no database, and Ray removes the folder in which a submitted job starts.
         near = "runs" if is_remote(str(output_dir)) and JOB_ID_VARIABLE not in os.environ else str(output_dir)
         uri, key = f"sqlite:///{local_folder(near)}/mlflow.db", "output_dir"
+        _require_literal(uri, uri, "output_dir", "a folder without it, or tracking.uri=<address of another store>")
     require_store(uri, key)
     return absolute_store(uri)
 
@@ -87,6 +89,7 @@ def require_store(uri: str, key: str) -> None:
     file = sqlite_file(uri)
     if file is None:
         return
+    _require_literal(uri.partition("?")[0], uri, key, "a path without it")
     if file.is_dir():
         raise StorageError(f"{key}: found {uri}, which is a folder; allowed: a file, as {uri.rstrip('/')}/mlflow.db")
     try:
@@ -96,6 +99,15 @@ def require_store(uri: str, key: str) -> None:
         return
     if start not in (b"", _SQLITE):
         raise StorageError(f"{key}: found {uri}, which is not an SQLite database; allowed: a database, or a new file")
+
+
+def _require_literal(path: str, uri: str, key: str, allowed: str) -> None:
+    """Refuses a path in the address of a sqlite file that would be read as another path."""
+    if (sign := re.search(r"\?|%[0-9A-Fa-f]{2}", path)) is not None:
+        raise ConfigError(
+            f"{key}: MLflow's database would be at {uri}, where {sign[0]!r} does not stand for itself; "
+            f"allowed: {allowed}"
+        )
 
 
 def _require_address(uri: str, key: str) -> None:

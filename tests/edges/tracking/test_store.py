@@ -74,6 +74,19 @@ def test_a_database_whose_creation_was_interrupted_is_absent_and_can_be_created_
     assert [each.name for each in MlflowClient(uri).search_experiments()] == ["Default"]
 
 
+@pytest.mark.parametrize("name", ["why?", "50%25", "a%2Fb"])
+def test_a_path_that_the_address_of_a_database_would_change_is_refused(name, tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert run_job("pretrain", pretrain, ["experiment=digits", "runtime=local", f"output_dir={tmp_path / name}"]) == 2
+    output = capsys.readouterr().err.strip()
+    assert output.startswith(f"error: output_dir: MLflow's database would be at sqlite:///{tmp_path}/{name}/mlflow.db")
+    assert "\n" not in output and list(tmp_path.iterdir()) == []
+    elsewhere = f"sqlite:///{tmp_path}/mlflow.db?timeout=5"
+    assert tracking_uri(TrackingConfig(uri=elsewhere), tmp_path / name) == elsewhere
+    with pytest.raises(ConfigError, match=r"^tracking\.uri: MLflow's database would be at .*'%41' does not stand for"):
+        require_store(f"sqlite:///{tmp_path}/%41/mlflow.db?timeout=5", "tracking.uri")
+
+
 def test_an_address_with_a_slash_in_its_password_is_refused_without_the_password():
     with pytest.raises(
         ConfigError, match=r"^tracking\.uri: found an address with a port that is no number.*%2F"
