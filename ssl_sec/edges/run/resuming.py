@@ -114,9 +114,12 @@ def free_keys(kind: type[RunConfig]) -> frozenset[str]:
 
 
 def require_same_settings(before: Mapping[str, Any], now: Mapping[str, Any], free: Set[str]) -> None:
-    """Raises a ConfigError if settings differ, except for the keys and groups in `free`."""
+    """Raises a ConfigError with all settings that differ, except for the keys and groups in `free`."""
     flat_before, flat_now = flattened(masked_values(before)), flattened(masked_values(now))
-    for key in sorted(flat_before.keys() | flat_now.keys()):
-        if not is_among(key, free) and flat_before.get(key) != flat_now.get(key):
-            found, stored = shown(flat_now.get(key)), shown(flat_before.get(key))
-            raise ConfigError(f"{key}: found {found}, but the run to resume has {stored}")
+    differing = [
+        f"{key}: found {shown(flat_now.get(key))}, but the run to resume has {shown(flat_before.get(key))}"
+        for key in sorted(flat_before.keys() | flat_now.keys())
+        if not is_among(key, free) and flat_before.get(key) != flat_now.get(key)
+    ]
+    if differing:
+        raise ConfigError("; ".join(differing))

@@ -65,6 +65,8 @@ def test_a_resume_needs_the_same_recipe_and_may_change_the_runtime():
     with pytest.raises(ConfigError, match="epochs: found 4, but the run to resume has 3"):
         require_same_settings(values, longer, free)
     require_same_settings(values, longer, {"epochs"})
+    with pytest.raises(ConfigError, match="^epochs: found 4, but the run to resume has 3; seed: found 1, but .* null$"):
+        require_same_settings(values, {**longer, "seed": 1}, free)
     for key in ("encoder.weights", "resumed"):
         with pytest.raises(ConfigError, match=f"{key}: found 'x', but the run to resume has null"):
             require_same_settings(values, {**values, key: "x"}, free)
