@@ -87,7 +87,7 @@ def options_of(job: str) -> dict[str, dict[str, str]]:
     return {
         group: experiments(job)
         if group == EXPERIMENT
-        else {name: text for name, text in options(group).items() if usable(job, group, name)}
+        else {name: text for name, text in options(group, job).items() if usable(job, group, name)}
         for group in sorted(primary(job).options)
     }
 
@@ -128,7 +128,7 @@ def chosen_experiment(job: str, overrides: Sequence[str]) -> Experiment | None:
 def chooses_own(job: str, overrides: Sequence[str]) -> bool:
     """Whether an experiment or an option of the user is chosen."""
     experiment, options = chosen_experiment(job, overrides), chosen_options(job, overrides)
-    files = [option(group, name) for group, name in options.items()]
+    files = [option(group, name, job) for group, name in options.items()]
     return (experiment is not None and experiment.file.is_own) or any(file and file.is_own for file in files)
 
 
@@ -179,8 +179,8 @@ def _with_hydra(job: str, given: Sequence[Override], choice: Choice) -> DictConf
     """Composes a job's config; all of it is given to Hydra here, so that Hydra looks for no files."""
     nodes = {("", name): primary(name).node for name in (job, *primary(job).bases)}
     for group, name in choice.options.items():
-        if group != EXPERIMENT and (file := option(group, name)) is not None:
-            nodes[group, name] = values_of(group, file)
+        if group != EXPERIMENT and (file := option(group, name, job)) is not None:
+            nodes[group, name] = values_of(group, file, job)
     if choice.experiment is not None:
         defaults = [{f"override /{group}": name} for group, name in choice.experiment.choices.items()]
         nodes[EXPERIMENT, _CHOSEN] = {"defaults": [*defaults, "_self_"], **choice.experiment.values}
@@ -266,10 +266,10 @@ def _check_options(job: str, choice: Choice) -> None:
     own = choice.experiment if choice.experiment is not None and choice.experiment.file.is_own else None
     for group, name in {**(own.choices if own else {}), **choice.typed}.items():
         where = f"{own.file.shown}: " if own is not None and group not in choice.typed else ""
-        file = option(group, name)
+        file = option(group, name, job)
         if file is None and name != primary(job).options[group]:
             raise ConfigError(f"{where}{group}: found {name!r}; {nearest(name, options_of(job)[group])}")
-        wrong = None if file is None else misfit(job, group, values_of(group, file), is_whole=not file.is_own)
+        wrong = None if file is None else misfit(job, group, values_of(group, file, job), is_whole=not file.is_own)
         if wrong is not None:
             assert file is not None
             if file.is_own:

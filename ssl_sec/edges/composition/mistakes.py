@@ -92,7 +92,7 @@ def _meaning(
         now = choice.options[group]
         if (group, now) == ("data", "null"):
             return "; name the set, too, also that of the run: for example data=folder data.root=<folder>"
-        explained = options(group).get(now, "").partition(";")[0].rstrip(".")
+        explained = options(group, job).get(now, "").partition(";")[0].rstrip(".")
         return f" with {group}={now}{f' ({explained})' if explained else ''}; {in_words(having)} has it"
     for possible in meant(key, elsewhere.keys() - keys) if is_of_probe(key, meant(key, keys)) else []:
         if having := _usable_ones(job, elsewhere[possible]):
@@ -104,7 +104,8 @@ def _meaning(
 def _values(job: str, choice: Choice, in_files: bool = False) -> dict[str, Any]:
     """The values of a choice; if only files are read, without those of options that are in no file."""
     options = {group: name for group, name in choice.options.items() if not in_files or is_in_files(group, name)}
-    values = {**primary(job).values, **{group: values_of_option(group, name) or {} for group, name in options.items()}}
+    of_groups = {group: values_of_option(group, name, job) or {} for group, name in options.items()}
+    values = {**primary(job).values, **of_groups}
     unread = choice.options.keys() - options.keys()
     over = {} if choice.experiment is None else choice.experiment.values
     return merged(values, {key: value for key, value in over.items() if key not in unread})
@@ -120,8 +121,8 @@ def _elsewhere(job: str) -> dict[str, list[tuple[str, str]]]:
     """The keys of all options of a job's groups -> the groups and options that have them."""
     found: dict[str, list[tuple[str, str]]] = {}
     for group in primary(job).options.keys() - {EXPERIMENT}:
-        for name in options(group):
-            for key in flattened({group: values_of_option(group, name) or {}}):
+        for name in options(group, job):
+            for key in flattened({group: values_of_option(group, name, job) or {}}):
                 found.setdefault(key, []).append((group, name))
     return found
 

@@ -1,7 +1,8 @@
 """The groups of a job's config, and the options of each group.
 
 An option is a file of `configs/<group>` or of the user's own, or a dataclass: every name of a group's dataclasses is an
-option with their defaults. Files exist only for what differs from these defaults.
+option with their defaults. Files exist only for what differs from these defaults. Recipes may declare different
+dataclasses of one name, as `optimiser=adamw` of pretraining and of fine-tuning: each job has its own.
 """
 
 import sys
@@ -70,51 +71,57 @@ class _Declared(ConfigFile):
 
     Attributes:
         name: name of the option, and the dataclass's own `name`.
-        kind: the dataclass; `path` is that of its module.
+        kinds: the dataclass, in the module `path`; or those of several recipes, of which the first has the values.
     """
 
     name: str
-    kind: type[Any]
+    kinds: tuple[type[Any], ...]
 
     @property
     def comment(self) -> list[str]:
-        """The first paragraph of its docstring."""
-        return [summary_of(self.kind)]
+        """The first paragraph of each docstring."""
+        return [f"{'; '.join(summary_of(kind).rstrip('.') for kind in self.kinds)}."]
 
     def read(self) -> dict[str, Any]:
         """Its defaults; `???` for required values."""
-        return {"name": self.name, **{key: value for key, value in defaults_of(self.kind).items() if key != "name"}}
+        return {"name": self.name, **{key: value for key, value in defaults_of(self.kinds[0]).items() if key != "name"}}
 
 
 @cache
-def _declared(group: str) -> dict[str, ConfigFile]:
+def _declared(group: str, job: str | None) -> dict[str, ConfigFile]:
     """The options of a group that dataclasses declare, by name; options in files are not included."""
-    found: dict[str, ConfigFile] = {}
-    for job in RECIPES:
-        for name, kind in kinds_by_name(kind_of(job), group).items():
-            module = Path(str(sys.modules[kind.__module__].__file__))
-            found.setdefault(name, _Declared(path=module, is_own=False, name=name, kind=kind))
-    return found
+    kinds: dict[str, dict[type[Any], None]] = {}
+    for recipe in RECIPES:
+        for name, kind in kinds_by_name(kind_of(recipe), group).items():
+            kinds.setdefault(name, {})[kind] = None
+    of_job = {} if job is None else {name: {kind: None} for name, kind in kinds_by_name(kind_of(job), group).items()}
+    return {
+        name: _Declared(
+            path=Path(str(sys.modules[kind.__module__].__file__)), is_own=False, name=name, kinds=(kind, *rest)
+        )
+        for name, (kind, *rest) in {**kinds, **of_job}.items()
+    }
 
 
 @cache
-def _packaged(group: str) -> dict[str, ConfigFile]:
+def _packaged(group: str, job: str | None) -> dict[str, ConfigFile]:
     """The package's options of a group by name."""
     files = {path.stem: ConfigFile(path=path, is_own=False) for path in (CONFIG_FOLDER / group).glob("*.yaml")}
-    return dict(sorted({**_declared(group), **files}.items()))
+    return dict(sorted({**_declared(group, job), **files}.items()))
 
 
-def options(group: str) -> dict[str, str]:
-    """The options of a group with their explanations."""
-    own = {name: file for name, file in own_options(group).items() if name not in _packaged(group)}
+def options(group: str, job: str | None = None) -> dict[str, str]:
+    """The options of a group with their explanations: those of a job, or of all recipes."""
+    packaged = _packaged(group, job)
+    own = {name: file for name, file in own_options(group).items() if name not in packaged}
     return {
-        **{name: option.explanation for name, option in _packaged(group).items()},
+        **{name: option.explanation for name, option in packaged.items()},
         **{name: f"yours, {file.shown}: {file.explanation}" for name, file in own.items()},
     }
 
 
-def option(group: str, name: str) -> ConfigFile | None:
-    """An option of a group; None if there is none.
+def option(group: str, name: str, job: str | None = None) -> ConfigFile | None:
+    """An option of a group, as a job declares it, or as the first recipe that has it; None if there is none.
 
     Raises:
         ConfigError: if the package and the user have different ones.
@@ -122,7 +129,7 @@ def option(group: str, name: str) -> ConfigFile | None:
     file = config_file(group, name)
     if file is not None and not file.is_own:
         return file  # without torch
-    found = _declared(group).get(name)
+    found = _declared(group, job).get(name)
     if found is not None and file is not None and file.read() != found.read():
         raise doubled(group, name, file)
     return found or file
@@ -138,42 +145,42 @@ def is_in_files(group: str, name: str) -> bool:
     )
 
 
-def values_of(group: str, file: ConfigFile) -> dict[str, Any]:
-    """The values of an option, including those of the options that it extends."""
-    return _merged(group, file, ()) if file.is_own else _packaged_values(group, file)
+def values_of(group: str, file: ConfigFile, job: str | None = None) -> dict[str, Any]:
+    """The values of an option, including those of the options that it extends, as a job declares them."""
+    return _merged(group, file, job, ()) if file.is_own else _packaged_values(group, file, job)
 
 
 @cache
-def _packaged_values(group: str, file: ConfigFile) -> dict[str, Any]:
-    return _merged(group, file, ())
+def _packaged_values(group: str, file: ConfigFile, job: str | None) -> dict[str, Any]:
+    return _merged(group, file, job, ())
 
 
-def _merged(group: str, file: ConfigFile, within: tuple[ConfigFile, ...]) -> dict[str, Any]:
+def _merged(group: str, file: ConfigFile, job: str | None, within: tuple[ConfigFile, ...]) -> dict[str, Any]:
     own = file.read()
     merged: dict[str, Any] = {}
     for name in own.pop("defaults", []):
         if name == "_self_":
             continue
-        base = option(group, name) if isinstance(name, str) else None
+        base = option(group, name, job) if isinstance(name, str) else None
         if base is None or base in (*within, file):
             raise ConfigError(f"{file.shown}: defaults: found {name!r}; {nearest(str(name), options(group))}")
-        merged |= _merged(group, base, (*within, file))
+        merged |= _merged(group, base, job, (*within, file))
     return {**merged, **own}
 
 
-def values_of_option(group: str, name: str) -> dict[str, Any] | None:
-    """The values of an option; None if there is none that can be read."""
+def values_of_option(group: str, name: str, job: str | None = None) -> dict[str, Any] | None:
+    """The values of an option, as a job declares it; None if there is none that can be read."""
     try:
-        file = option(group, name)
-        return None if file is None else values_of(group, file)
+        file = option(group, name, job)
+        return None if file is None else values_of(group, file, job)
     except ConfigError:
         return None
 
 
 def usable(job: str, group: str, name: str) -> bool:
     """Whether a job can use an option; false for one that cannot be read."""
-    values = values_of_option(group, name)
-    return values is not None and misfit(job, group, values, is_whole=name in _packaged(group)) is None
+    values = values_of_option(group, name, job)
+    return values is not None and misfit(job, group, values, is_whole=name in _packaged(group, job)) is None
 
 
 def own_texts() -> dict[str, str]:
