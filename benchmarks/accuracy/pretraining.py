@@ -38,6 +38,7 @@ from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.pretraining.recipe import build_recipe, run
 from ssl_sec.recipes.probing.recipe import linear_evaluation, open_splits
 from ssl_sec.settings import from_values, to_values
+from ssl_sec.training.config import CosineSGDConfig
 from ssl_sec.training.step import autocast
 
 NAMES = ("ours", "lightly")
@@ -104,7 +105,7 @@ def pretrain_by_lightly(config: PretrainConfig) -> nn.Module:
     from lightly.loss import NTXentLoss
 
     device, images = choose_device(), config.data.open("train")
-    assert isinstance(images, ResidentImages)
+    assert isinstance(images, ResidentImages) and isinstance(config.optimiser, CosineSGDConfig)
     recipe = build_recipe(config, images, QuietRuntime(device))  # for its network and its schedule
     network = nn.Sequential(recipe.encoder, recipe.head).train()
     loss = NTXentLoss(to_values(config.loss)["temperature"])

@@ -28,8 +28,8 @@ from ssl_sec.settings import (
 )
 from ssl_sec.training.config import (
     ConstraintConfig,
+    CosineOptimiserConfig,
     EpochSGDConfig,
-    OptimiserConfig,
     RayConfig,
     RuntimeConfig,
     SteppedOptimiserConfig,
@@ -123,7 +123,7 @@ class TrainingConfig(RunConfig, is_base=True):
     head: HeadConfig
     loss: PairLossConfig | ClassLossConfig | TeacherLossConfig
     constraint: ConstraintConfig
-    optimiser: OptimiserConfig | EpochSGDConfig | SteppedOptimiserConfig | LayeredOptimiserConfig
+    optimiser: CosineOptimiserConfig | EpochSGDConfig | SteppedOptimiserConfig | LayeredOptimiserConfig
     checkpoint: NoEffect[CheckpointConfig | StepCheckpointConfig]
     runtime: NoEffect[RuntimeConfig]
     global_batch_size: Annotated[int, Range(ge=2, le=2**20)]

@@ -26,7 +26,7 @@ from ssl_sec.settings import (
     check,
     wherever_possible,
 )
-from ssl_sec.training.optimisers import ParameterGroup, adam, lars, parameter_groups, rated_groups, sgd
+from ssl_sec.training.optimisers import ParameterGroup, adam, adamw, lars, parameter_groups, rated_groups, sgd
 from ssl_sec.training.recipe import Computation, Precision
 from ssl_sec.training.schedules import CappedRamp, Constant, Cosine, FaceRamp, LinearRamp, Schedule, StepDecay
 
@@ -103,14 +103,37 @@ ConstraintConfig = NoConstraintConfig | SphericalConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimiserConfig(Settings, key="optimiser"):
-    """The optimiser and its learning rate, a cosine over the run.
+class _CosineOptimiserConfig(Settings, key="optimiser"):
+    """An optimiser whose learning rate is a cosine over the run.
 
     Attributes:
         learning_rate: the largest learning rate, ≥ 0.
-        momentum: momentum, in [0, 1).
-        weight_decay: weight decay, ≥ 0; biases and batch norm do not decay.
+        weight_decay: weight decay, ≥ 0; biases and norm layers do not decay.
         warmup_epochs: epochs over which the learning rate rises from 0 to its largest value, ≥ 0.
+    """
+
+    learning_rate: Rate
+    weight_decay: Rate
+    warmup_epochs: CountOrZero
+
+    def build(self, *modules: nn.Module) -> Optimizer:
+        """The optimiser over the modules' parameters."""
+        return self._build(parameter_groups(modules, self.weight_decay))
+
+    def schedule(self, steps_per_epoch: int, total_steps: int) -> Schedule:
+        """The learning rate by global step."""
+        return Cosine(self.learning_rate, total_steps, self.warmup_epochs * steps_per_epoch)
+
+    @abstractmethod
+    def _build(self, groups: list[ParameterGroup]) -> Optimizer: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineSGDConfig(_CosineOptimiserConfig):
+    """SGD with momentum, or LARS, which adapts its rates to the weights' norms.
+
+    Attributes:
+        momentum: momentum, in [0, 1).
     """
 
     name: Literal["sgd", "lars"] = "sgd"
@@ -119,14 +142,28 @@ class OptimiserConfig(Settings, key="optimiser"):
     weight_decay: Rate = 1e-4
     warmup_epochs: CountOrZero = 0
 
-    def build(self, *modules: nn.Module) -> Optimizer:
-        """The optimiser over the modules' parameters."""
-        make = lars if self.name == "lars" else sgd
-        return make(parameter_groups(modules, self.weight_decay), self.momentum)
+    def _build(self, groups: list[ParameterGroup]) -> Optimizer:
+        return (lars if self.name == "lars" else sgd)(groups, self.momentum)
 
-    def schedule(self, steps_per_epoch: int, total_steps: int) -> Schedule:
-        """The learning rate by global step."""
-        return Cosine(self.learning_rate, total_steps, self.warmup_epochs * steps_per_epoch)
+
+@dataclass(frozen=True, kw_only=True)
+class CosineAdamWConfig(_CosineOptimiserConfig):
+    """AdamW for vision transformers, as MoCo v3 sets it: 1.5e-4 for each 256 images, warm-up of 40 epochs.
+
+    The default learning rate is that of 4,096 images. Chen et al. 2021 (arXiv 2104.02057, sections 4 and 5) have all
+    values but the weight decay, which is that of their code; there, biases and norm layers decay, too.
+    """
+
+    name: Literal["adamw"] = "adamw"
+    learning_rate: Rate = 2.4e-3
+    weight_decay: Rate = 0.1
+    warmup_epochs: CountOrZero = 40
+
+    def _build(self, groups: list[ParameterGroup]) -> Optimizer:
+        return adamw(groups)
+
+
+CosineOptimiserConfig = CosineSGDConfig | CosineAdamWConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,13 +19,13 @@ ParameterGroup = dict[str, object]
 def parameter_groups(
     modules: Iterable[nn.Module], weight_decay: float, rate_factor: float = 1.0
 ) -> list[ParameterGroup]:
-    """Two groups: weights, which decay, and biases and batch-norm parameters, which do not.
+    """Two groups: weights, which decay, and biases and parameters of norm layers, which do not.
 
     Layers within the modules that have a learning rate of their own are left out; see `rated_groups`.
 
     Args:
         modules: the modules whose parameters are trained.
-        weight_decay: coupled L2 decay of the weights, ≥ 0.
+        weight_decay: weight decay of the weights, ≥ 0.
         rate_factor: learning rate of the groups divided by the run's, ≥ 0.
     """
     modules = list(modules)
@@ -70,8 +70,13 @@ def nesterov(groups: list[ParameterGroup], momentum: float) -> Optimizer:
 
 
 def adamw(groups: list[ParameterGroup]) -> Optimizer:
-    """Adam with a weight decay separate from the gradient (Loshchilov and Hutter 2019); on a GPU in one launch."""
-    return AdamW(_at_least_one(groups), lr=0.0, fused=_are_on_gpu(groups) or None)
+    """Adam with a weight decay separate from the gradient (Loshchilov and Hutter 2019); on a GPU in one launch.
+
+    β is (0.9, 0.999), as in both papers of Adam and AdamW.
+    """
+    on_gpu = _are_on_gpu(groups)
+    # Where steps are recorded, torch refuses Adam without `capturable`; the fused one computes the same either way.
+    return AdamW(_at_least_one(groups), lr=0.0, fused=on_gpu or None, capturable=on_gpu)
 
 
 def adam(groups: list[ParameterGroup]) -> Optimizer:

@@ -49,7 +49,7 @@ RUN = {
     "head": {"name": "mlp"},
     "loss": {"name": "ntxent"},
     "constraint": {"name": "none"},
-    "optimiser": {},
+    "optimiser": {"name": "sgd"},
     "runtime": {"name": "local"},
     "epochs": 1,
     "global_batch_size": 64,

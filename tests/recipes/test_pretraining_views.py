@@ -250,6 +250,6 @@ def test_a_teacher_follows_the_network_without_its_predictor():
 @pytest.mark.parametrize(("warmup_epochs", "is_said"), [(3, True), (2, False), (1, False)])
 def test_a_warm_up_longer_than_the_run_is_said(tmp_path, caplog, warmup_epochs, is_said):
     with caplog.at_level("INFO"):
-        run(tmp_path, optimiser={"learning_rate": 0.3, "warmup_epochs": warmup_epochs})
+        run(tmp_path, optimiser={"name": "sgd", "learning_rate": 0.3, "warmup_epochs": warmup_epochs})
     said = "optimiser.warmup_epochs: the run's 10 steps are all warm-up: the rate ends at 0.2, below 0.3"
     assert (said in caplog.messages) == is_said

@@ -30,8 +30,8 @@ from ssl_sec.recipes.probing.config import ProbeConfig, ProbeJobConfig, Transfer
 from ssl_sec.seeding import derived_seed
 from ssl_sec.settings import from_values
 from ssl_sec.training.config import (
+    CosineOptimiserConfig,
     EpochSGDConfig,
-    OptimiserConfig,
     SphericalConfig,
     SteppedAdamConfig,
     SteppedSGDConfig,
@@ -148,7 +148,7 @@ def use(config: Any) -> None:
     if isinstance(config, SphericalConfig):
         config.build()(torch.rand(3, 2))
         assert math.isfinite(config.weight(5, 20)(10))
-    if isinstance(config, OptimiserConfig | EpochSGDConfig | SteppedAdamConfig | SteppedSGDConfig):
+    if isinstance(config, CosineOptimiserConfig | EpochSGDConfig | SteppedAdamConfig | SteppedSGDConfig):
         layer = nn.Linear(2, 2)
         optimiser = config.build(layer)
         set_learning_rate(optimiser, config.schedule(5, 20)(10))

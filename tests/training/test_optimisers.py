@@ -1,9 +1,16 @@
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ssl_sec.training import optimisers
 from ssl_sec.training.optimisers import adam, adamw, lars, parameter_groups, set_learning_rate, sgd
+
+of_pretraining = pytest.mark.parametrize(
+    "build", [partial(sgd, momentum=0.9), partial(lars, momentum=0.9), adamw], ids=["sgd", "lars", "adamw"]
+)
 
 
 def network():
@@ -15,10 +22,10 @@ def names_of(network, parameters):
     return {name for name, p in network.named_parameters() if any(p is other for other in parameters)}
 
 
-@pytest.mark.parametrize("build", [sgd, lars])
+@of_pretraining
 def test_weights_decay_and_biases_and_batch_norm_do_not(build):
     model = network()
-    decayed, spared = build(parameter_groups([model], 0.1), momentum=0.9).param_groups
+    decayed, spared = build(parameter_groups([model], 0.1)).param_groups
     assert names_of(model, decayed["params"]) == {"0.weight", "3.weight"}
     assert names_of(model, spared["params"]) == {"0.bias", "1.weight", "1.bias", "3.bias"}
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
@@ -31,19 +38,19 @@ def test_groups_span_modules_without_frozen_or_empty_parameters():
     assert [id(p) for p in group["params"]] == [id(encoder.weight), id(head.weight)]
 
 
-@pytest.mark.parametrize("build", [sgd, lars])
+@of_pretraining
 def test_an_optimiser_whose_rate_was_never_set_does_not_train(build):
     model = nn.Linear(3, 2)
     before = model.weight.detach().clone()
-    optimiser = build(parameter_groups([model], 0.1), momentum=0.9)
+    optimiser = build(parameter_groups([model], 0.1))
     model(torch.ones(1, 3)).sum().backward()
     optimiser.step()
     assert torch.equal(model.weight, before)
 
 
-@pytest.mark.parametrize("build", [sgd, lars])
+@of_pretraining
 def test_a_scheduler_of_torch_follows_the_rate_that_was_set_before(build):
-    optimiser = build(parameter_groups([network()], 0.1), momentum=0.9)
+    optimiser = build(parameter_groups([network()], 0.1))
     set_learning_rate(optimiser, 0.4)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 10)
     for _ in range(5):
@@ -106,6 +113,27 @@ def test_lars_trains_as_lightlys():
         torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-13)
 
 
+def test_adamw_trains_as_torchs_with_the_decay_of_weights_alone():
+    ours, theirs = (nn.Sequential(network(), nn.LayerNorm(3), nn.Linear(3, 2)).double() for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    weights = [theirs[0][0].weight, theirs[0][3].weight, theirs[2].weight]
+    others = [theirs[0][0].bias, *theirs[0][1].parameters(), theirs[0][3].bias, *theirs[1].parameters(), theirs[2].bias]
+    groups = [{"params": weights, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    oracle = torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-8)
+    generator = torch.Generator().manual_seed(0)
+    optimiser = adamw(parameter_groups([ours], 0.1))
+    for step in range(20):
+        images = torch.randn(6, 1, 4, 4, dtype=torch.float64, generator=generator)
+        for model, each in ((ours, optimiser), (theirs, oracle)):
+            set_learning_rate(each, 0.01 * (step + 1))
+            each.zero_grad()
+            model(images).square().mean().backward()
+            each.step()
+    assert len([*theirs.parameters()]) == len(weights) + len(others)
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=0)
+
+
 class _Waits(TorchDispatchMode):
     """Counts what would make the host wait for a GPU."""
 
@@ -118,10 +146,14 @@ class _Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("build", [sgd, lars])
-def test_no_step_reads_a_value(build):
+@of_pretraining
+def test_no_step_reads_a_value(build, monkeypatch):
+    """On a GPU; on a CPU, Adam reads the number of its own step."""
+    monkeypatch.setattr(optimisers, "_are_on_gpu", lambda groups: True)
     model = network()
-    optimiser = build(parameter_groups([model], 0.1), momentum=0.9)
+    optimiser = build(parameter_groups([model], 0.1))
+    for group in optimiser.param_groups:
+        group["lr"] = torch.tensor(0.1)  # as where steps are recorded
     model(torch.ones(2, 1, 4, 4)).sum().backward()
     with _Waits() as waits:
         optimiser.step()
@@ -153,3 +185,11 @@ def test_groups_get_their_multiples_of_the_rate():
     for rate in (0.3, 0.2):
         set_learning_rate(optimiser, rate)
         assert [group["lr"] for group in optimiser.param_groups] == [rate / 2, rate / 2, rate, rate]
+
+
+def test_adamw_can_be_recorded_on_a_gpu(monkeypatch):
+    """torch refuses to record an Adam that is not `capturable`."""
+    assert not any(group["capturable"] for group in adamw(parameter_groups([network()], 0.1)).param_groups)
+    monkeypatch.setattr(optimisers, "_are_on_gpu", lambda groups: True)
+    groups = adamw(parameter_groups([network()], 0.1)).param_groups
+    assert [(group["fused"], group["capturable"]) for group in groups] == [(True, True)] * 2

@@ -18,7 +18,7 @@ from ssl_sec.settings import (
     Settings,
     check,
 )
-from ssl_sec.training.config import OptimiserConfig
+from ssl_sec.training.config import CosineOptimiserConfig
 
 # The metrics of the monitor; the first ones need labelled images, those of `monitor.data` if it is given.
 OF_LABELS = ("val/knn_top1", "val/probe_top1")
@@ -71,7 +71,7 @@ class PretrainConfig(TrainingConfig):
 
     augment: AugmentConfig
     loss: PairLossConfig | TeacherLossConfig
-    optimiser: OptimiserConfig
+    optimiser: CosineOptimiserConfig
     epochs: CountOrZero
     check_images: NoEffect[CountOrZero] = 100_000
     positives: Literal["views", "classes"] = "views"

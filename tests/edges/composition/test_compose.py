@@ -37,7 +37,7 @@ REQUIRED = {
     **{name: ["data.root=x"] for name in ("records", "cub", "cars196", "sop", "inshop")},
 }
 ONLY_IN = {
-    "pretrain": {"optimiser": {"sgd", "lars"}, "augment": {"simclr", "digits"}},
+    "pretrain": {"optimiser": {"sgd", "lars", "adamw"}, "augment": {"simclr", "digits"}},
     "finetune": {
         "optimiser": {"nesterov", "adamw"},
         "augment": {"crop", "retrieval"},

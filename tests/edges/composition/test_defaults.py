@@ -9,7 +9,7 @@ from ssl_sec.edges.composition.options import option, primary, values_of
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import to_values
-from ssl_sec.training.config import OptimiserConfig
+from ssl_sec.training.config import CosineSGDConfig
 
 # Defaults of a job that differ from the dataclass's, as its file states.
 OTHERWISE = {("probe", "tracking"), ("face", "checkpoint")}
@@ -21,7 +21,7 @@ OTHERWISE = {("probe", "tracking"), ("face", "checkpoint")}
         ("augment", "simclr", AugmentConfig()),
         ("augment", "retrieval", CropConfig()),
         ("augment", "flip", FlipConfig()),
-        ("optimiser", "sgd", OptimiserConfig()),
+        ("optimiser", "sgd", CosineSGDConfig()),
         ("probe", "paper", ProbeConfig()),
     ],
 )

@@ -21,7 +21,9 @@ from ssl_sec.edges.composition.experiments import load
 from ssl_sec.edges.composition.options import groups, options, own_texts, primary
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
-from ssl_sec.settings import flattened, from_values
+from ssl_sec.settings import flattened, from_values, to_values
+from ssl_sec.training.config import CosineAdamWConfig
+from ssl_sec.training.layer_rates import AdamWConfig
 
 JOBS = ("pretrain", "finetune", "metric_learning", "face")
 
@@ -116,7 +118,9 @@ def test_the_same_option_keeps_the_experiments_values():
 
 
 def test_an_option_of_another_job_is_refused_by_name():
-    message = "^optimiser: found 'adam', which jobs.pretrain cannot use; allowed: lars, sgd$"
+    message = (
+        "^optimiser: found 'adam', which jobs.pretrain cannot use; did you mean 'adamw'\\? allowed: adamw, lars, sgd$"
+    )
     with pytest.raises(ConfigError, match=message):
         compose("pretrain", ["experiment=digits", "optimiser=adam"])
     with pytest.raises(ConfigError, match="^optimiser: found 'sgd_steps', which jobs.pretrain cannot use"):
@@ -201,6 +205,21 @@ def test_a_copy_of_the_packages_files_adds_no_duplicates(own):
     (own / "head" / "mlp3.yaml").write_bytes((CONFIG_FOLDER / "head" / "mlp3.yaml").read_bytes())
     assert "yours" not in options("head")["mlp3"]
     assert compose("pretrain", ["head=mlp3"])["head"]["num_layers"] == 3
+
+
+def test_an_option_of_one_name_is_that_of_the_job(own):
+    """AdamW of pretraining, of fine-tuning, and of a file made from either."""
+    (own / "optimiser").mkdir()
+    (own / "optimiser" / "mine.yaml").write_text("# Mine.\ndefaults: [adamw]\nweight_decay: 0.2\n")
+    for job, declared in (("ablate", CosineAdamWConfig()), ("finetune", AdamWConfig())):
+        given, mine = ([f"optimiser={name}", "data=digits"] for name in ("adamw", "mine"))
+        assert compose(job, given)["optimiser"] == to_values(declared)
+        assert compose(job, mine)["optimiser"] == {**to_values(declared), "weight_decay": 0.2}
+    of_each = [options("optimiser", job)["adamw"] for job in ("ablate", "finetune")]
+    assert ["MoCo v3" in text for text in of_each] == [True, False]
+    assert options("optimiser")["adamw"] == "; ".join(of_each).replace(".; ", "; ")
+    with pytest.raises(ConfigError, match=r"^optimiser\.layer_decay: unknown key; did you mean"):
+        compose("pretrain", ["optimiser=adamw", "optimiser.layer_decay=0.5"])
 
 
 def test_a_file_equal_to_a_dataclass_adds_no_duplicate(own):

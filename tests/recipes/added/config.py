@@ -4,7 +4,7 @@ from ssl_sec.augment.config import FlipConfig
 from ssl_sec.losses.config import ClassLossConfig
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
 from ssl_sec.settings import CountOrZero
-from ssl_sec.training.config import OptimiserConfig
+from ssl_sec.training.config import CosineOptimiserConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +13,7 @@ class ClassifyConfig(TrainingConfig):
 
     augment: FlipConfig
     loss: ClassLossConfig
-    optimiser: OptimiserConfig
+    optimiser: CosineOptimiserConfig
     epochs: CountOrZero
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 

@@ -13,7 +13,7 @@ PIXELS = {"encoder": {"name": "pixels"}, "head": {"name": "identity", "dim": 64}
 ADAM = {"name": "adam", "learning_rate": 0.001, "backbone_learning_rate": 0.001, "decay_at_steps": []}
 OPTIMISERS = {
     metric_learning: (ADAM, {**ADAM, "name": "sgd"}),
-    pretraining: ({"name": "sgd"}, {"name": "lars"}),
+    pretraining: ({"name": "sgd"}, {"name": "lars"}, {"name": "adamw"}),
 }
 CASES = [(recipe, optimiser) for recipe, optimisers in OPTIMISERS.items() for optimiser in optimisers]
 

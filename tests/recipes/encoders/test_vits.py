@@ -3,10 +3,21 @@
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from ssl_sec.errors import ConfigError, Stopped
+from ssl_sec.recipes.pretraining.recipe import build_recipe
 from tests.fakes import FakeRuntime, assert_identical
-from tests.recipes.test_pretraining import run
+from tests.recipes.test_pretraining import config, on_a_worker, run
+from tests.workers import on_workers
+
+# MoCo v3 with its optimiser, in float64; warm for one of two epochs.
+MOCO_V3 = {
+    "encoder": {"name": "timm", "model": "test_vit"},
+    "loss": {"name": "mocov3", "momentum": 0.8, "predictor_dim": 24},
+    "constraint": {"name": "none"},
+    "optimiser": {"name": "adamw", "learning_rate": 1e-3, "warmup_epochs": 1},
+}
 
 
 def changes(view_size_px=None, **encoder):
@@ -36,3 +47,50 @@ def test_views_that_an_encoder_cannot_take_are_refused_by_their_key(tmp_path):
     with pytest.raises(ConfigError, match="^augment.view_size_px: found 24, which the encoder cannot take") as refused:
         run(tmp_path, **changes(24, name="ir18", width=0.0625))
     assert "\n" not in str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def moco_v3(tmp_path_factory):
+    """An uninterrupted run of ten steps on one worker."""
+    runtime, _ = run(tmp_path_factory.mktemp("moco_v3"), **MOCO_V3)
+    return runtime
+
+
+def losses(reports):
+    return [metrics["train/loss"] for _, metrics, *_ in reports if "train/loss" in metrics]
+
+
+@pytest.mark.distributed
+def test_adamw_trains_the_same_on_two_workers_and_resumes_on_one(tmp_path, moco_v3):
+    expected = moco_v3.last_state()
+    for reports, state in on_workers(2, tmp_path, on_a_worker, tmp_path, MOCO_V3):
+        assert losses(reports) == pytest.approx(losses(moco_v3.reports), rel=1e-8)
+        torch.testing.assert_close(state, expected, rtol=1e-6, atol=1e-8)
+    (first, state), _ = on_workers(2, tmp_path, on_a_worker, tmp_path, MOCO_V3, 3)
+    assert {float(each["step"]) for each in state["optimiser"]["state"].values()} == {3}
+    second, state = on_a_worker(tmp_path, MOCO_V3, state=state)
+    assert losses(first + second) == pytest.approx(losses(moco_v3.reports), rel=1e-8)
+    torch.testing.assert_close(state, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_a_resumed_run_of_adamw_ends_bit_equal(tmp_path, moco_v3):
+    stopped = FakeRuntime(stop_at=4)
+    with pytest.raises(Stopped):
+        run(tmp_path, stopped, **MOCO_V3)
+    torch.manual_seed(99)
+    resumed, _ = run(tmp_path, state=stopped.last_state(), **MOCO_V3)
+    assert_identical(resumed.last_state(), moco_v3.last_state())
+
+
+def test_adamw_has_a_state_of_all_but_the_teacher_and_no_decay_of_biases_and_norms():
+    settings = config(**MOCO_V3)
+    recipe = build_recipe(settings, settings.data.open("train"), FakeRuntime())
+    decayed, spared = recipe.optimiser.param_groups
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
+    names = {id(each): name for name, each in recipe.model.named_parameters()}
+    assert names.keys() == {id(each) for group in (decayed, spared) for each in group["params"]}
+    norms = [module for module in recipe.model.modules() if isinstance(module, nn.LayerNorm | nn.BatchNorm1d)]
+    biases = [module.bias for module in recipe.model.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    of_norms = [each for norm in norms for each in norm.parameters()]
+    expected = {names[id(each)] for each in (*of_norms, *biases) if each is not None}
+    assert {names[id(each)] for each in spared["params"]} == expected
