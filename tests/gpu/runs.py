@@ -29,7 +29,7 @@ def recipe_on(
         precision: of the forward pass.
         fused: whether views are made in one launch; None for wherever that is possible.
         graphs: whether steps are recorded and replayed.
-        optimiser: sgd or lars.
+        optimiser: sgd, lars or adamw.
         constraint: sec or sec_ema.
         total_steps: of the run.
     """
@@ -48,7 +48,7 @@ def recipe_on(
         "head": {"name": "mlp", "dim": 16},
         "loss": {"name": "ntxent"},
         "constraint": {"name": constraint, "eta": 1.0, **({"rho": 0.3} if constraint == "sec_ema" else {})},
-        "optimiser": {"name": optimiser, "learning_rate": LEARNING_RATE},
+        "optimiser": {"name": optimiser, "learning_rate": LEARNING_RATE, "warmup_epochs": 0},
         "runtime": {**RUNTIME, "precision": precision, "graphs": graphs},
         "epochs": 2,
         "global_batch_size": BATCH_SIZE,

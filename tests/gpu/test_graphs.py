@@ -31,7 +31,7 @@ def recordings(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("optimiser", ["sgd", "lars"])
+@pytest.mark.parametrize("optimiser", ["sgd", "lars", "adamw"])
 def test_replayed_steps_equal_called_steps(gpu, recordings, optimiser, precision):
     options = {"optimiser": optimiser, "precision": precision, "total_steps": STEPS}
     ends = []
@@ -73,14 +73,15 @@ def test_a_replayed_step_waits_for_nothing(gpu, recordings):
 
 
 @pytest.mark.gpu
-def test_a_run_resumes_in_the_middle_of_replays(gpu, recordings):
+@pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
+def test_a_run_resumes_in_the_middle_of_replays(gpu, recordings, optimiser):
     with deterministic():
-        whole, runtime = recipe_on(gpu, graphs=True)
+        whole, runtime = recipe_on(gpu, graphs=True, optimiser=optimiser)
         trained(whole, runtime)
-        stopped, broken_off = recipe_on(gpu, graphs=True)
+        stopped, broken_off = recipe_on(gpu, graphs=True, optimiser=optimiser)
         broken_off.stop_at = 3  # the third report is that of step 6
         trained(stopped, broken_off)
-        resumed, after = recipe_on(gpu, graphs=True)
+        resumed, after = recipe_on(gpu, graphs=True, optimiser=optimiser)
         trained(resumed, after, first_step=resumed.restore(broken_off.last_state()))
     assert len(recordings) == 3
     assert_identical(after.last_state(), runtime.last_state())

@@ -20,7 +20,8 @@ REPORTED = 6
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("optimiser", "constraint", "fused"), [("sgd", "sec", None), ("sgd", "sec_ema", False), ("lars", "sec_ema", None)]
+    ("optimiser", "constraint", "fused"),
+    [("sgd", "sec", None), ("sgd", "sec_ema", False), ("lars", "sec_ema", None), ("adamw", "sec", None)],
 )
 def test_the_host_waits_for_nothing_between_two_reports(device, precision, optimiser, constraint, fused):
     options = {"precision": precision, "optimiser": optimiser, "constraint": constraint, "fused": fused}

@@ -6,14 +6,24 @@ import pytest
 import torch
 from torch import nn
 
+from ssl_sec.errors import Stopped
 from ssl_sec.losses import contrastive
 from ssl_sec.networks import Network
 from ssl_sec.networks.dropout import GlobalDropout
 from ssl_sec.training import step
-from ssl_sec.training.optimisers import parameter_groups
+from ssl_sec.training.optimisers import adamw, parameter_groups
 from ssl_sec.training.replaying import WARM_UP_CALLS, Replayed
+from tests.fakes import FakeRuntime
 from tests.training.fake_graphs import FakeGraphs
-from tests.training.test_step import fused_sgd, recipe, run
+from tests.training.test_step import STEPS, fused_sgd, recipe, run
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    fake = FakeGraphs()
+    monkeypatch.setattr(step, "CUDAGraphs", lambda device: fake)
+    monkeypatch.setattr(contrastive, "may_read_values", lambda labels: False)  # as on a GPU
+    return fake
 
 
 def growing():
@@ -63,11 +73,7 @@ def test_functions_that_cannot_be_recorded_are_called(caplog):
     assert [each.getMessage() for each in caplog.records] == ["the steps are not recorded as CUDA graphs: no memory"]
 
 
-def test_replayed_steps_keep_the_entries_that_are_drawn_for_each(monkeypatch):
-    fake = FakeGraphs()
-    monkeypatch.setattr(step, "CUDAGraphs", lambda device: fake)
-    monkeypatch.setattr(contrastive, "may_read_values", lambda labels: False)  # as on a GPU
-
+def test_replayed_steps_keep_the_entries_that_are_drawn_for_each(graphs):
     def trained(**changes):
         torch.manual_seed(1)
         made = recipe(head=nn.Sequential(GlobalDropout(0.5, 6, seed=2), nn.Linear(6, 4)), **changes)
@@ -77,4 +83,35 @@ def test_replayed_steps_keep_the_entries_that_are_drawn_for_each(monkeypatch):
 
     expected = trained()
     assert trained(graphed=True) == pytest.approx(expected, rel=1e-12)
-    assert fake.replays == len(expected) - WARM_UP_CALLS
+    assert graphs.replays == len(expected) - WARM_UP_CALLS
+
+
+def with_adamw(as_on_gpu, **changes):
+    """Its own state has the number of the step, which each replay has to count."""
+    made = recipe(**changes)
+    groups = parameter_groups([made.model], 0.1)
+    return replace(made, optimiser=adamw([{**group, "fused": as_on_gpu, "capturable": as_on_gpu} for group in groups]))
+
+
+def test_replayed_steps_of_adamw_equal_called_steps(graphs):
+    runtime, called, of_cpu = run(with_adamw(True, graphed=True)), run(with_adamw(True)), run(with_adamw(False))
+    assert graphs.replays == STEPS - WARM_UP_CALLS
+    for expected, tolerance in ((called, 1e-12), (of_cpu, 1e-9)):
+        assert runtime.series("train/loss") == pytest.approx(expected.series("train/loss"), rel=tolerance)
+        torch.testing.assert_close(runtime.last_state()["encoder"], expected.last_state()["encoder"])
+    optimiser = runtime.last_state()["optimiser"]
+    torch.testing.assert_close(optimiser, called.last_state()["optimiser"], rtol=1e-10, atol=1e-12, check_dtype=True)
+    assert {float(each["step"]) for each in optimiser["state"].values()} == {STEPS}
+
+
+@pytest.mark.parametrize("stopped_on_gpu", [True, False])
+def test_a_run_with_adamw_resumes_on_another_device(graphs, stopped_on_gpu):
+    whole = run(with_adamw(False)).last_state()
+    stopped = FakeRuntime(stop_at=7)
+    with pytest.raises(Stopped):
+        run(with_adamw(stopped_on_gpu, graphed=stopped_on_gpu), runtime=stopped)
+    resumed = with_adamw(not stopped_on_gpu, graphed=not stopped_on_gpu)
+    end = run(resumed, first_step=resumed.restore(stopped.last_state())).last_state()
+    assert graphs.replays == (7 if stopped_on_gpu else STEPS - 7) - WARM_UP_CALLS
+    torch.testing.assert_close(end["encoder"], whole["encoder"], rtol=1e-7, atol=1e-8)
+    assert {float(each["step"]) for each in end["optimiser"]["state"].values()} == {STEPS}
