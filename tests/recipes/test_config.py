@@ -187,7 +187,7 @@ def test_a_wrong_value_in_a_list_is_named_by_its_place(group, key, values, messa
 
 
 def test_a_misspelled_key_of_a_group_suggests_the_nearest():
-    assert "optimiser.momentun: unknown key; did you mean 'momentum'?" in message("optimiser.momentun", 0.9)
+    assert "optimiser.momentun: unknown key for 'sgd'; did you mean 'momentum'?" in message("optimiser.momentun", 0.9)
     assert "did you mean 'global_batch_size'?" in message("global_batchsize", 3)
     assert message("constraint", {"name": "sce", "eta": 1.0}).startswith("constraint.name: found 'sce'; did you mean")
 
