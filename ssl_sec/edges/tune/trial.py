@@ -107,6 +107,7 @@ class PretrainingTrial(Trainable):
         name = self.trial_name
         self._folder = Path(plan["folder"]) / name
         self._log = log_of(plan, name)
+        self._begin = len(text_of(self._log))
         if stop_path(plan).exists():
             return
         overrides = [*plan["overrides"], *chosen_overrides(space, config), f"run_name={name}", "resume=auto"]
@@ -139,15 +140,13 @@ class PretrainingTrial(Trainable):
             except subprocess.TimeoutExpired:
                 continue
         if ended != 0:
-            raise RuntimeError(reason_of(ended, self._log))
+            raise self._failure(reason_of(ended, self._log, self._begin))
         if not values:
             known = {name for metrics in found for name in metrics}
             reason = (
                 f"metric: found {self._plan['metric']!r}, which is not measured; {nearest(self._plan['metric'], known)}"
             )
-            with self._log.open("a") as log:  # the file that shows why a trial failed
-                log.write(f"error: {reason}\n")
-            raise RuntimeError(reason)
+            raise self._failure(reason)
         return {**self._result(values[-1], self._plan["epochs"]), "done": True}
 
     def cleanup(self) -> None:
@@ -167,6 +166,13 @@ class PretrainingTrial(Trainable):
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
         """Does nothing: the pretraining resumes from its own folder."""
+
+    def _failure(self, reason: str) -> RuntimeError:
+        """The error of a trial, whose log ends with the reason: the job that warns of it reads only the log."""
+        if last_line(self._log, self._begin) != reason:
+            with self._log.open("a") as log:
+                log.write(f"error: {reason}\n")
+        return RuntimeError(reason)
 
     def _result(self, value: float, epoch: int) -> dict[str, Any]:
         return {self._plan["metric"]: value, "epoch": epoch}

@@ -106,6 +106,25 @@ def test_a_failed_trial_says_why(tmp_path: Path):
             trial.step()
 
 
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [("kill -KILL $$", "the process was killed by SIGKILL, "), ("exit 3", "exit code 3"), ("echo error: new", "new")],
+)
+def test_a_trial_that_fails_again_has_the_reason_of_its_last_start(tmp_path: Path, monkeypatch, script, reason):
+    def start(arguments, log, cwd):
+        with log.open("a") as output:
+            return subprocess.Popen(["sh", "-c", f"{script}; exit 2"], stdout=output)
+
+    monkeypatch.setattr("ssl_sec.edges.tune.trial.start_command", start)
+    trial, log = Trial(), log_of(plan(tmp_path), "search-001")
+    log.parent.mkdir(parents=True)
+    log.write_text("error: old\n")
+    trial.setup({"optimiser.learning_rate": 0.3, "constraint": "none"}, plan=plan(tmp_path), space=SPACE)
+    with pytest.raises(RuntimeError, match=f"^{reason}"):
+        trial.step()
+    assert last_line(log).startswith(reason)
+
+
 @pytest.mark.slow
 def test_a_metric_that_is_not_measured_is_named(tmp_path: Path):
     trial = Trial()
