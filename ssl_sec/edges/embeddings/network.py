@@ -65,6 +65,7 @@ class TravellingNetwork:
 
         Raises:
             ConfigError: if the weights do not fit images of this shape.
+            StorageError: if they cannot be read.
         """
         with tempfile.TemporaryDirectory() as folder:
             for name, content in self.weights.items():
@@ -74,6 +75,9 @@ class TravellingNetwork:
             except UnfitWeightsError as error:
                 shape = " x ".join(map(str, image_shape))
                 raise ConfigError(f"data: found images of {shape}, which do not fit {error.what}") from error
+            except StorageError as error:  # about a file that no longer exists when the user reads it
+                what = str(error).partition(": ")[2].replace(f"{folder}/", "")
+                raise StorageError(f"run: {self.run}: {what}") from error
 
 
 def _built_of_run(job: str, config: TrainingConfig, image_shape: tuple[int, int, int], files: Path) -> nn.Module:

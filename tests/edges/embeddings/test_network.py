@@ -9,6 +9,7 @@ from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config.embed import EmbedConfig
 from ssl_sec.edges.embeddings.network import TravellingNetwork, found_network_and_origin
 from ssl_sec.edges.folder.encoder import load_network
+from ssl_sec.errors import StorageError
 from ssl_sec.exporting import FORMATS
 from ssl_sec.exporting.record import Record
 from ssl_sec.networks.config import TimmConfig
@@ -42,3 +43,14 @@ def test_colour_exports_of_every_format_have_the_digest_of_their_run(scale: dict
         network, _ = found_network_and_origin(from_values(EmbedConfig, compose("embed", given)))
         found, expected = (each.digest(each.load((3, 32, 32))) for each in (network, run))
         assert (name, found) == (name, expected)
+
+
+def test_damaged_weights_are_named_by_their_run_and_not_by_a_temporary_file():
+    config = from_values(PretrainConfig, compose("pretrain", []))
+    run = TravellingNetwork(
+        run="mine",
+        weights={"encoder.safetensors": b"\x10" + bytes(7) + b"not a header"},
+        build=lambda image_shape, files: load_network(PRETRAIN, config, image_shape, files).whole,
+    )
+    with pytest.raises(StorageError, match=r"^run: mine: encoder\.safetensors cannot be read as weights: ."):
+        run.load((3, 32, 32))
