@@ -116,20 +116,23 @@ def in_words(names: Sequence[str], last: str = "or") -> str:
     return f"{', '.join(rest)} {last} {end}" if rest else end
 
 
-def swept(job: str, override: str, is_list: bool) -> str:
+def swept(job: str, override: str, is_list: bool, is_text: bool) -> str:
     """The error about several values for a key of a single run; it says where several values are allowed.
 
     Args:
         job: name of the job that was given several values.
         override: `key=value,value`.
         is_list: whether the key takes a list.
+        is_text: whether it takes a text, which may have a comma.
     """
     key, _, values = override.partition("=")
     found = f"{key}: found several values, {values},"
     if is_list:
         return f"{found} must be one list: '{key}=[{values}]'"
+    quoted = f""", or in quotes: '{key}="{values}"'""" if is_text else ""
+    found = f"{found} must be one{quoted}"
     ways = [f"{command('submit')} {job} ... {override} sweeps on a Ray cluster"]
     if job == PRETRAIN.name and key in ("seed", "constraint"):
         here = f"seeds=[{values}]" if key == "seed" else f"arms=[{values}]"
         ways.append(f"{command('ablate')} ... '{here}' runs one after the other on this machine")
-    return f"{found} must be one; {'; '.join(ways)}" if job in RECIPES else f"{found} must be one"
+    return f"{found}; {'; '.join(ways)}" if job in RECIPES else found

@@ -49,8 +49,8 @@ def sweep_mistake(job: str, override: Override, choice: Choice) -> str:
     """The error about several values for a key."""
     assert override.input_line is not None
     values = _values(job, choice)
-    lists = [key.name for key in keys_of(kind_of(job), values) if key.allowed.startswith("list of")]
-    return swept(job, override.input_line, is_list=override.key_or_group in lists)
+    allowed = {key.name: key.allowed for key in keys_of(kind_of(job), values)}.get(override.key_or_group, "")
+    return swept(job, override.input_line, allowed.startswith("list of"), allowed.startswith("text"))
 
 
 def unknown_key(job: str, given: Sequence[Override], choice: Choice, in_files: bool = False) -> str | None:

@@ -284,6 +284,13 @@ def test_a_mistake_is_one_line_with_the_nearest_name(overrides, message):
             "data.root=<folder>",
         ),
         ("report", ["table=1,2"], "table: found several values, 1,2, must be one"),
+        (
+            "pretrain",
+            ["output_dir=/a,b"],
+            """must be one, or in quotes: 'output_dir="/a,b"'; python -m jobs.submit pretrain ... output_dir=/a,b """
+            "sweeps on a Ray cluster",
+        ),
+        ("export", ["run=a,b"], """run: found several values, a,b, must be one, or in quotes: 'run="a,b"'"""),
     ],
 )
 def test_the_hints_are_those_of_the_job(job, overrides, message):
