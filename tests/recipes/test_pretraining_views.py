@@ -10,7 +10,7 @@ from torch import nn
 
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.errors import ConfigError, DataError, Stopped
-from ssl_sec.losses import ORDERED_LOSSES, NTXentLoss, contrastive
+from ssl_sec.losses import ORDERED_LOSSES, NTXentLoss
 from ssl_sec.networks.encoder import Network
 from ssl_sec.recipes.pretraining.recipe import build_recipe
 from ssl_sec.training import step as training_module
@@ -27,7 +27,7 @@ from tests.recipes.test_pretraining import (
     run,
     without_labels,
 )
-from tests.training.fake_graphs import FakeGraphs
+from tests.training.fake_graphs import use_fake_graphs
 from tests.training.test_step import Noise, fused_sgd
 from tests.training.test_step import recipe as small_recipe
 from tests.training.test_step import run as train_recipe
@@ -106,9 +106,7 @@ def test_the_head_takes_the_features_of_all_sizes_at_once():
 
 
 def test_replayed_steps_equal_called_steps(monkeypatch):
-    graphs = FakeGraphs()
-    monkeypatch.setattr(training_module, "CUDAGraphs", lambda device: graphs)
-    monkeypatch.setattr(contrastive, "may_read_values", lambda labels: False)  # as on a GPU
+    graphs = use_fake_graphs(monkeypatch)
 
     def trained(**changes):
         labels = {"row_labels": lambda batch, rows: image_labels(batch, rows, 4)}

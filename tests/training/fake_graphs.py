@@ -5,8 +5,12 @@ that changed since then does not reach it, and an operation that reads a value o
 """
 
 import torch
+from pytest import MonkeyPatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from ssl_sec.losses import contrastive
+from ssl_sec.training import step
 
 aten = torch.ops.aten
 
@@ -76,3 +80,11 @@ class FakeGraphs:
                             old.copy_(new)
 
         return result, replay
+
+
+def use_fake_graphs(monkeypatch: MonkeyPatch) -> FakeGraphs:
+    """Lets steps be recorded on a CPU, without reading values, as on a GPU."""
+    graphs = FakeGraphs()
+    monkeypatch.setattr(step, "CUDAGraphs", lambda device: graphs)
+    monkeypatch.setattr(contrastive, "may_read_values", lambda labels: False)
+    return graphs

@@ -7,23 +7,18 @@ import torch
 from torch import nn
 
 from ssl_sec.errors import Stopped
-from ssl_sec.losses import contrastive
 from ssl_sec.networks import Network
 from ssl_sec.networks.dropout import GlobalDropout
-from ssl_sec.training import step
 from ssl_sec.training.optimisers import adamw, parameter_groups
 from ssl_sec.training.replaying import WARM_UP_CALLS, Replayed
 from tests.fakes import FakeRuntime
-from tests.training.fake_graphs import FakeGraphs
+from tests.training.fake_graphs import FakeGraphs, use_fake_graphs
 from tests.training.test_step import STEPS, fused_sgd, recipe, run
 
 
 @pytest.fixture
 def graphs(monkeypatch):
-    fake = FakeGraphs()
-    monkeypatch.setattr(step, "CUDAGraphs", lambda device: fake)
-    monkeypatch.setattr(contrastive, "may_read_values", lambda labels: False)  # as on a GPU
-    return fake
+    return use_fake_graphs(monkeypatch)
 
 
 def growing():

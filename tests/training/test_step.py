@@ -10,7 +10,7 @@ from ssl_sec.batch import Batch
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.data.samplers import ShuffledBatches
 from ssl_sec.errors import Stopped
-from ssl_sec.losses import MultiSimilarityLoss, NTXentLoss, SphericalConstraint, SphericalFeatureTransform, contrastive
+from ssl_sec.losses import MultiSimilarityLoss, NTXentLoss, SphericalConstraint, SphericalFeatureTransform
 from ssl_sec.networks import Network
 from ssl_sec.training import step as training_module
 from ssl_sec.training.objective import Objective
@@ -20,7 +20,7 @@ from ssl_sec.training.replaying import WARM_UP_CALLS
 from ssl_sec.training.schedules import Cosine, LinearRamp
 from ssl_sec.training.step import Cadence, autocast, train, train_step
 from tests.fakes import FakeClock, FakeRuntime, assert_identical, loaded
-from tests.training.fake_graphs import FakeGraphs
+from tests.training.fake_graphs import use_fake_graphs
 
 NUM_IMAGES = 20
 FLOAT64 = Computation(precision="float64")
@@ -342,10 +342,7 @@ def foreach_lars(groups):
 
 @pytest.fixture
 def graphs(monkeypatch):
-    fake = FakeGraphs()
-    monkeypatch.setattr(training_module, "CUDAGraphs", lambda device: fake)
-    monkeypatch.setattr(contrastive, "may_read_values", lambda labels: False)  # as on a GPU
-    return fake
+    return use_fake_graphs(monkeypatch)
 
 
 @pytest.mark.parametrize("optimiser", [fused_sgd, foreach_lars])
