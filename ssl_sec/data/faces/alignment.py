@@ -17,7 +17,8 @@ from jaxtyping import Float64
 from PIL import Image
 
 from ssl_sec.data.decode import decode_image
-from ssl_sec.data.faces.lists import read_detected_faces
+from ssl_sec.data.faces.lists import COORDINATES, read_detected_faces
+from ssl_sec.data.faces.reading import rows_by_name
 from ssl_sec.errors import DataError, MissingDataError, StorageError, first_line, printable
 from ssl_sec.files import replaced
 
@@ -27,8 +28,6 @@ ALIGNED_SIZE_PX = 112
 REFERENCE_POINTS = np.array(
     [(38.2946, 51.6963), (73.5318, 51.5014), (56.0252, 71.7366), (41.5493, 92.3655), (70.7299, 92.2041)]
 )
-
-COORDINATES = tuple(f"{axis}{point}" for point in range(1, 6) for axis in "xy")
 
 # Formats of aligned images that keep their names; other names get .png appended.
 FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
@@ -126,11 +125,11 @@ def read_landmarks(path: Path) -> Landmarks:
         MissingDataError: there is no such file.
         DataError: a column is missing, a line is malformed, an image is named twice, or a number is not finite.
     """
-    types = {"path": pa.string(), **dict.fromkeys(COORDINATES, pa.float64())}
     printed = printable(str(path))
     if _is_list(path):
-        faces = read_detected_faces(path)
-        return Landmarks(points=faces.points.numpy(), rows={name: row for row, name in enumerate(faces.paths)})
+        detected = read_detected_faces(path)
+        return Landmarks(points=detected.points.numpy(), rows=rows_by_name(detected.paths, printed))
+    types = {"path": pa.string(), **dict.fromkeys(COORDINATES, pa.float64())}
     try:
         table = pyarrow.csv.read_csv(
             path,
@@ -149,10 +148,7 @@ def read_landmarks(path: Path) -> Landmarks:
         raise DataError(f"{printed}: cannot be read: {first_line(error)}") from error
     points = np.stack([table[name].to_numpy() for name in COORDINATES], axis=1).reshape(-1, 5, 2)
     paths = table["path"].to_pylist()
-    rows = {name: row for row, name in enumerate(paths)}
-    if len(rows) < len(paths):
-        again = next(name for row, name in enumerate(paths) if rows[name] != row)
-        raise DataError(f"{printed}: {printable(again)} is listed twice")
+    rows = rows_by_name(paths, printed)
     if not np.isfinite(points).all():
         row = int((~np.isfinite(points)).any(axis=(1, 2)).argmax())
         raise DataError(f"{printed}: {printable(paths[row])} has a point that is not finite")

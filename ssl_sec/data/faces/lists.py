@@ -6,7 +6,6 @@ They name images, videos or templates and hold indices; no image is opened.
 import csv
 import json
 import re
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,9 @@ from torch import Tensor
 
 from ssl_sec.data.faces.reading import is_number, read_matlab, read_text
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
+
+# x and y of five points.
+COORDINATES = tuple(f"{axis}{point}" for point in range(1, 6) for axis in "xy")
 
 
 class TemplateFaces(NamedTuple):
@@ -128,21 +130,16 @@ def read_detected_faces(path: str | Path) -> DetectedFaces:
 
     Raises:
         MissingDataError: there is no such file.
-        DataError: a line is malformed, has a number that is not finite or a negative score, or an image is named twice.
+        DataError: a line is malformed, or has a number that is not finite or a negative score.
     """
-    coordinates = [f"{axis}{point}" for point in range(1, 6) for axis in "xy"]
-    names, *columns = _columns(path, {"image": str, **dict.fromkeys([*coordinates, "score"], float)})
-    paths = tuple(names.to_pylist())
+    names, *columns = _columns(path, {"image": str, **dict.fromkeys([*COORDINATES, "score"], float)})
     numbers = torch.stack([_tensor(column) for column in columns], dim=1)
     is_wrong = ~numbers.isfinite().all(1) | (numbers[:, -1] < 0)
     if is_wrong.any():
         row = int(is_wrong.nonzero()[0])
         found = "a negative score" if numbers[row].isfinite().all() else "a number that is not finite"
         raise DataError(f"{printable(str(path))} line {row + 1}: {found}")
-    if len(set(paths)) < len(paths):
-        again = next(name for name, count in Counter(paths).items() if count > 1)
-        raise DataError(f"{printable(str(path))}: {printable(again)} is listed twice")
-    return DetectedFaces(paths, numbers[:, :10].reshape(-1, 5, 2), numbers[:, 10])
+    return DetectedFaces(tuple(names.to_pylist()), numbers[:, :10].reshape(-1, 5, 2), numbers[:, 10])
 
 
 def read_template_pairs(path: str | Path) -> TemplatePairs:

@@ -42,6 +42,23 @@ def read_matlab(path: Path, names: Sequence[str]) -> dict[str, Any]:
         raise DataError(f"{printable(str(path))}: cannot be read: {first_line(error)}") from error
 
 
+def rows_by_name(names: Sequence[str], where: str) -> dict[str, int]:
+    """The row of each name of a list.
+
+    Args:
+        names: names in the list, row by row.
+        where: name of the list in errors.
+
+    Raises:
+        DataError: a name is listed twice.
+    """
+    rows = {name: row for row, name in enumerate(names)}
+    if len(rows) < len(names):
+        again = next(name for row, name in enumerate(names) if rows[name] != row)
+        raise DataError(f"{where}: {printable(again)} is listed twice")
+    return rows
+
+
 def is_number(text: str) -> bool:
     """Whether a field of a list is a whole number of at most 9 digits: Python refuses to convert thousands."""
     return text.isascii() and text.isdigit() and len(text) <= 9

@@ -22,6 +22,7 @@ from ssl_sec.data.faces.lists import (
     read_video_pairs,
 )
 from ssl_sec.data.faces.pairs import UNKNOWN, VerificationPairs, require_both_kinds
+from ssl_sec.data.faces.reading import rows_by_name
 from ssl_sec.data.folders import image_paths, top_folder
 from ssl_sec.effects import NoEffect
 from ssl_sec.errors import DataError, printable
@@ -230,7 +231,7 @@ class TemplatesConfig(_TestSetConfig):
 
     def _scores(self, faces: Sequence[str], file: Path) -> Float64[Tensor, " faces"]:
         detected = read_detected_faces(file)
-        rows = {path: row for row, path in enumerate(detected.paths)}
+        rows = rows_by_name(detected.paths, printable(str(file)))
         if (missing := next((path for path in faces if path not in rows), None)) is not None:
             raise DataError(
                 f"{printable(str(file))}: no line of {printable(missing)}, a face of {printable(self.faces)}"

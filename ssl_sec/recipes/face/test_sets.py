@@ -229,9 +229,9 @@ class TemplatesTestSet:
     def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
         """TAR at FAR."""
         embeddings = embed(self.images, torch.arange(len(self.images)))
-        weights = torch.ones(len(embeddings)) if self.scores is None else self.scores
+        weights = self.scores
         if self.by_norm:
-            weights = weights * norms(embeddings)
+            weights = norms(embeddings) if weights is None else weights * norms(embeddings)
         ids, pooled = pool_templates(embeddings, self.faces.templates, self.faces.media, weights)
         scores = template_scores(ids, pooled, self.pairs.first, self.pairs.second)
         if keep is not None:
