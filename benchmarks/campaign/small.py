@@ -2,9 +2,10 @@
 
 Each run has a sheet in `<output>/cells/<study>`, and the part's sheet has the results of all finished runs. Runs of an
 earlier campaign whose results are in the repository are not run again. Steps are recorded as CUDA graphs but not
-compiled, since compiling would take longer than the run.
+compiled, since compiling would take longer than the run. Runs that docs/studies has from another machine are left out.
 """
 
+import csv
 import json
 import os
 import shutil
@@ -34,6 +35,8 @@ from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.settings import from_values
 
 _PROGRESS_S = 15.0
+# The runs of the studies on all machines.
+_STUDIES = Path(__file__).parents[2] / "docs" / "studies"
 # The results of a run that its study's sheet has.
 _KEPT = ("error", "last", "mean", "probe", "minutes", "config")
 # Reports as in the runs on CPUs, which report every 10 steps: means over a run's reports are part of its results.
@@ -99,6 +102,8 @@ def _measure(sheet: Sheet, scale: Scale, study: str) -> None:
         for tasks in (trials, runs):
             if not plan.rehearsal:
                 _take_committed(plan, scale, study, tasks)
+                tasks[:] = _without_known(plan, scale, study, tasks)
+                sheet.write(planned=len(runs))
             started = {pool.submit(_run, plan, scale, task) for task in tasks}
             while started:
                 ended, started = wait(started, timeout=_PROGRESS_S, return_when=FIRST_COMPLETED)
@@ -138,6 +143,20 @@ def _take_committed(plan: Plan, scale: Scale, study: str, tasks: list[Task]) -> 
         if "last" in found and sheet.read_state() is None and found["config"] == _digest(plan, scale, task):
             searched = {SEARCHED: found["last"][SEARCHED]} if SEARCHED in found["last"] else {}
             sheet.write("done", **{key: found[key] for key in _KEPT if key in found}, **searched)
+
+
+def _without_known(plan: Plan, scale: Scale, study: str, tasks: list[Task]) -> list[Task]:
+    """The tasks without the runs that another machine made, which have no sheet but are in docs/studies."""
+    path = _STUDIES / f"{study}.csv"
+    rows = list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+    known = {(row["config"], int(row["seed"])) for row in rows}
+    return [
+        task
+        for task in tasks
+        if task.trial is not None
+        or Sheet(plan, task.name).read_state() is not None
+        or (_digest(plan, scale, task), task.seed) not in known
+    ]
 
 
 def _changes(plan: Plan, scale: Scale, task: Task) -> dict[str, Any]:

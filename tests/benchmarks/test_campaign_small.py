@@ -137,3 +137,15 @@ def test_results_of_another_configuration_are_computed_again(plan, committed):
     committed(_result(plan, TRIAL, config="0123456789ab"))
     small._take_committed(plan, TINY, "sec_cpu", [TRIAL])
     assert Sheet(plan, TRIAL.name).read_state() is None
+
+
+def test_runs_of_another_machine_are_left_out(plan, tmp_path, monkeypatch):
+    monkeypatch.setattr(small, "_STUDIES", tmp_path)
+    arm = "when_cpu-epochs_5-none"
+    first, second, third = (small.Task(name=f"{arm}-s{seed}", arm=arm, seed=seed) for seed in range(3))
+    assert small._without_known(plan, TINY, "when_cpu", [first]) == [first]  # no file
+    digest = small._digest(plan, TINY, first)
+    rows = ["config,seed", f"{digest},0", "0123456789ab,1", f"{digest},2", ""]
+    (tmp_path / "when_cpu.csv").write_text("\n".join(rows))
+    Sheet(plan, third.name).write("done")
+    assert small._without_known(plan, TINY, "when_cpu", [first, second, third]) == [second, third]
