@@ -19,6 +19,8 @@ from ssl_sec.edges.tune.trials import Trial
 def keep_cells(results: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
     """Adds the runs and trials that have ended to the files of their studies; returns the files.
 
+    A run that a file has with the same configuration stays as it is: another machine may have repeated it.
+
     Args:
         results: the results of each part, by name.
         folder: the folder docs/studies.
@@ -30,12 +32,16 @@ def keep_cells(results: Mapping[str, Mapping[str, Any]], folder: Path) -> list[P
         if found is None or not found.get("runs"):
             continue
         cells = KeptCells(folder / f"{study}.csv")
+        known = {(*cell.key, cell.digest) for cell in cells}
         for own, arm in list_small_arms(study):
             if trials := [one for one in found["trials"] if one["arm"] == own and "last" in one]:
                 KeptSearches(searches_path(cells.path)).add(arm, _kept_trials(arm, trials, searched[own]))
             for run in found["runs"]:
-                if run["arm"] == own and "last" in run:
-                    cells.add(_kept_cell(arm, run))
+                if run["arm"] != own or "last" not in run:
+                    continue
+                cell = _kept_cell(arm, run)
+                if (*cell.key, cell.digest) not in known:
+                    cells.add(cell)
         written.append(cells.path)
     return written
 

@@ -69,6 +69,11 @@ def test_a_searched_study_runs_and_its_figures_are_kept(plan, tmp_path):
         assert one.metrics["mean/train/norm_mean"] == pytest.approx(run["mean"]["train/norm_mean"], rel=1e-5)
         assert {"probe/knn_top1", "val/rankme", "train/loss"} <= set(one.metrics) and math.isfinite(one.minutes)
 
+    repeated = replace(kept[0], metrics={"probe/top1": 99.0})
+    KeptCells(folder / "sec_cpu.csv").add(repeated)  # on another machine
+    cells.keep_cells({part.name: found}, folder)
+    assert KeptCells(folder / "sec_cpu.csv").of(study.cells(chosen)) == [repeated, kept[1]]
+
     def refused(*arguments):
         raise AssertionError("it had run already")
 
