@@ -21,8 +21,8 @@ def derived_seed(seed: int, *parts: int | str) -> int:
 def mix(x: Int64[Tensor, "*shape"]) -> Int64[Tensor, "*shape"]:
     """The finaliser of splitmix64 (Steele, Lea and Flood, 2014): a bijection that looks random, on any device."""
     # The constants of splitmix64 as signed numbers: int64 products wrap to the same bits as unsigned ones.
-    # The `&` keeps Inductor from adding the constant to another one, to more than 64 bits.
-    x = (x & -1) - 0x61C8864680B583EB
+    # The first `^` keeps Inductor from adding the constant to another one, to more than 64 bits.
+    x = (x ^ 0) - 0x61C8864680B583EB
     x = (x ^ _shift_right(x, 30)) * -0x40A7B892E31B1A47
     x = (x ^ _shift_right(x, 27)) * -0x6B2FB644ECCEEE15
     return x ^ _shift_right(x, 31)

@@ -198,8 +198,8 @@ class SphericalFeatureTransform(nn.Module):
 
     def _draws(self, labels: Int64[Tensor, " batch"], step: int) -> Int64[Tensor, " batch"]:
         """A number in [0, 2^63) for each row of the batch, a function of (seed, step, row) alone."""
-        # The `&` keeps Inductor from adding the rows, 32 bits in Triton, to a constant of 64.
-        rows = torch.arange(len(labels), device=labels.device) & -1
+        # The `^` keeps Inductor from adding the rows, 32 bits in Triton, to a constant of 64.
+        rows = torch.arange(len(labels), device=labels.device) ^ 0
         return mix(mix(mix(torch.full_like(rows, self.seed)) + step) + rows) & 0x7FFFFFFFFFFFFFFF
 
     def _has_centre(self, labels: Int64[Tensor, " rows"]) -> Bool[Tensor, " rows"]:

@@ -1,6 +1,7 @@
 """The whole objective as one graph: no synchronisation, no shape that depends on values, no break."""
 
 import json
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -26,7 +27,7 @@ NAMES = [
 ]
 
 
-# Not inductor, which needs a C++ compiler: "eager" captures, "aot_eager" differentiates.
+# Seldom inductor, which is slow and needs a C++ compiler: "eager" captures, "aot_eager" differentiates.
 @cache
 def compared(backend, names):
     program = [sys.executable, "-W", "ignore", "-m", "tests.training.compiled_objective", "cpu", backend, *names]
@@ -58,3 +59,11 @@ def test_the_objective_is_one_graph_for_every_variant_of_a_loss(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_differentiated_objective_is_one_graph(name):
     check(name, "aot_eager", NAMES)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("name", ["ntxent", "rotate"])
+def test_inductors_code_computes_the_objective(name):
+    """Inductor bounds whole numbers, which failed for random numbers of a step with an upper bound alone."""
+    check(name, "inductor", ["ntxent", "rotate"])
