@@ -48,7 +48,10 @@ class ProbeConfig(Settings, key="probe"):
     augment: bool = False
     epochs: Count = 100
     batch_size: Count = 256
-    learning_rates: Annotated[tuple[PositiveRate, ...], NotEmpty()] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0)
+    learning_rates: Annotated[tuple[PositiveRate, ...], NotEmpty()] = (
+        *(0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
+        *(1.0, 2.0, 5.0, 10.0),  # the paper's
+    )
     momentum: BelowOne = 0.9
     decay_at: tuple[Annotated[float, Range(gt=0, lt=1)], ...] = (0.6, 0.75, 0.9)
     decay_factor: Annotated[float, Range(ge=1, le=1000)] = 5.0

@@ -267,7 +267,7 @@ def test_a_gpu_reports_less_often():
 def test_the_groups_that_have_defaults_are_valid_by_themselves():
     assert MonitorConfig().every_epochs == 10
     assert CheckpointConfig(keep_last=1).keep_last == 1
-    assert ProbeConfig().learning_rates == (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0)
+    assert ProbeConfig().learning_rates == (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0)
     assert Path(CIFARConfig(name="cifar10").root) == Path("data")
 
 

@@ -122,6 +122,15 @@ def test_the_chosen_rate_is_the_best_on_held_out_training_images():
     assert len(set(held_out.values())) > 1
 
 
+@pytest.mark.parametrize(
+    ("rates", "end"), [((1e-3, 0.1), "highest"), ((0.1, 1e3), "lowest"), ((1e-5, 0.1, 1e3), None), ((0.1,), None)]
+)
+def test_a_best_rate_at_an_end_of_the_rates_is_a_warning(rates, end, caplog):
+    best = probe(config=dataclasses.replace(QUICK, learning_rates=rates)).probe.learning_rate
+    text = f"the probe's best learning rate, {best:g}, is the {end} of probe.learning_rates; one beyond it may be better"
+    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == ([text] if end else [])
+
+
 def test_with_all_labels_the_chosen_probe_is_trained_again_on_the_whole_training_set(monkeypatch):
     trained_on = []
     train = probing.train_linear_probes

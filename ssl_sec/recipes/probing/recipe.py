@@ -6,7 +6,8 @@ is used once. With few labels the chosen probe is not trained again, so that it 
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -52,6 +53,8 @@ from ssl_sec.training.recipe import Computation
 from ssl_sec.training.step import Runtime, log_once
 
 Rows = tuple[Tensor, Tensor]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,6 +190,8 @@ def linear_evaluation(
     log_once(runtime, "training a linear probe at %d learning rates", len(config.learning_rates))
     probes = training(subset(train_set, kept), kept_rows, config.learning_rates, first_epoch=0)
     learning_rate, held_out_top1 = select_learning_rate(probes, *held_out_rows)
+    if runtime.rank == 0:
+        _warn_of_an_end(learning_rate, config.learning_rates)
     if config.labels_per_class is None:
         log_once(runtime, "training the probe again on all labels, at the best rate")
         everything = torch.cat([kept, held_out])
@@ -205,6 +210,15 @@ def linear_evaluation(
         ),
         transfer=transfer_metrics(config, (first_rows, held_out_rows, test_rows), len(train_set.class_names), runtime),
     )
+
+
+def _warn_of_an_end(best: float, rates: Sequence[float]) -> None:
+    """Warns that the best learning rate is the lowest or highest, so that one beyond it may be better."""
+    if len(rates) > 1 and best in (ends := {min(rates): "lowest", max(rates): "highest"}):
+        logger.warning(
+            "the probe's best learning rate, %g, is the %s of probe.learning_rates; one beyond it may be better",
+            *(best, ends[best]),
+        )
 
 
 def open_splits(data: DataConfig, config: ProbeConfig) -> tuple[ImageSet, ImageSet]:
