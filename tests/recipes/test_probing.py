@@ -127,7 +127,9 @@ def test_the_chosen_rate_is_the_best_on_held_out_training_images():
 )
 def test_a_best_rate_at_an_end_of_the_rates_is_a_warning(rates, end, caplog):
     best = probe(config=dataclasses.replace(QUICK, learning_rates=rates)).probe.learning_rate
-    text = f"the probe's best learning rate, {best:g}, is the {end} of probe.learning_rates; one beyond it may be better"
+    text = (
+        f"the probe's best learning rate, {best:g}, is the {end} of probe.learning_rates; one beyond it may be better"
+    )
     assert [each.message for each in caplog.records if each.levelname == "WARNING"] == ([text] if end else [])
 
 
