@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from ssl_sec.losses import NPairAngularLoss as NPairAngularLoss
     from ssl_sec.losses import NPairLoss as NPairLoss
     from ssl_sec.losses import NTXentLoss as NTXentLoss
+    from ssl_sec.losses import ProxyAnchorLoss as ProxyAnchorLoss
     from ssl_sec.losses import RankedListLoss as RankedListLoss
     from ssl_sec.losses import Rotation as Rotation
     from ssl_sec.losses import SemihardTripletLoss as SemihardTripletLoss
@@ -160,7 +161,7 @@ _HOMES = {
         AngularHingeLoss AngularLoss ArcFaceLoss BYOLLoss CContrastiveLoss CenterLoss CombinedLoss
         ContrastiveLoss CosFaceLoss CrossEntropyLoss CTripletLoss DCLLoss DisjointTripletLoss L2SoftmaxLoss
         LiftedStructureLoss Loss MoCoV3Loss ModifiedSoftmaxLoss MultiSimilarityLoss NormalizedNPairLoss
-        NormFaceLoss NPairAngularLoss NPairLoss NTXentLoss RankedListLoss Rotation SemihardTripletLoss
+        NormFaceLoss NPairAngularLoss NPairLoss NTXentLoss ProxyAnchorLoss RankedListLoss Rotation SemihardTripletLoss
         SoftmaxLoss SphereFaceLoss SphericalConstraint SphericalFeatureTransform SupConLoss TeacherLoss
         TripletLoss from_views normalized_softmax_lower_bound rotation spherical_constraint
     """,

@@ -34,7 +34,7 @@ from ssl_sec.losses.softmax import (
     normalized_softmax_lower_bound,
 )
 from ssl_sec.losses.spherical import SphericalConstraint, spherical_constraint
-from ssl_sec.losses.template import CContrastiveLoss, CenterLoss, CTripletLoss
+from ssl_sec.losses.template import CContrastiveLoss, CenterLoss, CTripletLoss, ProxyAnchorLoss
 from ssl_sec.losses.transform import Rotation, SphericalFeatureTransform, rotation
 
 # Losses by name in which rows of one label are positives of each other.
@@ -71,6 +71,7 @@ CLASS_LOSSES: Mapping[str, type[Loss]] = {
     "arcface": ArcFaceLoss,
     "c_contrastive": CContrastiveLoss,
     "c_triplet": CTripletLoss,
+    "proxy_anchor": ProxyAnchorLoss,
     "center": CenterLoss,
 }
 
@@ -102,6 +103,7 @@ __all__ = [
     "NTXentLoss",
     "NormFaceLoss",
     "NormalizedNPairLoss",
+    "ProxyAnchorLoss",
     "RankedListLoss",
     "Rotation",
     "SemihardTripletLoss",

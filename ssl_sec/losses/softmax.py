@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, require_classes
 from ssl_sec.losses.geometry import in_full_precision, root
-from ssl_sec.losses.template import TEMPLATE_STD, Compared, TemplateLoss
+from ssl_sec.losses.template import TEMPLATE_STD, Compared, RowTemplateLoss
 from ssl_sec.losses.tiles import over_tiles, without_own
 from ssl_sec.settings import Range, check
 
@@ -59,7 +59,7 @@ def class_probabilities(loss: nn.Module, embeddings: Float[Tensor, "rows dim"]) 
     return None
 
 
-class _SoftmaxLoss(TemplateLoss):
+class _SoftmaxLoss(RowTemplateLoss):
     """−log softmax of logits at the own class, log(1 + Σ_{k ≠ y} exp(z_k − z_y)), with z = s · similarity."""
 
     scale: float | nn.Parameter

@@ -7,10 +7,16 @@ With the template w_k of class k, cos θ_k = ⟨f̂, ŵ_k⟩, the row's class y,
         with the center loss, d²_y of the rows that no hinge acts on is added         (NormFace, section 5.2)
     center           ½ ‖f − μ_y‖², on raw rows, the centres μ updated by SFT's Eq. 9         (Wen et al. 2016)
 
-All are means over the rows. The templates may be sharded over workers: each then has the similarities of all rows to
+All are means over the rows, but for one that compares each template, a proxy, with the rows of the batch:
+
+    Proxy-Anchor     the mean over the classes of the batch of log(1 + Σ_{i: y_i = k} exp(−α (cos θ_ik − δ))), plus that
+                     over all classes of log(1 + Σ_{i: y_i ≠ k} exp(α (cos θ_ik + δ)))        (Kim et al. 2020, Eq. 4)
+
+The templates may be sharded over workers: each then has the similarities of all rows to
 its own classes, and the workers combine a few numbers for each row.
 """
 
+import math
 from abc import abstractmethod
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -18,9 +24,9 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, require_classes
+from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, log_one_plus_sum_exp, require_classes
 from ssl_sec.losses.centres import move_centres, snapshot
-from ssl_sec.losses.classes import take_rows
+from ssl_sec.losses.classes import Classes, classes_of, sum_rows, take_rows
 from ssl_sec.losses.geometry import directions, in_full_precision
 from ssl_sec.losses.tiles import over_tiles, without_own
 from ssl_sec.settings import Range, check
@@ -30,7 +36,7 @@ TEMPLATE_STD = 0.01
 
 
 class _ClassLoss(Loss):
-    """A mean over rows of terms that compare a row with the representatives of the classes."""
+    """A loss that compares rows with the representatives of the classes."""
 
     def __init__(self, num_classes: int, dim: int) -> None:
         super().__init__()
@@ -45,15 +51,15 @@ class _ClassLoss(Loss):
                 f"{type(self).__name__} needs rows of dim {self.dim}: the batch is {list(embeddings.shape)}"
             )
         require_classes(type(self).__name__, labels, self.num_classes)
-        return self._terms_of(embeddings, labels, anchors).sum() / len(labels)
+        return self._share_of(embeddings, labels, anchors)
 
     def compares(self, labels: Labels) -> Bool[Tensor, ""]:
         """Whether there is a row: every class has something to compare it with."""
         return labels.new_full((), len(labels) > 0, dtype=torch.bool)
 
     @abstractmethod
-    def _terms_of(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Float[Tensor, " anchors"]:
-        """The term of each anchor."""
+    def _share_of(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
+        """The share of the anchors, whose dimensions and labels are right."""
 
 
 @runtime_checkable
@@ -91,13 +97,15 @@ class TemplateLoss(_ClassLoss):
     Attributes:
         weight: the templates, [held classes, dim].
         first_class: class of the first template.
+        initial_std: standard deviation of the initial templates.
     """
 
     weight: nn.Parameter
 
-    def __init__(self, num_classes: int, dim: int) -> None:
+    def __init__(self, num_classes: int, dim: int, initial_std: float = TEMPLATE_STD) -> None:
         super().__init__(num_classes, dim)
-        self.weight = nn.Parameter(torch.empty(num_classes, dim).normal_(std=TEMPLATE_STD))
+        self.initial_std = initial_std
+        self.weight = nn.Parameter(torch.empty(num_classes, dim).normal_(std=initial_std))
         self.first_class = 0
         self._parts: ClassParts | None = None
 
@@ -117,12 +125,6 @@ class TemplateLoss(_ClassLoss):
     def holds_all(self) -> bool:
         """Whether the templates of all classes are here."""
         return self._parts is None
-
-    def _terms_of(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Float[Tensor, " anchors"]:
-        if self._parts is None:
-            return self._terms(embeddings[anchors], labels[anchors])
-        # A worker computes the part of its own classes for every row, not only for its anchors.
-        return self._terms(embeddings, labels)[anchors]
 
     @torch.no_grad()
     def recognised(self, embeddings: Embeddings, labels: Labels) -> Bool[Tensor, " batch"]:
@@ -144,9 +146,6 @@ class TemplateLoss(_ClassLoss):
         own: Float[Tensor, " rows"],
     ) -> Float[Tensor, " rows"]:
         return without_own(rows @ self._of_templates(templates).T, places, -torch.inf).amax(1)
-
-    def _terms(self, embeddings: Float[Tensor, "rows dim"], labels: Int64[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-        return self._term(self._compare(embeddings, labels))
 
     def _compare(self, embeddings: Float[Tensor, "rows dim"], labels: Int64[Tensor, " rows"]) -> Compared:
         rows, templates = self._of_rows(embeddings), in_full_precision(self.weight).to(embeddings.dtype)
@@ -178,12 +177,76 @@ class TemplateLoss(_ClassLoss):
         """The templates, as similarities use them."""
         return directions(templates)
 
+
+class RowTemplateLoss(TemplateLoss):
+    """A mean over the rows of terms that compare a row with the templates."""
+
+    def _share_of(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
+        if self._parts is None:
+            terms = self._term(self._compare(embeddings[anchors], labels[anchors]))
+        else:
+            # A worker computes the part of its own classes for every row, not only for its anchors.
+            terms = self._term(self._compare(embeddings, labels))[anchors]
+        return terms.sum() / len(labels)
+
     @abstractmethod
     def _term(self, compared: Compared) -> Float[Tensor, " rows"]:
         """The term of each row."""
 
 
-class AgentLoss(TemplateLoss):
+class ProxyAnchorLoss(TemplateLoss):
+    """Proxy-Anchor (Kim et al. 2020, Eq. 4), for metric learning: each class's proxy is compared with the batch's rows.
+
+    The mean over the classes of the batch of log(1 + Σ_{i: y_i = k} exp(−α (cos θ_ik − δ))), plus that over all classes
+    of log(1 + Σ_{i: y_i ≠ k} exp(α (cos θ_ik + δ))).
+
+    The paper trains the proxies at 100 times the learning rate of the network.
+
+    Args:
+        num_classes: n ≥ 2.
+        dim: dimensions of the embeddings.
+        scale: α > 0.
+        margin: δ ≥ 0, a difference of cosines.
+    """
+
+    def __init__(self, num_classes: int, dim: int, scale: float = 32.0, margin: float = 0.1) -> None:
+        # As the authors' code draws them, by He's rule for as many outputs as there are classes.
+        super().__init__(num_classes, dim, initial_std=math.sqrt(2 / max(1, num_classes)))
+        Range(gt=0).check("scale", scale)
+        Range(ge=0).check("margin", margin)
+        self.scale = scale
+        self.margin = margin
+
+    def _share_of(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
+        compared = self._compare(embeddings, labels)
+        if self._parts is None:  # the anchors' share of the classes
+            first, end, _ = (place * self.num_classes // len(labels) for place in anchors.indices(len(labels)))
+            compared = compared._replace(templates=compared.templates[first:end], places=compared.places - first)
+        pushes = over_tiles(self._sum_of_pushes, *compared).sum() / self.num_classes
+        return self._pulls(compared.own, classes_of(labels))[anchors].sum() + pushes
+
+    def _pulls(self, own: Float[Tensor, " batch"], classes: Classes) -> Float[Tensor, " batch"]:
+        """The terms of the batch's classes over their number, each in the place of its first row, 0 in the others."""
+        exponents, number = self.scale * (self.margin - own), classes.number
+        highest = torch.zeros_like(own).scatter_reduce(0, number, exponents.detach(), "amax")
+        sums = sum_rows((exponents - highest[number]).exp().unsqueeze(1), number, len(own)).squeeze(1)
+        is_first = classes.occurrence == 0
+        terms = torch.where(is_first, ((-highest).exp() + sums).log()[number] + highest[number], 0.0)
+        return terms / is_first.sum()
+
+    def _sum_of_pushes(
+        self,
+        rows: Float[Tensor, "rows dim"],
+        templates: Float[Tensor, "some dim"],
+        places: Int64[Tensor, " rows"],
+        own: Float[Tensor, " rows"],
+    ) -> Scalar:
+        exponents = self.scale * (rows @ self._of_templates(templates).T + self.margin)
+        is_other = places.unsqueeze(1) != torch.arange(len(templates), device=places.device)
+        return log_one_plus_sum_exp(exponents.T, is_other.T).sum()
+
+
+class AgentLoss(RowTemplateLoss):
     """A hinge on squared distances for each other class."""
 
     def __init__(self, num_classes: int, dim: int, margin: float) -> None:
@@ -283,11 +346,8 @@ class CenterLoss(_ClassLoss):
         self.register_buffer("centres", torch.zeros(num_classes, dim))
         self.moves = True
 
-    def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
-        share = super()._share(embeddings, labels, anchors)
+    def _share_of(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
+        terms = (embeddings[anchors] - snapshot(self.centres[labels[anchors]])).square().sum(1) / 2
         if self.training and self.moves:
             move_centres(self.centres, embeddings, labels)
-        return share
-
-    def _terms_of(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Float[Tensor, " anchors"]:
-        return (embeddings[anchors] - snapshot(self.centres[labels[anchors]])).square().sum(1) / 2
+        return terms.sum() / len(labels)

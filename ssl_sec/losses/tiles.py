@@ -1,6 +1,7 @@
 """Sums over all rows or all classes, a tile of the matrix at a time, in memory that is linear in their number.
 
-The whole matrix never exists: a tile is reduced to a number for each row and discarded, and recomputed backward.
+The whole matrix never exists: a tile is reduced to a number for each row, or to one for all of them, and discarded, and
+recomputed backward.
 
 **Rows with each other:** log Σ_{k ≠ i} exp(z_ik) over inner products z = X Xᵀ, or with k over the rows of other groups
 than i's. Its backward pass needs ∂/∂z_ik = exp(z_ik − log Σ_i). Two forms:
@@ -11,7 +12,7 @@ matrix forward; backward, half of it again and one product with X for each half.
 
 *Else* (a worker's share of the anchors, or a very low temperature): a running log-sum-exp over each anchor's row.
 
-**Rows with all classes:** a function of a row and a tile of the classes' templates. Memory is that of the rows, the
+**Rows with all classes:** a function of the rows and a tile of the classes' templates. Memory is that of the rows, the
 templates and their gradients.
 """
 
@@ -188,11 +189,12 @@ def over_tiles(
     templates: Float[Tensor, "classes dim"],
     places: Int64[Tensor, " rows"],
     own: Float[Tensor, " rows"],
-) -> Float[Tensor, "rows tiles"]:
+) -> Float[Tensor, "*values tiles"]:
     """The values of `part` for each tile of classes.
 
     Args:
-        part: (rows, templates of a tile, places in the tile, own) -> a number for each row; must be a pure function.
+        part: (rows, templates of a tile, places in the tile, own) -> a number for each row, or one for all of them;
+            must be a pure function.
         rows: the rows, as similarities use them.
         templates: one for each class.
         places: index of the row's own class; out of range if it is none of these.
@@ -200,7 +202,7 @@ def over_tiles(
     """
     step = max(1, TILE_ENTRIES // max(1, len(rows)))
     if len(templates) <= step:
-        return part(rows, templates, places, own).unsqueeze(1)
+        return part(rows, templates, places, own).unsqueeze(-1)
     if not rows.is_cuda:
         step = min(step, CPU_TILE_CLASSES)
     result = _OverTiles.apply(part, step, rows, templates, places, own)
@@ -225,7 +227,7 @@ class _OverTiles(torch.autograd.Function):
         ctx.part, ctx.step = part, step
         ctx.save_for_backward(rows, templates, places, own)
         starts = range(0, len(templates), step)
-        return torch.stack([part(rows, templates[a : a + step], places - a, own) for a in starts], 1)
+        return torch.stack([part(rows, templates[a : a + step], places - a, own) for a in starts], -1)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -239,7 +241,7 @@ class _OverTiles(torch.autograd.Function):
             with torch.enable_grad(), _in_own_precision(rows):
                 values = ctx.part(inputs[0], inputs[1], places - start, inputs[2])
                 of_rows, of_templates, of_own = torch.autograd.grad(
-                    values, inputs, grad_outputs[0][:, number], allow_unused=True, materialize_grads=True
+                    values, inputs, grad_outputs[0][..., number], allow_unused=True, materialize_grads=True
                 )
             grad_rows += of_rows
             grad_own += of_own

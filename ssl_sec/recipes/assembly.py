@@ -26,7 +26,7 @@ from ssl_sec.data.samplers import Sampler, worker_rows
 from ssl_sec.errors import ConfigError, DataError, counted
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.losses import Loss, TeacherLoss
-from ssl_sec.losses.config import TeacherLossConfig, Transformed
+from ssl_sec.losses.config import ClassLossConfig, PairLossConfig, TeacherLossConfig, Transformed
 from ssl_sec.networks import Encoder, Network, save_weights
 from ssl_sec.networks.batch_norm import globalise_batch_norm
 from ssl_sec.networks.convolutions import lay_out
@@ -35,7 +35,7 @@ from ssl_sec.networks.recomputation import recompute_blocks
 from ssl_sec.networks.weights import UnfitWeightsError
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.seeding import derived_seed
-from ssl_sec.training.class_sharding import template_losses
+from ssl_sec.training.class_sharding import draw_templates, template_losses
 from ssl_sec.training.config import RuntimeConfig, SphericalConfig
 from ssl_sec.training.objective import Objective, Transform
 from ssl_sec.training.recipe import Computation, Recipe
@@ -159,6 +159,26 @@ def assemble(
         teacher=_teacher(config, encoder, head, total_steps),
         **more,
     )
+
+
+def build_loss(
+    config: TrainingConfig, loss: PairLossConfig | ClassLossConfig, image_set: ImageSet, share_classes_from: int
+) -> Loss:
+    """The loss of a run; the templates of its classes depend on the run's seed alone.
+
+    Args:
+        config: the run's configuration.
+        loss: its loss.
+        image_set: the images to train on.
+        share_classes_from: number of classes from which their templates are sharded over the workers.
+    """
+    if isinstance(loss, PairLossConfig):
+        return loss.build()
+    num_classes = len(image_set.class_names)
+    with torch.device("meta"):
+        built = loss.build(num_classes, config.head.dim)
+    draw_templates(built, config.seed, sharded=num_classes >= share_classes_from)
+    return built
 
 
 def train_recipe(

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ssl_sec.collectives import max_over_workers, own_rows, sum_over_workers
-from ssl_sec.losses.template import TEMPLATE_STD, TemplateLoss
+from ssl_sec.losses.template import TemplateLoss
 from ssl_sec.seeding import derived_seed
 
 # Classes whose templates are drawn together.
@@ -55,7 +55,7 @@ def draw_templates(loss: nn.Module, seed: int, sharded: bool) -> None:
         held = own_rows(module.num_classes) if sharded else slice(0, module.num_classes)
         if held.start == held.stop:
             raise ValueError(f"{module.num_classes} classes are too few to be sharded over the workers")
-        module.hold(held.start, _draw(held, module.weight.shape[1], seed), _Workers() if sharded else None)
+        module.hold(held.start, _draw(held, module, seed), _Workers() if sharded else None)
     for module in loss.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_meta:
@@ -76,11 +76,12 @@ def held_templates(loss: nn.Module) -> dict[str, HeldRows]:
     }
 
 
-def _draw(held: slice, dim: int, seed: int) -> Float[Tensor, "held dim"]:
+def _draw(held: slice, loss: TemplateLoss, seed: int) -> Float[Tensor, "held dim"]:
+    dim = loss.weight.shape[1]
     templates = torch.empty(held.stop - held.start, dim)
     for block in range(held.start // _BLOCK, -(-held.stop // _BLOCK)):
         generator = torch.Generator().manual_seed(derived_seed(seed, "templates", block))
-        drawn = torch.empty(_BLOCK, dim).normal_(std=TEMPLATE_STD, generator=generator)
+        drawn = torch.empty(_BLOCK, dim).normal_(std=loss.initial_std, generator=generator)
         first, last = max(held.start, block * _BLOCK), min(held.stop, (block + 1) * _BLOCK)
         templates[first - held.start : last - held.start] = drawn[first - block * _BLOCK : last - block * _BLOCK]
     return templates

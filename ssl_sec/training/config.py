@@ -26,7 +26,16 @@ from ssl_sec.settings import (
     check,
     wherever_possible,
 )
-from ssl_sec.training.optimisers import ParameterGroup, adam, adamw, lars, parameter_groups, rated_groups, sgd
+from ssl_sec.training.optimisers import (
+    ParameterGroup,
+    adam,
+    adamw,
+    lars,
+    parameter_groups,
+    rated_groups,
+    sgd,
+    templates_of,
+)
 from ssl_sec.training.recipe import Computation, Precision
 from ssl_sec.training.schedules import CappedRamp, Constant, Cosine, FaceRamp, LinearRamp, Schedule, StepDecay
 
@@ -173,6 +182,7 @@ class _SteppedOptimiserConfig(Settings, key="optimiser"):
     Attributes:
         learning_rate: the initial learning rate of everything but the backbone, > 0.
         backbone_learning_rate: the initial learning rate of the backbone, ≥ 0.
+        template_learning_rate: that of the classes' templates, > 0; None for `learning_rate`.
         weight_decay: weight decay, ≥ 0; biases and batch norm do not decay.
         decay_at_steps: steps at which the rates fall.
         decay_factor: factor by which the rates are multiplied at those steps, in (0, 1].
@@ -180,6 +190,7 @@ class _SteppedOptimiserConfig(Settings, key="optimiser"):
 
     learning_rate: PositiveRate
     backbone_learning_rate: Rate
+    template_learning_rate: PositiveRate | None = None
     weight_decay: Rate = 0.0
     decay_at_steps: tuple[Count, ...] = ()
     decay_factor: Share = 0.1
@@ -188,8 +199,12 @@ class _SteppedOptimiserConfig(Settings, key="optimiser"):
         """The optimiser over the backbone's parameters and the others'."""
         factor = self.backbone_learning_rate / self.learning_rate
         groups = parameter_groups([backbone], self.weight_decay, factor)
-        groups += [*parameter_groups(rest, self.weight_decay), *rated_groups(rest, self.learning_rate)]
-        return self._build(groups)
+        templates = templates_of(rest)
+        groups += parameter_groups(rest, self.weight_decay, left_out=templates)
+        if templates:
+            factor = (self.template_learning_rate or self.learning_rate) / self.learning_rate
+            groups.append({"params": templates, "weight_decay": self.weight_decay, "rate_factor": factor})
+        return self._build([*groups, *rated_groups(rest, self.learning_rate)])
 
     def schedule(self, steps_per_epoch: int, total_steps: int) -> Schedule:
         """The learning rate of everything but the backbone by global step."""

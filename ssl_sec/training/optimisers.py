@@ -12,12 +12,16 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ssl_sec.losses.generators.base import RatedLayers
+from ssl_sec.losses.template import TemplateLoss
 
 ParameterGroup = dict[str, object]
 
 
 def parameter_groups(
-    modules: Iterable[nn.Module], weight_decay: float, rate_factor: float = 1.0
+    modules: Iterable[nn.Module],
+    weight_decay: float,
+    rate_factor: float = 1.0,
+    left_out: Iterable[nn.Parameter] = (),
 ) -> list[ParameterGroup]:
     """Two groups: weights, which decay, and biases and parameters of norm layers, which do not.
 
@@ -27,9 +31,11 @@ def parameter_groups(
         modules: the modules whose parameters are trained.
         weight_decay: weight decay of the weights, ≥ 0.
         rate_factor: learning rate of the groups divided by the run's, ≥ 0.
+        left_out: parameters that are in other groups.
     """
     modules = list(modules)
     rated = {id(parameter) for layers in _rated_layers(modules) for parameter in layers.parameters()}
+    rated |= set(map(id, left_out))
     trained = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
     parameters = [parameter for parameter in trained if id(parameter) not in rated]
     groups: list[ParameterGroup] = [
@@ -51,6 +57,11 @@ def rated_groups(modules: Iterable[nn.Module], learning_rate: float) -> list[Par
         for layers in _rated_layers(modules)
         for group in parameter_groups(layers, 0.0, layers.learning_rate / learning_rate)
     ]
+
+
+def templates_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """The templates of the classes among the parameters of modules."""
+    return [part.weight for module in modules for part in module.modules() if isinstance(part, TemplateLoss)]
 
 
 def _rated_layers(modules: Iterable[nn.Module]) -> list[RatedLayers]:

@@ -147,6 +147,7 @@ CLASS_LOSSES = [
     _class("c_triplet", losses.CTripletLoss, slow.c_triplet, margin=0.8),
     # With this margin some rows have no hinge.
     _class("c_triplet_center", losses.CTripletLoss, slow.c_triplet_center, margin=0.1, add_center=True),
+    _class("proxy_anchor", losses.ProxyAnchorLoss, slow.proxy_anchor, scale=4.0, margin=0.2),
     _class("center", losses.CenterLoss, slow.center, normalised=False),
 ]
 ALL_LOSSES = PAIR_LOSSES + CLASS_LOSSES

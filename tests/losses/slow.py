@@ -307,6 +307,22 @@ def c_contrastive(rows, labels, weight, margin):
     ]
 
 
+def proxy_anchor(rows, labels, weight, scale, margin):
+    proxies, present = [unit(w) for w in weight], sorted(set(labels))
+    cosine = [[dot(unit(row), proxy) for proxy in proxies] for row in rows]
+    first_rows = {labels.index(k): k for k in present}
+    terms = []
+    for i in range(len(rows)):
+        own = [cosine[j][first_rows[i]] for j, y in enumerate(labels) if y == first_rows[i]] if i in first_rows else []
+        pull = math.log(1 + sum(math.exp(-scale * (each - margin)) for each in own)) / len(present)
+        pushes = [
+            math.log(1 + sum(math.exp(scale * (cosine[j][k] + margin)) for j, y in enumerate(labels) if y != k))
+            for k in range(i * len(proxies) // len(rows), (i + 1) * len(proxies) // len(rows))
+        ]
+        terms.append(pull + sum(pushes) / len(proxies))
+    return terms
+
+
 def c_triplet(rows, labels, weight, margin):
     agents = [unit(w) for w in weight]
     return [

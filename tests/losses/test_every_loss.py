@@ -332,6 +332,7 @@ DEFAULTS = {
     losses.ArcFaceLoss: {"scale": 64.0, "margin_radians": 0.45},
     losses.CContrastiveLoss: {"margin": 1.0},
     losses.CTripletLoss: {"margin": 0.8, "add_center": False},
+    losses.ProxyAnchorLoss: {"scale": 32.0, "margin": 0.1},
 }
 
 
@@ -380,6 +381,9 @@ def test_the_defaults_are_the_papers(loss):
         (lambda: losses.ArcFaceLoss(5, 5, margin_radians=4.0), "margin_radians: found 4.0, must be in [0, π)"),
         (lambda: losses.CContrastiveLoss(5, 5, margin=-0.1), "margin: found -0.1, must be ≥ 0"),
         (lambda: losses.CTripletLoss(5, 5, margin=-0.1), "margin: found -0.1, must be ≥ 0"),
+        (lambda: losses.ProxyAnchorLoss(5, 5, scale=0.0), "scale: found 0.0, must be > 0"),
+        (lambda: losses.ProxyAnchorLoss(5, 5, margin=-0.1), "margin: found -0.1, must be ≥ 0"),
+        (lambda: losses.ProxyAnchorLoss(0, 5), "num_classes: found 0, must be ≥ 2"),
     ],
 )
 def test_a_value_outside_its_range_is_refused(make, message):

@@ -211,6 +211,21 @@ def test_sphereface():
     assert ours(unit, LABELS).item() == pytest.approx(peer(unit, LABELS).item(), rel=1e-9)
 
 
+def test_proxy_anchor():
+    ours, peer = losses.ProxyAnchorLoss(5, 16), peers.ProxyAnchorLoss(5, 16, margin=0.1, alpha=32)
+    torch.manual_seed(0)
+    ours, peer = ours.double(), peer.double()
+    ours.weight.data.normal_()
+    peer.proxies.data = ours.weight.detach().clone()
+    agree(ours, peer, LABELS, dim=16)
+    embeddings = rows(12, 16)
+    ours.zero_grad()
+    peer.zero_grad()
+    ours(embeddings, LABELS).backward()
+    peer(embeddings, LABELS).backward()
+    torch.testing.assert_close(ours.weight.grad, peer.proxies.grad, rtol=1e-7, atol=1e-12)
+
+
 def test_normalised_softmax_is_normface_with_the_scale_the_other_way_round():
     ours, peer = class_loss(losses.NormFaceLoss(4, 16, 1 / 0.05), peers.NormalizedSoftmaxLoss(4, 16, temperature=0.05))
     agree(ours, peer, LABELS, dim=16)

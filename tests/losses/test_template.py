@@ -4,7 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ssl_sec.losses import CContrastiveLoss, CenterLoss, CombinedLoss, CTripletLoss, SoftmaxLoss, tiles
+from ssl_sec.losses import (
+    CContrastiveLoss,
+    CenterLoss,
+    CombinedLoss,
+    CTripletLoss,
+    ProxyAnchorLoss,
+    SoftmaxLoss,
+    tiles,
+)
 from ssl_sec.losses.agents import RATE, AgentDistortion, agent_distortion, agent_distortion_bound
 from ssl_sec.losses.template import TemplateLoss
 from ssl_sec.training.objective import Objective
@@ -214,12 +222,26 @@ def test_ties_and_nan_are_not_recognised():
     assert loss.recognised(batch, torch.tensor([0, 2, 2])).tolist() == [False, True, False]
 
 
-def test_the_gradient_of_c_triplet_in_tiles_is_that_at_once(monkeypatch):
+@pytest.mark.parametrize("kind", [CTripletLoss, ProxyAnchorLoss])
+def test_the_gradient_in_tiles_is_that_at_once(kind, monkeypatch):
     """Each tile of classes also has a gradient by the similarity to the own template."""
-    loss, labels = CTripletLoss(6, 5).double(), torch.tensor([0, 3, 5, 5])
+    loss, labels = kind(6, 5).double(), torch.tensor([0, 3, 5, 5])
     gradients = []
     for entries in (tiles.TILE_ENTRIES, 8):
         monkeypatch.setattr(tiles, "TILE_ENTRIES", entries)
         embeddings = rows(4, 5).requires_grad_()
         gradients.append(torch.autograd.grad(loss(embeddings, labels), [embeddings, loss.weight]))
     torch.testing.assert_close(gradients[1], gradients[0])
+
+
+@pytest.mark.parametrize("scale", [1e-3, 32.0, 1e4])
+def test_proxy_anchor_neither_overflows_nor_vanishes(scale):
+    """In float32, at the similarities 1 and -1."""
+    loss, batch = ProxyAnchorLoss(3, 2, scale=scale), torch.tensor([[1.0, 0.0], [-1.0, 0.0]]).requires_grad_()
+    loss.weight.data = torch.tensor([[1.0, 1e-3], [1.0, -1e-3], [-1.0, 1e-3]])
+    value = loss(batch, torch.tensor([0, 1]))
+    (gradient,) = torch.autograd.grad(value, batch)
+    exact = ProxyAnchorLoss(3, 2, scale=scale).double()
+    exact.weight.data = loss.weight.detach().double()
+    assert value.item() == pytest.approx(exact(batch.detach().double(), torch.tensor([0, 1])).item(), rel=1e-5)
+    assert gradient.isfinite().all() and gradient.any()

@@ -295,6 +295,44 @@ def test_the_loss_falls_and_training_classes_come_together(tmp_path):
     assert recalls[-1] > recalls[0]
 
 
+PROXIES = {
+    "loss": {"name": "proxy_anchor"},
+    "sampler": {"name": "shuffled"},
+    "optimiser": {**VALUES["optimiser"], "template_learning_rate": 0.1},
+    "steps": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def with_proxies(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("with_proxies"), **PROXIES)
+
+
+def reports_of_a_worker(folder, changes):
+    runtime = FakeRuntime(rank(), world_size())
+    run(folder, runtime, **changes)
+    return [(step, metrics) for step, metrics, _ in runtime.reports]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("share_classes_from", [2, 100])
+def test_two_workers_train_the_same_proxies(tmp_path, with_proxies, share_classes_from):
+    expected = [(step, metrics) for step, metrics, _ in with_proxies[0].reports]
+    changes = {**PROXIES, "share_classes_from": share_classes_from}
+    first, second = on_workers(2, tmp_path, reports_of_a_worker, tmp_path, changes)
+    assert_the_same_curve(first, expected)
+    assert_the_same_curve(second, expected[:-1])
+
+
+def test_proxies_have_a_rate_of_their_own(tmp_path, with_proxies):
+    state = with_proxies[0].last_state()
+    assert state["objective"]["loss.weight"].shape == (4, 16)  # of the classes that are trained on
+    groups = state["optimiser"]["param_groups"]
+    assert [len(group["params"]) for group in groups if group["rate_factor"] == 100] == [1]
+    state = run(tmp_path, **{**PROXIES, "optimiser": VALUES["optimiser"]})[0].last_state()
+    assert {group["rate_factor"] for group in state["optimiser"]["param_groups"]} == {0.5, 1.0}
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -315,6 +353,21 @@ def test_the_loss_falls_and_training_classes_come_together(tmp_path):
             {"loss": {"name": "angular_hinge"}, "sampler": {"name": "triplets"}},
             ConfigError,
             "^transform: found 'sft', must be 'none' with loss=angular_hinge$",
+        ),
+        (
+            {"sampler": {"name": "shuffled"}},
+            ConfigError,
+            "^sampler: found 'shuffled', must be 'classes' or 'triplets' with loss=triplet, which needs two images of",
+        ),
+        (
+            {"loss": {"name": "normface"}, "transform": {"name": "hdml"}},
+            ConfigError,
+            "^transform: found 'hdml', must be 'none', 'sft', 'sftd' or 'ftl' with loss=normface, which has a template",
+        ),
+        (
+            {"optimiser": PROXIES["optimiser"]},
+            ConfigError,
+            r"^optimiser\.template_learning_rate: found 0\.1, must be null with loss=triplet$",
         ),
     ],
 )

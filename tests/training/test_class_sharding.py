@@ -46,6 +46,7 @@ LOSSES = {
     "c_contrastive": lambda: losses.CContrastiveLoss(NUM_CLASSES, DIM, margin=2.0),
     "c_triplet": lambda: losses.CTripletLoss(NUM_CLASSES, DIM),
     "c_triplet_center": lambda: losses.CTripletLoss(NUM_CLASSES, DIM, margin=0.0, add_center=True),
+    "proxy_anchor": lambda: losses.ProxyAnchorLoss(NUM_CLASSES, DIM, scale=8.0),
 }
 every_loss = pytest.mark.parametrize("name", LOSSES)
 

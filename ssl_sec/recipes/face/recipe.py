@@ -27,12 +27,12 @@ from ssl_sec.losses import Loss, NormFaceLoss
 from ssl_sec.losses.config import PairLossConfig
 from ssl_sec.losses.geometry import directions, in_full_precision, norms
 from ssl_sec.losses.softmax import class_probabilities
-from ssl_sec.recipes.assembly import RunStore, assemble, extractor, hold_out, save_network, train_recipe
+from ssl_sec.recipes.assembly import RunStore, assemble, build_loss, extractor, hold_out, save_network, train_recipe
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.face.test_set_config import open_test_set
 from ssl_sec.recipes.face.test_sets import Embed, Protocols
 from ssl_sec.seeding import derived_seed
-from ssl_sec.training.class_sharding import draw_templates, template_losses
+from ssl_sec.training.class_sharding import template_losses
 from ssl_sec.training.recipe import Recipe
 from ssl_sec.training.step import Runtime, log_once
 
@@ -177,12 +177,7 @@ def _build_loss(config: FaceConfig, image_set: ImageSet) -> Loss:
             raise DataError(
                 f"{image_set.name}: {alone} people have one image; loss={config.loss.name} needs two of each or more"
             )
-        return config.loss.build()
-    num_classes = len(image_set.class_names)
-    with torch.device("meta"):
-        loss = config.loss.build(num_classes, config.head.dim)
-    draw_templates(loss, config.seed, sharded=num_classes >= config.share_classes_from)
-    return loss
+    return build_loss(config, config.loss, image_set, config.share_classes_from)
 
 
 def _loss_metrics(loss: Loss) -> dict[str, float]:

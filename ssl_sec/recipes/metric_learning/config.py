@@ -7,9 +7,16 @@ from ssl_sec.augment.config import CropConfig
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.data.selection_config import SamplerConfig
+from ssl_sec.data.selection_config import SamplerConfig, ShuffledSamplerConfig
 from ssl_sec.effects import NoEffect
-from ssl_sec.losses.config import GeneratorConfig, NoTransformConfig, PairLossConfig, TransformConfig
+from ssl_sec.errors import ConfigError
+from ssl_sec.losses.config import (
+    ClassLossConfig,
+    GeneratorConfig,
+    NoTransformConfig,
+    PairLossConfig,
+    TransformConfig,
+)
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.settings import (
     BelowOne,
@@ -18,6 +25,7 @@ from ssl_sec.settings import (
     NotEmpty,
     Range,
     Settings,
+    check,
 )
 from ssl_sec.training.config import SteppedOptimiserConfig
 
@@ -69,19 +77,33 @@ class MetricLearningConfig(TrainingConfig):
         steps: steps of training; 0 evaluates the initial encoder.
         held_out_share: share of the training classes that are watched instead of trained on, in [0, 1); 0 trains on all
             of them, as the papers do, and watches those.
+        share_classes_from: number of classes from which their templates are sharded over the workers.
         evaluation: the measures on the test classes.
     """
 
     augment: CropConfig
-    loss: PairLossConfig
-    sampler: SamplerConfig
+    loss: PairLossConfig | ClassLossConfig
+    sampler: SamplerConfig | ShuffledSamplerConfig
     optimiser: SteppedOptimiserConfig
     steps: CountOrZero
     held_out_share: BelowOne = 0.1
+    share_classes_from: Annotated[int, Range(ge=2)] = 50_000
     transform: TransformConfig | GeneratorConfig = field(default_factory=NoTransformConfig)
     monitor: NoEffect[RetrievalMonitorConfig] = field(default_factory=RetrievalMonitorConfig)
     checkpoint: NoEffect[StepCheckpointConfig] = field(default_factory=StepCheckpointConfig)
     evaluation: RetrievalConfig = field(default_factory=RetrievalConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.loss, PairLossConfig):
+            of_pairs = not isinstance(self.sampler, ShuffledSamplerConfig)
+            needed = f"'classes' or 'triplets' with loss={self.loss.name}, which needs two images of a class"
+            check(of_pairs, "sampler", self.sampler.name, needed)
+            rate = self.optimiser.template_learning_rate
+            check(rate is None, "optimiser.template_learning_rate", rate, f"null with loss={self.loss.name}")
+        elif isinstance(self.transform, GeneratorConfig):
+            needed = f"'none', 'sft', 'sftd' or 'ftl' with loss={self.loss.name}, which has a template for each class"
+            raise ConfigError(f"transform: found {self.transform.name!r}, must be {needed}")
 
     @property
     def length(self) -> int | float:

@@ -22,7 +22,7 @@ from ssl_sec.evaluation.retrieval import examples, num_without_positive, precisi
 from ssl_sec.evaluation.splits import stratified_sample
 from ssl_sec.evaluation.variation import rotation_shifts
 from ssl_sec.losses.geometry import norms
-from ssl_sec.recipes.assembly import RunStore, assemble, extractor, hold_out, save_network, train_recipe
+from ssl_sec.recipes.assembly import RunStore, assemble, build_loss, extractor, hold_out, save_network, train_recipe
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig, RetrievalConfig
 from ssl_sec.training.recipe import Recipe
 from ssl_sec.training.step import Runtime, log_once
@@ -93,7 +93,7 @@ def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Run
         runtime,
         sampler=config.sampler.build(image_set.labels, config.global_batch_size, config.seed),
         total_steps=config.steps,
-        loss=config.loss.build(),
+        loss=build_loss(config, config.loss, image_set, config.share_classes_from),
         views=config.augment.views_for(image_set, config.seed),
         transform=config.transform.build,
         draws=partial(row_draws, config.seed, global_batch_size=config.global_batch_size),

@@ -16,7 +16,7 @@ from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER
 from ssl_sec.edges.composition.experiments import explanations
 from ssl_sec.edges.composition.options import groups, options, primary
 from ssl_sec.errors import ConfigError
-from ssl_sec.losses.config import CONFIGS, ClassLossConfig
+from ssl_sec.losses.config import CONFIGS, ClassLossConfig, GeneratorConfig
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
@@ -28,6 +28,7 @@ EVERY_OPTION = {**{group: options(group) for group in groups()}, "experiment": e
 OF_FINETUNING = ("classifier", "cross_entropy")
 OF_TRIPLETS = ("angular_hinge", "triplet_disjoint")
 CLASS_LOSSES = {kind.name for kind in get_args(ClassLossConfig)}
+GENERATORS = {kind.name for kind in get_args(GeneratorConfig)}
 
 REQUIRED = {
     "timm": ["encoder.model=resnet18"],
@@ -99,20 +100,22 @@ def together(job: str) -> list[list[str]]:
     if job != "finetune":  # which alone has one head and one loss
         for group in ("head", "loss"):
             chosen[group] = [name for name in chosen[group] if name not in OF_FINETUNING]
-    if job not in ("face", "finetune"):  # neither self-supervision nor retrieval has classes of its own
+    if job == "pretrain":  # self-supervision has no classes
         chosen["loss"] = [name for name in chosen["loss"] if name not in CLASS_LOSSES]
     chosen["loss"] = [name for name in chosen["loss"] if name not in OF_TRIPLETS]
     if job != "pretrain":  # which alone has a teacher
         chosen["loss"] = [name for name in chosen["loss"] if name not in ("byol", "mocov3")]
     if job == "metric_learning":
         found += [[f"loss={name}", "sampler=triplets", "data=digits"] for name in OF_TRIPLETS]
+        found += [[f"transform={name}", "data=digits"] for name in GENERATORS]  # with losses of pairs alone
+        chosen["transform"] = [name for name in chosen["transform"] if name not in GENERATORS]
     if job == "face":  # only templates classify
         found += [[f"split={name}"] for name in chosen["split"]]
         chosen["split"] = ["none"]
     for row in zip_longest(*map(sorted, chosen.values())):
         options_of = {group: name for group, name in zip(chosen, row, strict=True) if name is not None}
         overrides = [f"{group}={name}" for group, name in options_of.items()]
-        if job == "face" and options_of.get("loss", "cosface") not in CLASS_LOSSES:
+        if job in ("face", "metric_learning") and options_of.get("loss", "cosface") not in CLASS_LOSSES:
             overrides.append("sampler=classes")
         if job == "finetune" and "data" not in options_of:  # that of a run, otherwise
             overrides.append("data=digits")
