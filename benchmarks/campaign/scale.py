@@ -50,7 +50,7 @@ class Scale:
     small_arms: int | None = None
     small_seeds: int | None = None
     small_trials: int | None = None
-    processes: int = 6
+    processes: int = 12
 
 
 # The check of the images is left out, which saves decoding them once: the images of a known set need none.
@@ -97,6 +97,7 @@ class SmallStudy:
 
 
 SMALL_STUDIES: Mapping[str, SmallStudy] = {
+    "confirm": SmallStudy(seeds=(0, 1, 2)),
     "when_cpu": SmallStudy(seeds=(0, 1, 2)),
     "sec_cpu": SmallStudy(points=("loss=dcl",), seeds=tuple(range(8))),
     "temperature_cpu": SmallStudy(seeds=tuple(range(5))),
