@@ -195,7 +195,7 @@ class RowTemplateLoss(TemplateLoss):
 
 
 class ProxyAnchorLoss(TemplateLoss):
-    """Proxy-Anchor (Kim et al. 2020, Eq. 4), for metric learning: each class's proxy is compared with the batch's rows.
+    """Proxy-Anchor (Kim et al. 2020, Eq. 4).
 
     The mean over the classes of the batch of log(1 + Σ_{i: y_i = k} exp(−α (cos θ_ik − δ))), plus that over all classes
     of log(1 + Σ_{i: y_i ≠ k} exp(α (cos θ_ik + δ))).
@@ -205,8 +205,8 @@ class ProxyAnchorLoss(TemplateLoss):
     Args:
         num_classes: n ≥ 2.
         dim: dimensions of the embeddings.
-        scale: α > 0.
-        margin: δ ≥ 0, a difference of cosines.
+        scale: α > 0, the factor of the cosines.
+        margin: δ ≥ 0; cosines are pulled above δ for the own class, and pushed below −δ for the others.
     """
 
     def __init__(self, num_classes: int, dim: int, scale: float = 32.0, margin: float = 0.1) -> None:
@@ -325,7 +325,7 @@ class CTripletLoss(AgentLoss):
 
 
 class CenterLoss(_ClassLoss):
-    """Center loss (Wen et al. 2016), centres moved by SFT's Eq. 9.
+    """Center loss (Wen et al. 2016), moved by SFT's Eq. 9.
 
     ½ ‖f − μ_y‖² on raw rows; the centres move by SFT's Eq. 9, after their use.
 

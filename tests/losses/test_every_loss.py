@@ -371,10 +371,7 @@ def test_the_defaults_are_the_papers(loss):
         (lambda: losses.SoftmaxLoss(5, 0), "dim: found 0, must be ≥ 1"),
         (lambda: losses.L2SoftmaxLoss(5, 5, scale=0.0), "scale: found 0.0, must be > 0"),
         (lambda: losses.NormFaceLoss(5, 5, scale=-1.0), "scale: found -1.0, must be > 0, or None to learn it"),
-        (
-            lambda: losses.NormFaceLoss(5, 5, reachable_loss=2.0),
-            "reachable_loss: found 2.0, must be in (0, 1.609)",
-        ),
+        (lambda: losses.NormFaceLoss(5, 5, reachable_loss=2.0), "reachable_loss: found 2.0, must be in (0, 1.609)"),
         (lambda: losses.SphereFaceLoss(5, 5, margin=0), "margin: found 0, must be in [1, 64]"),
         (lambda: losses.CosFaceLoss(5, 5, scale=0.0), "scale: found 0.0, must be > 0"),
         (lambda: losses.CosFaceLoss(5, 5, margin=-0.1), "margin: found -0.1, must be ≥ 0"),
