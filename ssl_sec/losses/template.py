@@ -220,7 +220,8 @@ class ProxyAnchorLoss(TemplateLoss):
     def _share_of(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         compared = self._compare(embeddings, labels)
         if self._parts is None:  # the anchors' share of the classes
-            first, end, _ = (place * self.num_classes // len(labels) for place in anchors.indices(len(labels)))
+            own = range(len(labels))[anchors]
+            first, end = (place * self.num_classes // len(labels) for place in (own.start, own.stop))
             compared = compared._replace(templates=compared.templates[first:end], places=compared.places - first)
         pushes = over_tiles(self._sum_of_pushes, *compared).sum() / self.num_classes
         return self._pulls(compared.own, classes_of(labels))[anchors].sum() + pushes
