@@ -26,16 +26,8 @@ from ssl_sec.settings import (
     check,
     wherever_possible,
 )
-from ssl_sec.training.optimisers import (
-    ParameterGroup,
-    adam,
-    adamw,
-    lars,
-    parameter_groups,
-    rated_groups,
-    sgd,
-    templates_of,
-)
+from ssl_sec.training.class_sharding import template_losses
+from ssl_sec.training.optimisers import ParameterGroup, adam, adamw, lars, parameter_groups, rated_groups, sgd
 from ssl_sec.training.recipe import Computation, Precision
 from ssl_sec.training.schedules import CappedRamp, Constant, Cosine, FaceRamp, LinearRamp, Schedule, StepDecay
 
@@ -199,7 +191,7 @@ class _SteppedOptimiserConfig(Settings, key="optimiser"):
         """The optimiser over the backbone's parameters and the others'."""
         factor = self.backbone_learning_rate / self.learning_rate
         groups = parameter_groups([backbone], self.weight_decay, factor)
-        templates = templates_of(rest)
+        templates = [loss.weight for module in rest for loss in template_losses(module)]
         groups += parameter_groups(rest, self.weight_decay, left_out=templates)
         if templates:
             factor = (self.template_learning_rate or self.learning_rate) / self.learning_rate

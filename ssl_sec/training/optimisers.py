@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ssl_sec.losses.generators.base import RatedLayers
-from ssl_sec.losses.template import TemplateLoss
 
 ParameterGroup = dict[str, object]
 
@@ -34,10 +33,10 @@ def parameter_groups(
         left_out: parameters that are in other groups.
     """
     modules = list(modules)
-    rated = {id(parameter) for layers in _rated_layers(modules) for parameter in layers.parameters()}
-    rated |= set(map(id, left_out))
+    rated = [parameter for layers in _rated_layers(modules) for parameter in layers.parameters()]
+    elsewhere = set(map(id, [*rated, *left_out]))
     trained = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
-    parameters = [parameter for parameter in trained if id(parameter) not in rated]
+    parameters = [parameter for parameter in trained if id(parameter) not in elsewhere]
     groups: list[ParameterGroup] = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay, "rate_factor": rate_factor},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0, "rate_factor": rate_factor},
@@ -57,11 +56,6 @@ def rated_groups(modules: Iterable[nn.Module], learning_rate: float) -> list[Par
         for layers in _rated_layers(modules)
         for group in parameter_groups(layers, 0.0, layers.learning_rate / learning_rate)
     ]
-
-
-def templates_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """The templates of the classes among the parameters of modules."""
-    return [part.weight for module in modules for part in module.modules() if isinstance(part, TemplateLoss)]
 
 
 def _rated_layers(modules: Iterable[nn.Module]) -> list[RatedLayers]:

@@ -184,6 +184,15 @@ def class_loss(ours, peer):
     return ours, peer
 
 
+def agree_and_differentiate(ours, peer):
+    """Values and gradients by the rows agree; the templates of both have their gradients afterwards."""
+    agree(ours, peer, LABELS, dim=16)
+    embeddings = rows(12, 16)
+    for loss in (ours, peer):
+        loss.zero_grad()
+        loss(embeddings, LABELS).backward()
+
+
 @pytest.mark.parametrize(
     ("ours", "peer"),
     [
@@ -195,12 +204,7 @@ def class_loss(ours, peer):
 )
 def test_cosine_softmax(ours, peer):
     ours, peer = class_loss(ours, peer)
-    agree(ours, peer, LABELS, dim=16)
-    embeddings = rows(12, 16)
-    ours.zero_grad()
-    peer.zero_grad()
-    ours(embeddings, LABELS).backward()
-    peer(embeddings, LABELS).backward()
+    agree_and_differentiate(ours, peer)
     torch.testing.assert_close(ours.weight.grad, peer.W.grad.T, rtol=1e-7, atol=1e-12)
 
 
@@ -217,12 +221,7 @@ def test_proxy_anchor():
     ours, peer = ours.double(), peer.double()
     ours.weight.data.normal_()
     peer.proxies.data = ours.weight.detach().clone()
-    agree(ours, peer, LABELS, dim=16)
-    embeddings = rows(12, 16)
-    ours.zero_grad()
-    peer.zero_grad()
-    ours(embeddings, LABELS).backward()
-    peer(embeddings, LABELS).backward()
+    agree_and_differentiate(ours, peer)
     torch.testing.assert_close(ours.weight.grad, peer.proxies.grad, rtol=1e-7, atol=1e-12)
 
 

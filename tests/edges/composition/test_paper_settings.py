@@ -57,7 +57,8 @@ def test_cifar_experiments_are_the_papers(name, data, constraint, epochs, eta, t
         0.5,
     )
     assert (config.probe.epochs, config.probe.batch_size) == (100, 256)
-    assert config.probe.learning_rates[-4:] == (1, 2, 5, 10)
+    paper, lower = (1, 2, 5, 10), (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+    assert config.probe.learning_rates == (*lower, *paper)
     assert (epochs_at(config.probe.decay_at, config.probe.epochs), config.probe.decay_factor) == ((60, 75, 90), 5)
     assert f"top1 {top1}," in explanations()[name]
 
