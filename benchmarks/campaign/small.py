@@ -31,6 +31,7 @@ from benchmarks.measure import describe_environment, describe_error
 from ssl_sec.data.config import FolderConfig, ParquetConfig
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.study.digest import digest_of
+from ssl_sec.errors import Stopped, first_line
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.settings import from_values
 
@@ -196,6 +197,9 @@ def _run(plan: Plan, scale: Scale, task: Task) -> None:
         run(sheet, scale, task.arm, task.seed, {**_ON_GPU, **_changes(plan, scale, task)})
         minutes = (time.monotonic() - begun) / 60
         sheet.write("done", minutes=minutes, config=_digest(plan, scale, task), **_summarise(sheet))
+    except Stopped as stopped:  # by a signal to all processes of the campaign; its checkpoint is resumed
+        sheet.write("stopped", error=first_line(stopped))
+        return
     except Exception as error:
         sheet.write("failed", error=describe_error(error))
     for folder in folders_of(sheet):

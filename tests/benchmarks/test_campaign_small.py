@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.campaign import cells, recipes, small
+from benchmarks.campaign import cells, recipes, small, training
 from benchmarks.campaign.data import prepare_data
 from benchmarks.campaign.scale import FULL, SMALL_STUDIES, TINY
 from benchmarks.campaign.sheet import Plan, Sheet
@@ -100,6 +100,27 @@ def test_a_run_that_fails_does_not_stop_the_others(plan, monkeypatch):
     assert "nan at step 3" in Sheet(plan, task.name).read()["error"]
     assert cells.keep_cells({"cells-when_cpu": {"runs": small._read(plan, [task]), "trials": []}}, plan.folder)
     assert not (plan.folder / "when_cpu.csv").exists()
+
+
+def test_a_stopped_run_is_resumed(plan, monkeypatch):
+    task = small.Task(name="when_cpu-epochs_5-none-s0", arm="when_cpu-epochs_5-none", seed=0)
+    folder, _ = small.folders_of(Sheet(plan, task.name))
+    work, begun = training.work, []
+
+    def stop_at_once(job, values, run_folder, worker):
+        begun.append(run_folder.checkpoints_path.exists())
+        if len(begun) == 1:
+            run_folder.stop_path.touch()
+        work(job, values, run_folder, worker)
+
+    monkeypatch.setattr(training, "work", stop_at_once)
+    small._run(plan, TINY, task)
+    assert Sheet(plan, task.name).read_state() == "stopped"
+    assert small._read(plan, [task]) == []
+    small._run(plan, TINY, task)
+    assert begun == [False, True, False]  # the run, the rest of it, its probe
+    assert [run["last"]["train/epoch"] for run in small._read(plan, [task])] == [2.0]
+    assert not folder.path.exists()
 
 
 ARM = "sec_cpu-dcl-none"
