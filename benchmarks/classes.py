@@ -21,7 +21,7 @@ from torch.nn import functional
 from benchmarks.measure import describe_environment, format_table, read_peak_resident_mib, run_on_workers, save_results
 from ssl_sec.collectives import average_parameter_gradients, own_rows, world_size
 from ssl_sec.losses import ArcFaceLoss
-from ssl_sec.losses.template import TemplateLoss
+from ssl_sec.losses.templates.base import TemplateLoss
 from ssl_sec.training.class_sharding import draw_templates
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.schedules import Constant

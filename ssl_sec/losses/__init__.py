@@ -22,19 +22,19 @@ from ssl_sec.losses.pair import (
     SemihardTripletLoss,
     TripletLoss,
 )
-from ssl_sec.losses.softmax import (
-    ArcFaceLoss,
-    CosFaceLoss,
+from ssl_sec.losses.spherical import SphericalConstraint, spherical_constraint
+from ssl_sec.losses.templates.center import CenterLoss
+from ssl_sec.losses.templates.hinges import CContrastiveLoss, CTripletLoss
+from ssl_sec.losses.templates.margins import ArcFaceLoss, CosFaceLoss, SphereFaceLoss
+from ssl_sec.losses.templates.proxy_anchor import ProxyAnchorLoss
+from ssl_sec.losses.templates.softmax import (
     CrossEntropyLoss,
     L2SoftmaxLoss,
     ModifiedSoftmaxLoss,
     NormFaceLoss,
     SoftmaxLoss,
-    SphereFaceLoss,
     normalized_softmax_lower_bound,
 )
-from ssl_sec.losses.spherical import SphericalConstraint, spherical_constraint
-from ssl_sec.losses.template import CContrastiveLoss, CenterLoss, CTripletLoss, ProxyAnchorLoss
 from ssl_sec.losses.transform import Rotation, SphericalFeatureTransform, rotation
 
 # Losses by name in which rows of one label are positives of each other.

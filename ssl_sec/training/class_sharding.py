@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ssl_sec.collectives import max_over_workers, own_rows, sum_over_workers
-from ssl_sec.losses.template import TemplateLoss
+from ssl_sec.losses.templates.base import TemplateLoss
 from ssl_sec.seeding import derived_seed
 
 # Classes whose templates are drawn together.

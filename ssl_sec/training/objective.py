@@ -22,7 +22,8 @@ from ssl_sec.losses.contrastive import TeacherLoss
 from ssl_sec.losses.generators.base import GlobalBatch, RowGenerator
 from ssl_sec.losses.geometry import GradScaleBy, grad_scale, in_full_precision, norms
 from ssl_sec.losses.spherical import SphericalConstraint
-from ssl_sec.losses.template import AgentLoss, CenterLoss
+from ssl_sec.losses.templates.center import CenterLoss
+from ssl_sec.losses.templates.hinges import AgentLoss
 from ssl_sec.losses.transform import SphericalFeatureTransform
 from ssl_sec.settings import Range
 from ssl_sec.training.schedules import Constant, Schedule

@@ -19,7 +19,7 @@ from ssl_sec.effects import NoEffect
 from ssl_sec.errors import ConfigError
 from ssl_sec.losses import CLASS_LOSSES, Loss
 from ssl_sec.losses.config import ClassLossConfig, CombinedConfig, NoTransformConfig, PairLossConfig, TransformConfig
-from ssl_sec.losses.template import TemplateLoss
+from ssl_sec.losses.templates.base import TemplateLoss
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
 from ssl_sec.recipes.face.test_set_config import FalseAcceptRate, TestSetConfig
 from ssl_sec.settings import BelowOne, Count, Range, Settings, check

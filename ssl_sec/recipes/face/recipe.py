@@ -26,7 +26,7 @@ from ssl_sec.evaluation.plane import plane_grid
 from ssl_sec.losses import Loss, NormFaceLoss
 from ssl_sec.losses.config import PairLossConfig
 from ssl_sec.losses.geometry import directions, in_full_precision, norms
-from ssl_sec.losses.softmax import class_probabilities
+from ssl_sec.losses.templates.softmax import class_probabilities
 from ssl_sec.recipes.assembly import RunStore, assemble, build_loss, extractor, hold_out, save_network, train_recipe
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.face.test_set_config import open_test_set

@@ -1,4 +1,4 @@
-"""Softmax over the classes, with and without margins: cross-entropies against one template for each class.
+"""Softmax over the classes without a margin: cross-entropies against one template for each class.
 
 With the template w_k of class k, cos θ_k = ⟨f̂, ŵ_k⟩ and the row's class y:
 
@@ -6,12 +6,8 @@ With the template w_k of class k, cos θ_k = ⟨f̂, ŵ_k⟩ and the row's class
     L2-softmax       −log softmax of s ⟨f̂, w_k⟩ at y                                       (Ranjan et al. 2017)
     modified softmax −log softmax of ⟨f, ŵ_k⟩ at y                                            (Liu et al. 2017)
     NormFace         −log softmax of s cos θ_k at y                                           (NormFace, Eq. 6)
-    SphereFace       the same, cos θ_y replaced by (−1)^j cos(m θ_y) − 2j, j = ⌊m θ_y / π⌋   (Liu et al. 2017)
-    CosFace          the same, cos θ_y replaced by cos θ_y − m                                   (SEC, Eq. 19)
-    ArcFace          the same, cos θ_y replaced by cos(θ_y + m)                              (Deng et al. 2019)
 
-All are means over the rows; the templates may be sharded over workers, as in `ssl_sec.losses.template`. Cross-entropy
-itself, of logits that the network computes, is here too.
+All are means over the rows. Cross-entropy itself, of logits that the network computes, is here too.
 """
 
 import math
@@ -22,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, require_classes
-from ssl_sec.losses.geometry import in_full_precision, root
-from ssl_sec.losses.template import TEMPLATE_STD, Compared, RowTemplateLoss
+from ssl_sec.losses.geometry import in_full_precision
+from ssl_sec.losses.templates.base import TEMPLATE_STD, Compared, RowTemplateLoss
 from ssl_sec.losses.tiles import over_tiles, without_own
 from ssl_sec.settings import Range, check
 
@@ -54,12 +50,12 @@ def class_probabilities(loss: nn.Module, embeddings: Float[Tensor, "rows dim"]) 
         The probability of each class; None if there is no such softmax.
     """
     for module in loss.modules():
-        if isinstance(module, _SoftmaxLoss) and module.holds_all:
+        if isinstance(module, TemplateSoftmaxLoss) and module.holds_all:
             return module.logits(embeddings).softmax(1)
     return None
 
 
-class _SoftmaxLoss(RowTemplateLoss):
+class TemplateSoftmaxLoss(RowTemplateLoss):
     """−log softmax of logits at the own class, log(1 + Σ_{k ≠ y} exp(z_k − z_y)), with z = s · similarity."""
 
     scale: float | nn.Parameter
@@ -99,7 +95,7 @@ class _SoftmaxLoss(RowTemplateLoss):
         return without_own(logits, places, torch.finfo(logits.dtype).min / 2).logsumexp(1)
 
 
-class SoftmaxLoss(_SoftmaxLoss):
+class SoftmaxLoss(TemplateSoftmaxLoss):
     """Softmax on raw rows (NormFace, Eq. 1).
 
     Cross-entropy of the inner products with the templates, plus an optional bias for each class.
@@ -125,7 +121,7 @@ class SoftmaxLoss(_SoftmaxLoss):
         return templates
 
 
-class L2SoftmaxLoss(_SoftmaxLoss):
+class L2SoftmaxLoss(TemplateSoftmaxLoss):
     """L2-softmax (Ranjan et al. 2017).
 
     Cross-entropy of s ⟨f̂, w_k⟩: features on a sphere of radius s, free templates.
@@ -143,7 +139,7 @@ class L2SoftmaxLoss(_SoftmaxLoss):
         return templates
 
 
-class ModifiedSoftmaxLoss(_SoftmaxLoss):
+class ModifiedSoftmaxLoss(TemplateSoftmaxLoss):
     """Modified softmax (Liu et al. 2017).
 
     Cross-entropy of ⟨f, ŵ_k⟩: templates of length 1, free features (SphereFace's modified softmax).
@@ -162,7 +158,7 @@ class ModifiedSoftmaxLoss(_SoftmaxLoss):
         return embeddings
 
 
-class NormFaceLoss(_SoftmaxLoss):
+class NormFaceLoss(TemplateSoftmaxLoss):
     """NormFace (Eq. 6).
 
     Cross-entropy of s cos θ_k.
@@ -195,82 +191,6 @@ class NormFaceLoss(_SoftmaxLoss):
     def current_scale(self) -> float:
         """s, learned or not; it waits for a GPU."""
         return self.scale.detach().item() if isinstance(self.scale, Tensor) else self.scale
-
-
-class SphereFaceLoss(_SoftmaxLoss):
-    """SphereFace (Liu et al. 2017).
-
-    cos θ_y is replaced by ψ(θ_y) = (−1)^j cos(m θ_y) − 2j, j = ⌊m θ_y / π⌋, which falls with θ_y.
-
-    cos(m θ) is Chebyshev's polynomial of cos θ, so that the gradient is bounded at θ = 0 and π too.
-
-    Args:
-        num_classes: n ≥ 2.
-        dim: dimensions of the embeddings.
-        scale: s > 0, the factor on the cosines.
-        margin: m ≥ 1, the whole factor on the angle to the own class.
-    """
-
-    def __init__(self, num_classes: int, dim: int, scale: float = 64.0, margin: int = 3) -> None:
-        super().__init__(num_classes, dim, scale)
-        Range(ge=1, le=64).check("margin", margin)
-        self.margin = margin
-
-    def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-        before, multiple = torch.ones_like(similarities), similarities
-        for _ in range(self.margin - 1):
-            before, multiple = multiple, 2 * similarities * multiple - before
-        angles = similarities.detach().clamp(-1, 1).acos()
-        piece = (self.margin * angles / math.pi).floor()
-        return (1 - 2 * (piece % 2)) * multiple - 2 * piece
-
-
-class CosFaceLoss(_SoftmaxLoss):
-    """CosFace (SEC, Eq. 19).
-
-    cos θ_y is replaced by cos θ_y − m.
-
-    Args:
-        num_classes: n ≥ 2.
-        dim: dimensions of the embeddings.
-        scale: s > 0, the factor on the cosines.
-        margin: m ≥ 0, subtracted from the cosine of the own class.
-    """
-
-    def __init__(self, num_classes: int, dim: int, scale: float = 64.0, margin: float = 0.35) -> None:
-        super().__init__(num_classes, dim, scale)
-        Range(ge=0).check("margin", margin)
-        self.margin = margin
-
-    def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-        return similarities - self.margin
-
-
-class ArcFaceLoss(_SoftmaxLoss):
-    """ArcFace (Deng et al. 2019).
-
-    cos θ_y is replaced by cos(θ_y + m).
-
-    Beyond θ_y + m = π it continues as −2 − cos(θ_y + m), which keeps falling and is smooth; the original would reward a
-    larger angle there.
-
-    Args:
-        num_classes: n ≥ 2.
-        dim: dimensions of the embeddings.
-        scale: s > 0, the factor on the cosines.
-        margin_radians: m in [0, π), added to the angle to the own class.
-    """
-
-    def __init__(self, num_classes: int, dim: int, scale: float = 64.0, margin_radians: float = 0.45) -> None:
-        super().__init__(num_classes, dim, scale)
-        check(0 <= margin_radians < math.pi, "margin_radians", margin_radians, "in [0, π)")
-        self.margin_radians = margin_radians
-
-    def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-        sines = root(1 - similarities.square())
-        shifted = similarities * math.cos(self.margin_radians) - sines * math.sin(self.margin_radians)
-        past = similarities < -math.cos(self.margin_radians)
-        return torch.where(past, -2 - shifted, shifted)
 
 
 class CrossEntropyLoss(Loss):

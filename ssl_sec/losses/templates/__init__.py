@@ -1,0 +1,1 @@
+"""Losses with something for each class: learned templates, or centres that follow the batches."""

@@ -1,0 +1,94 @@
+"""Softmax over the classes with a margin: the similarity to the own class's template is reduced.
+
+Cross-entropies of s cos θ_k, as NormFace's, with cos θ_y replaced by
+
+    SphereFace       (−1)^j cos(m θ_y) − 2j, j = ⌊m θ_y / π⌋                                 (Liu et al. 2017)
+    CosFace          cos θ_y − m                                                                 (SEC, Eq. 19)
+    ArcFace          cos(θ_y + m)                                                            (Deng et al. 2019)
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ssl_sec.losses.geometry import root
+from ssl_sec.losses.templates.softmax import TemplateSoftmaxLoss
+from ssl_sec.settings import Range, check
+
+
+class SphereFaceLoss(TemplateSoftmaxLoss):
+    """SphereFace (Liu et al. 2017).
+
+    cos θ_y is replaced by ψ(θ_y) = (−1)^j cos(m θ_y) − 2j, j = ⌊m θ_y / π⌋, which falls with θ_y.
+
+    cos(m θ) is Chebyshev's polynomial of cos θ, so that the gradient is bounded at θ = 0 and π too.
+
+    Args:
+        num_classes: n ≥ 2.
+        dim: dimensions of the embeddings.
+        scale: s > 0, the factor on the cosines.
+        margin: m ≥ 1, the whole factor on the angle to the own class.
+    """
+
+    def __init__(self, num_classes: int, dim: int, scale: float = 64.0, margin: int = 3) -> None:
+        super().__init__(num_classes, dim, scale)
+        Range(ge=1, le=64).check("margin", margin)
+        self.margin = margin
+
+    def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        before, multiple = torch.ones_like(similarities), similarities
+        for _ in range(self.margin - 1):
+            before, multiple = multiple, 2 * similarities * multiple - before
+        angles = similarities.detach().clamp(-1, 1).acos()
+        piece = (self.margin * angles / math.pi).floor()
+        return (1 - 2 * (piece % 2)) * multiple - 2 * piece
+
+
+class CosFaceLoss(TemplateSoftmaxLoss):
+    """CosFace (SEC, Eq. 19).
+
+    cos θ_y is replaced by cos θ_y − m.
+
+    Args:
+        num_classes: n ≥ 2.
+        dim: dimensions of the embeddings.
+        scale: s > 0, the factor on the cosines.
+        margin: m ≥ 0, subtracted from the cosine of the own class.
+    """
+
+    def __init__(self, num_classes: int, dim: int, scale: float = 64.0, margin: float = 0.35) -> None:
+        super().__init__(num_classes, dim, scale)
+        Range(ge=0).check("margin", margin)
+        self.margin = margin
+
+    def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        return similarities - self.margin
+
+
+class ArcFaceLoss(TemplateSoftmaxLoss):
+    """ArcFace (Deng et al. 2019).
+
+    cos θ_y is replaced by cos(θ_y + m).
+
+    Beyond θ_y + m = π it continues as −2 − cos(θ_y + m), which keeps falling and is smooth; the original would reward a
+    larger angle there.
+
+    Args:
+        num_classes: n ≥ 2.
+        dim: dimensions of the embeddings.
+        scale: s > 0, the factor on the cosines.
+        margin_radians: m in [0, π), added to the angle to the own class.
+    """
+
+    def __init__(self, num_classes: int, dim: int, scale: float = 64.0, margin_radians: float = 0.45) -> None:
+        super().__init__(num_classes, dim, scale)
+        check(0 <= margin_radians < math.pi, "margin_radians", margin_radians, "in [0, π)")
+        self.margin_radians = margin_radians
+
+    def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        sines = root(1 - similarities.square())
+        shifted = similarities * math.cos(self.margin_radians) - sines * math.sin(self.margin_radians)
+        past = similarities < -math.cos(self.margin_radians)
+        return torch.where(past, -2 - shifted, shifted)

@@ -1,0 +1,17 @@
+import pytest
+import torch
+
+from ssl_sec.losses import ProxyAnchorLoss
+
+
+@pytest.mark.parametrize("scale", [1e-3, 32.0, 1e4])
+def test_proxy_anchor_neither_overflows_nor_vanishes(scale):
+    """In float32, at the similarities 1 and -1."""
+    loss, batch = ProxyAnchorLoss(3, 2, scale=scale), torch.tensor([[1.0, 0.0], [-1.0, 0.0]]).requires_grad_()
+    loss.weight.data = torch.tensor([[1.0, 1e-3], [1.0, -1e-3], [-1.0, 1e-3]])
+    value = loss(batch, torch.tensor([0, 1]))
+    (gradient,) = torch.autograd.grad(value, batch)
+    exact = ProxyAnchorLoss(3, 2, scale=scale).double()
+    exact.weight.data = loss.weight.detach().double()
+    assert value.item() == pytest.approx(exact(batch.detach().double(), torch.tensor([0, 1])).item(), rel=1e-5)
+    assert gradient.isfinite().all() and gradient.any()
