@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ssl_sec.evaluation.retrieval import recall_at_k as recall_at_k
     from ssl_sec.evaluation.uniformity import alignment as alignment
     from ssl_sec.evaluation.uniformity import uniformity as uniformity
+    from ssl_sec.losses import AdaFaceLoss as AdaFaceLoss
     from ssl_sec.losses import AngularHingeLoss as AngularHingeLoss
     from ssl_sec.losses import AngularLoss as AngularLoss
     from ssl_sec.losses import ArcFaceLoss as ArcFaceLoss
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from ssl_sec.losses import L2SoftmaxLoss as L2SoftmaxLoss
     from ssl_sec.losses import LiftedStructureLoss as LiftedStructureLoss
     from ssl_sec.losses import Loss as Loss
+    from ssl_sec.losses import MagFaceLoss as MagFaceLoss
     from ssl_sec.losses import MoCoV3Loss as MoCoV3Loss
     from ssl_sec.losses import ModifiedSoftmaxLoss as ModifiedSoftmaxLoss
     from ssl_sec.losses import MultiSimilarityLoss as MultiSimilarityLoss
@@ -158,9 +160,9 @@ _HOMES = {
     "ssl_sec.evaluation.retrieval": "RPrecision nearest precision_at_r recall_at_k",
     "ssl_sec.evaluation.uniformity": "alignment uniformity",
     "ssl_sec.losses": """
-        AngularHingeLoss AngularLoss ArcFaceLoss BYOLLoss CContrastiveLoss CenterLoss CombinedLoss
+        AdaFaceLoss AngularHingeLoss AngularLoss ArcFaceLoss BYOLLoss CContrastiveLoss CenterLoss CombinedLoss
         ContrastiveLoss CosFaceLoss CrossEntropyLoss CTripletLoss DCLLoss DisjointTripletLoss L2SoftmaxLoss
-        LiftedStructureLoss Loss MoCoV3Loss ModifiedSoftmaxLoss MultiSimilarityLoss NormalizedNPairLoss
+        LiftedStructureLoss Loss MagFaceLoss MoCoV3Loss ModifiedSoftmaxLoss MultiSimilarityLoss NormalizedNPairLoss
         NormFaceLoss NPairAngularLoss NPairLoss NTXentLoss ProxyAnchorLoss RankedListLoss Rotation SemihardTripletLoss
         SoftmaxLoss SphereFaceLoss SphericalConstraint SphericalFeatureTransform SupConLoss TeacherLoss
         TripletLoss from_views normalized_softmax_lower_bound rotation spherical_constraint

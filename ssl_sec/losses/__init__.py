@@ -26,6 +26,7 @@ from ssl_sec.losses.spherical import SphericalConstraint, spherical_constraint
 from ssl_sec.losses.templates.center import CenterLoss
 from ssl_sec.losses.templates.hinges import CContrastiveLoss, CTripletLoss
 from ssl_sec.losses.templates.margins import ArcFaceLoss, CosFaceLoss, SphereFaceLoss
+from ssl_sec.losses.templates.norm_margins import AdaFaceLoss, MagFaceLoss
 from ssl_sec.losses.templates.proxy_anchor import ProxyAnchorLoss
 from ssl_sec.losses.templates.softmax import (
     CrossEntropyLoss,
@@ -69,6 +70,8 @@ CLASS_LOSSES: Mapping[str, type[Loss]] = {
     "sphereface": SphereFaceLoss,
     "cosface": CosFaceLoss,
     "arcface": ArcFaceLoss,
+    "magface": MagFaceLoss,
+    "adaface": AdaFaceLoss,
     "c_contrastive": CContrastiveLoss,
     "c_triplet": CTripletLoss,
     "proxy_anchor": ProxyAnchorLoss,
@@ -79,6 +82,7 @@ __all__ = [
     "CLASS_LOSSES",
     "ORDERED_LOSSES",
     "PAIR_LOSSES",
+    "AdaFaceLoss",
     "AngularHingeLoss",
     "AngularLoss",
     "ArcFaceLoss",
@@ -95,6 +99,7 @@ __all__ = [
     "L2SoftmaxLoss",
     "LiftedStructureLoss",
     "Loss",
+    "MagFaceLoss",
     "MoCoV3Loss",
     "ModifiedSoftmaxLoss",
     "MultiSimilarityLoss",

@@ -24,6 +24,7 @@ from ssl_sec.losses.geometry import GradScaleBy, grad_scale, in_full_precision, 
 from ssl_sec.losses.spherical import SphericalConstraint
 from ssl_sec.losses.templates.center import CenterLoss
 from ssl_sec.losses.templates.hinges import AgentLoss
+from ssl_sec.losses.templates.norm_margins import NormAverages
 from ssl_sec.losses.transform import SphericalFeatureTransform
 from ssl_sec.settings import Range
 from ssl_sec.training.schedules import Constant, Schedule
@@ -55,15 +56,15 @@ class Terms:
 
 
 @contextmanager
-def _fixed_centres(loss: nn.Module) -> Iterator[None]:
-    """The centres of center losses follow the batch's own rows alone (SFT, Eq. 9), not generated ones."""
-    centre_losses = [module for module in loss.modules() if isinstance(module, CenterLoss)]
-    for module in centre_losses:
+def _fixed_averages(loss: nn.Module) -> Iterator[None]:
+    """Centres (SFT, Eq. 9) and averages of norms follow the batch's own rows alone, not generated ones."""
+    moving = [module for module in loss.modules() if isinstance(module, CenterLoss | NormAverages)]
+    for module in moving:
         module.moves = False
     try:
         yield
     finally:
-        for module in centre_losses:
+        for module in moving:
             module.moves = True
 
 
@@ -150,7 +151,7 @@ class Objective(nn.Module):
             batch = GlobalBatch(
                 features=gather_rows(in_full_precision(features)), embeddings=embeddings, labels=labels, step=step
             )
-            with _fixed_centres(self.loss):
+            with _fixed_averages(self.loss):
                 shares = self.transform(batch, own_rows(len(labels)), head, self.loss)
             generated_loss, generator_loss, classifier_loss = sum_over_workers(torch.stack(shares))
             of_batch, of_generated = self.transform.weights(step)
@@ -159,7 +160,7 @@ class Objective(nn.Module):
                 self.transform.observe(step, metric_loss.detach(), generator_loss.detach())
         elif self.transform is not None:
             generated, classes = self.transform(embeddings, labels, step)
-            with _fixed_centres(self.loss):
+            with _fixed_averages(self.loss):
                 generated_loss = self._of_generated(generated, classes, embeddings, labels)
             total = total + self.transform.weight * generated_loss
         if self.constraint is not None:

@@ -20,6 +20,7 @@ class Case:
         make: builds it, from what it shares with its slow loop.
         values: what both are given.
         normalised: the rows' norms do not matter.
+        reads_norms: the rows' norms matter, but no gradient passes through them.
         by_order: which row of a class is first matters.
         of_triplets: the batch is one of disjoint triplets.
         of_positives: every row needs a positive.
@@ -31,6 +32,7 @@ class Case:
     terms: Callable[..., list[float]]
     values: dict = field(default_factory=dict)
     normalised: bool = True
+    reads_norms: bool = False
     by_order: bool = False
     of_triplets: bool = False
     of_positives: bool = False
@@ -80,8 +82,16 @@ def _pair(name, make, terms, normalised=True, by_order=False, of_triplets=False,
     )
 
 
-def _class(name, make, terms, normalised=True, **values):
-    return Case(name=name, make=make, terms=terms, values=values, normalised=normalised, of_classes=True)
+def _class(name, make, terms, normalised=True, reads_norms=False, **values):
+    return Case(
+        name=name,
+        make=make,
+        terms=terms,
+        values=values,
+        normalised=normalised,
+        reads_norms=reads_norms,
+        of_classes=True,
+    )
 
 
 PAIR_LOSSES = [
@@ -143,6 +153,28 @@ CLASS_LOSSES = [
     _class("sphereface", losses.SphereFaceLoss, slow.sphereface, scale=6.0, margin=3),
     _class("cosface", losses.CosFaceLoss, slow.cosface, scale=6.0, margin=0.35),
     _class("arcface", losses.ArcFaceLoss, slow.arcface, scale=6.0, margin_radians=0.6),
+    _class(
+        "magface",
+        losses.MagFaceLoss,
+        slow.magface,
+        normalised=False,
+        scale=6.0,
+        least_norm=1.5,
+        greatest_norm=3.0,
+        least_margin_radians=0.3,
+        greatest_margin_radians=0.9,
+        norm_weight=2.0,
+    ),
+    _class(
+        "adaface",
+        losses.AdaFaceLoss,
+        slow.adaface,
+        normalised=False,
+        reads_norms=True,
+        scale=6.0,
+        margin=0.5,
+        concentration=0.7,
+    ),
     _class("c_contrastive", losses.CContrastiveLoss, slow.c_contrastive, margin=1.5),
     _class("c_triplet", losses.CTripletLoss, slow.c_triplet, margin=0.8),
     # With this margin some rows have no hinge.

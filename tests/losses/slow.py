@@ -298,6 +298,33 @@ def arcface(rows, labels, weight, scale, margin_radians):
     return with_margin(rows, labels, weight, scale, harder)
 
 
+def magface(rows, labels, weight, scale, norm_weight, **bounds):
+    least, greatest = bounds["least_norm"], bounds["greatest_norm"]
+    lower, upper = bounds["least_margin_radians"], bounds["greatest_margin_radians"]
+    terms = []
+    for row, label in zip(rows, labels, strict=True):
+        length = min(max(math.sqrt(dot(row, row)), least), greatest)
+        margin = (upper - lower) / (greatest - least) * (length - least) + lower
+        (of_angle,) = arcface([row], [label], weight, scale, margin)
+        terms.append((of_angle + norm_weight * (1 / length + length / greatest**2)) / len(rows))
+    return terms
+
+
+def adaface(rows, labels, weight, scale, margin, concentration):
+    lengths = [math.sqrt(dot(row, row)) for row in rows]
+    centre = mean(lengths)
+    deviation = math.sqrt(sum((x - centre) ** 2 for x in lengths) / max(len(rows) - 1, 1))
+    terms = []
+    for row, label, length in zip(rows, labels, lengths, strict=True):
+        quality = min(max(concentration * (length - centre) / (deviation + 1e-3), -1), 1)
+
+        def harder(angle, quality=quality):
+            return math.cos(min(max(angle - margin * quality, 0), math.pi)) - (margin + margin * quality)
+
+        terms.append(with_margin([row], [label], weight, scale, harder)[0] / len(rows))
+    return terms
+
+
 def c_contrastive(rows, labels, weight, margin):
     agents = [unit(w) for w in weight]
     return [

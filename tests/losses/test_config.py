@@ -61,6 +61,7 @@ def test_settings_of_an_option_reach_the_loss(name):
     values = values_of(name)
     changed = {k: 3 if k == "margin" and name == "sphereface" else 0.25 for k in values if k != "name"}
     changed |= {key: not value for key, value in values.items() if isinstance(value, bool)}
+    changed |= {"greatest_norm": 0.5} if "greatest_norm" in values else {}
     loss = built(from_values((PAIR | CLASS)[name], {**values, **changed, "name": name}))
     if name == "npair_angular":
         assert loss.angular.alpha_degrees == changed.pop("alpha_degrees")

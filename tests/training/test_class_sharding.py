@@ -43,6 +43,8 @@ LOSSES = {
     "sphereface": lambda: losses.SphereFaceLoss(NUM_CLASSES, DIM, scale=6.0),
     "cosface": lambda: losses.CosFaceLoss(NUM_CLASSES, DIM, scale=6.0),
     "arcface": lambda: losses.ArcFaceLoss(NUM_CLASSES, DIM, scale=6.0),
+    "magface": lambda: losses.MagFaceLoss(NUM_CLASSES, DIM, scale=6.0, least_norm=0.3, greatest_norm=0.9),
+    "adaface": lambda: losses.AdaFaceLoss(NUM_CLASSES, DIM, scale=6.0, rho=0.3),
     "c_contrastive": lambda: losses.CContrastiveLoss(NUM_CLASSES, DIM, margin=2.0),
     "c_triplet": lambda: losses.CTripletLoss(NUM_CLASSES, DIM),
     "c_triplet_center": lambda: losses.CTripletLoss(NUM_CLASSES, DIM, margin=0.0, add_center=True),
@@ -94,6 +96,7 @@ def trained(name, sharded, tile_entries=tiles.TILE_ENTRIES, first_step=0, folder
     parameters = [parameter.detach() for parameter in network.parameters()]
     gradients = [parameter.grad for parameter in network.parameters()]
     scale = [parameter.detach() for parameter in loss.parameters() if parameter.ndim == 0]
+    scale += [average.double() for average in loss.buffers()]
     scale += [] if objective.distortion is None else [objective.distortion.distortion, objective.distortion.bound]
     tiles.TILE_ENTRIES = 1 << 24
     return values, [*parameters, *gradients, *scale], loss.weight.detach(), loss.weight.grad

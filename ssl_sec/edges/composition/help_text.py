@@ -4,6 +4,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import groupby, zip_longest
 from typing import Any
 
 from ssl_sec import papers
@@ -218,13 +219,13 @@ def _key(key: Key, between: str = "=") -> list[str]:
 
 
 def _listed(explained: Mapping[str, str], chosen: str | None = None) -> list[str]:
-    """Names with their explanations."""
+    """Names with their explanations; names that follow each other share one that they have in common."""
     width = max(map(len, explained), default=0)
     lines: list[str] = []
-    for name, explanation in explained.items():
-        indent = " " * (width + 6)
-        first, *rest = _wrapped(explanation, indent) or [""]
-        lines += [f"  {'*' if name == chosen else ' '} {name:<{width}}  {first.strip()}".rstrip(), *rest]
+    for explanation, names in groupby(explained, key=lambda name: explained[name]):
+        wrapped = [line.strip() for line in _wrapped(explanation, " " * (width + 6))]
+        for name, line in zip_longest(names, wrapped, fillvalue=""):
+            lines.append(f"  {'*' if name and name == chosen else ' '} {name:<{width}}  {line}".rstrip())
     return lines
 
 

@@ -169,11 +169,15 @@ class RowTemplateLoss(TemplateLoss):
 
     def _share_of(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         if self._parts is None:
-            terms = self._term(self._compare(embeddings[anchors], labels[anchors]))
+            terms = self._terms(embeddings, labels, anchors)
         else:
             # A worker computes the part of its own classes for every row, not only for its anchors.
-            terms = self._term(self._compare(embeddings, labels))[anchors]
+            terms = self._terms(embeddings, labels, slice(None))[anchors]
         return terms.sum() / len(labels)
+
+    def _terms(self, embeddings: Embeddings, labels: Labels, chosen: slice) -> Float[Tensor, " rows"]:
+        """The terms of the chosen rows of a batch."""
+        return self._term(self._compare(embeddings[chosen], labels[chosen]))
 
     @abstractmethod
     def _term(self, compared: Compared) -> Float[Tensor, " rows"]:

@@ -18,6 +18,18 @@ from ssl_sec.losses.templates.softmax import TemplateSoftmaxLoss
 from ssl_sec.settings import Range, check
 
 
+def turned(cosines: Float[Tensor, " rows"], radians: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+    """cos(θ + m), continued as −2 − cos(θ + m) beyond θ + m = π, where it keeps falling and is smooth.
+
+    Args:
+        cosines: cos θ.
+        radians: m of each row, in [0, π).
+    """
+    sines = root(1 - cosines.square())
+    further = cosines * radians.cos() - sines * radians.sin()
+    return torch.where(cosines < -radians.cos(), -2 - further, further)
+
+
 class SphereFaceLoss(TemplateSoftmaxLoss):
     """SphereFace (Liu et al. 2017).
 
@@ -88,7 +100,4 @@ class ArcFaceLoss(TemplateSoftmaxLoss):
         self.margin_radians = margin_radians
 
     def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-        sines = root(1 - similarities.square())
-        shifted = similarities * math.cos(self.margin_radians) - sines * math.sin(self.margin_radians)
-        past = similarities < -math.cos(self.margin_radians)
-        return torch.where(past, -2 - shifted, shifted)
+        return turned(similarities, torch.full_like(similarities, self.margin_radians))

@@ -66,12 +66,16 @@ class TemplateSoftmaxLoss(RowTemplateLoss):
         self.scale = scale
 
     def _term(self, compared: Compared) -> Float[Tensor, " rows"]:
+        return self._cross_entropy(compared, self._harder(compared.own))
+
+    def _cross_entropy(self, compared: Compared, harder: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        """The term of each row, whose similarity to its own template is replaced by a harder one."""
         scaled = compared._replace(rows=self.scale * compared.rows)
         others = over_tiles(self._log_sum_exp, *scaled).logsumexp(1)
         if self._parts is not None:
             highest = self._parts.highest(others)
             others = self._parts.sum((others - highest).exp()).log() + highest
-        excess = others - self.scale * self._harder(compared.own)
+        excess = others - self.scale * harder
         return torch.logaddexp(excess, torch.zeros_like(excess))
 
     def logits(self, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows held"]:
