@@ -145,6 +145,9 @@ METRICS: Mapping[str, Metric] = {
     **{f"{_TEST_SET}_{end}": _result(f"{{test_set}} {meaning} (%)") for end, meaning in _RATES.items()},
     f"{_TEST_SET}_norm_mean": _reported("mean norm of the embeddings of {test_set}"),
     f"{_TEST_SET}_norm_std": _reported("standard deviation of the norms of the embeddings of {test_set}"),
+    f"{_TEST_SET}_norm_auc": _reported(
+        "probability that a refused pair of one person in {test_set} has a lower norm than an accepted one (%)"
+    ),
     f"{_TEST_SET}_{{size}}_rank1": _result("{test_set} rank-1 among {size} distractors (%)"),
     f"{_TEST_SET}_{{measure}}_mean": _reported("mean of such a measure over the trials (%)"),
     f"{_TEST_SET}_{{measure}}_std": _reported("standard deviation of such a measure over the folds or trials (%)"),

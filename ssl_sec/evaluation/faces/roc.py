@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ssl_sec.errors import ConfigError, DataError
@@ -75,12 +75,20 @@ def share_accepted(
         num_impostors: number of all impostors.
         fars: false accept rates, each in [0, 1].
     """
-    rates: dict[float, float] = {}
-    for far in fars:
-        accepted = _num_accepted(far, num_impostors)
-        floor = float(highest[accepted]) if accepted < num_impostors else -math.inf
-        rates[far] = int((genuine > floor).sum()) / len(genuine)
-    return rates
+    return {far: int((genuine > _floor(highest, num_impostors, far)).sum()) / len(genuine) for far in fars}
+
+
+def accepted_at_far(scores: Scores, same: Same, far: float) -> Bool[Tensor, " genuine"]:
+    """Which genuine pairs are accepted at a false accept rate; the rule, the arguments and the errors of `tar_at_far`.
+
+    Args:
+        scores: scores of the pairs; higher is more similar.
+        same: whether each pair is genuine.
+        far: the false accept rate, in [0, 1].
+    """
+    genuine, impostors = _split(scores, same)
+    highest = impostors.topk(num_decisive([far], len(impostors))).values
+    return genuine > _floor(highest, len(impostors), far)
 
 
 def roc(scores: Scores, same: Same) -> ROC:
@@ -123,6 +131,12 @@ def equal_error_rate(scores: Scores, same: Same) -> float:
     before = after - 1
     weight = -gap[before] / (gap[after] - gap[before])
     return torch.lerp(fpr[before], fpr[after], weight).item()
+
+
+def _floor(highest: Float[Tensor, " highest"], num_impostors: int, far: float) -> float:
+    """The score that an accepted pair exceeds."""
+    accepted = _num_accepted(far, num_impostors)
+    return float(highest[accepted]) if accepted < num_impostors else -math.inf
 
 
 def _num_accepted(far: float, num_impostors: int) -> int:

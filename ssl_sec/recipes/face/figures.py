@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.directions import PairCosines, pair_cosines
+from ssl_sec.evaluation.faces.quality import quality_auc, refused_after_discards
 from ssl_sec.evaluation.faces.roc import equal_error_rate, tar_at_far
 from ssl_sec.evaluation.faces.verification import best_threshold
 from ssl_sec.figures import NUMBERS
@@ -39,6 +40,20 @@ class Verification(NamedTuple):
 
     scores: Float[Tensor, " pairs"]
     same: Bool[Tensor, " pairs"]
+
+
+class Discards(NamedTuple):
+    """The genuine pairs of a test set, at one threshold.
+
+    Attributes:
+        quality: the lesser norm of each pair.
+        refused: whether it is refused.
+        far: false accept rate at the threshold, in (0, 1).
+    """
+
+    quality: Float[Tensor, " genuine"]
+    refused: Bool[Tensor, " genuine"]
+    far: float
 
 
 class HardPairs(NamedTuple):
@@ -67,9 +82,16 @@ def draw(run: RunRecord) -> dict[str, Figure]:
         figures["plane"] = plane_figure(*points, run.data().class_names, plane.get("probabilities"))
     kept = {path.stem: torch.load(path, weights_only=True) for path in run.test_set_paths()}
     if kept:
+        discarded = {
+            title: Discards(one["quality"], one["refused"], float(one["far"]))
+            for title, one in kept.items()
+            if "quality" in one
+        }
         verified = {title: Verification(one["scores"], one["same"]) for title, one in kept.items()}
         figures["roc"] = roc_figure(verified, "Test sets: ROC")
         figures["scores"] = scores_figure(verified, "Test sets: cosines of pairs")
+        if discarded:
+            figures["discards"] = discards_figure(discarded, "Test sets: refusals after short embeddings are discarded")
         figures["test_set_norms"] = _test_set_norms_figure({title: one["norms"] for title, one in kept.items()})
     for title, one in kept.items():
         if "same_first" in one:
@@ -108,6 +130,31 @@ def roc_figure(test_sets: Mapping[str, Verification], title: str) -> Figure:
     axes.set(xlabel="false accept rate (share of the impostors)", ylabel="true accept rate (%)", title=title)
     axes.set(xscale="log", xlim=(None, 1), ylim=(max(lowest - 0.05 * (100 - lowest) - 0.5, 0), 100.5))
     axes.legend(loc="lower right", frameon=False)
+    add_grid(axes)
+    return figure
+
+
+def discards_figure(test_sets: Mapping[str, Discards], title: str) -> Figure:
+    """Genuine pairs that are refused, after those of the lowest quality were discarded, up to half of them.
+
+    Args:
+        test_sets: one or more test sets of pairs, by title.
+        title: title of the figure.
+    """
+    figure = Figure(figsize=(7, 4.6), layout="constrained")
+    axes = figure.subplots()
+    for place, (name, (quality, refused, far)) in enumerate(test_sets.items()):
+        rates = refused_after_discards(quality, refused)[: len(refused) // 2 + 1]
+        auc = quality_auc(quality, refused)
+        colour, style = arm_look(place)
+        tells = "" if auc is None else f", AUC {100 * auc:.1f} %"
+        label = f"{name}, FAR {100 * far:g} %{tells}"
+        shares = 100 * np.arange(len(rates)) / len(refused)
+        axes.plot(shares, 100 * rates.numpy(), color=colour, linestyle=style, linewidth=1.5, label=label)
+        axes.axhline(100 * float(rates[0]), color=colour, linewidth=0.7, alpha=0.5)
+    axes.set(xlabel="discarded pairs of one person, those with the shortest embedding first (%)", title=title)
+    axes.set(ylabel="refused pairs of the others (%)", xlim=(0, 50), ylim=(0, None))
+    axes.legend(loc="lower left", frameon=False)
     add_grid(axes)
     return figure
 

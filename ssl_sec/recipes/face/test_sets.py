@@ -23,7 +23,8 @@ from ssl_sec.evaluation.faces.identification import (
     rank_1_identification,
     shuffled,
 )
-from ssl_sec.evaluation.faces.roc import equal_error_rate, tar_at_far
+from ssl_sec.evaluation.faces.quality import pair_quality, quality_auc
+from ssl_sec.evaluation.faces.roc import accepted_at_far, equal_error_rate, tar_at_far
 from ssl_sec.evaluation.faces.templates import pool_templates, template_scores
 from ssl_sec.evaluation.faces.verification import (
     FoldedAccuracy,
@@ -91,14 +92,19 @@ class PairsTestSet:
         return self.pairs.people
 
     def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
-        """Accuracy over the folds, equal error rate, TAR at FAR, and the norms of the embeddings."""
+        """Accuracy over the folds, equal error rate, TAR at FAR, norms, and what they tell of refusals."""
         pairs = self.pairs
         embeddings = embed(pairs.images, torch.arange(len(pairs.images)))
         first, second = embeddings[pairs.first], embeddings[pairs.second]
         accuracy = kfold_accuracy(first, second, pairs.same, pairs.folds, protocols.pca)
         scores = cosines(first, second)
+        quality = pair_quality(first, second)[pairs.same]
+        far = max(protocols.fars)
+        refused = ~accepted_at_far(scores, pairs.same, far)
         if keep is not None:
-            _keep_scores(keep, scores, pairs.same, embeddings, _hardest(pairs, scores))
+            discards = {"quality": quality, "refused": refused, "far": torch.tensor(far, dtype=torch.float64)}
+            _keep_scores(keep, scores, pairs.same, embeddings, {**_hardest(pairs, scores), **discards})
+        auc = quality_auc(quality, refused)
         return {
             **_accuracies("accuracy", accuracy),
             **(self._accuracies_by_similarity(first, second) if protocols.similarities else {}),
@@ -106,6 +112,7 @@ class PairsTestSet:
             **accept_rates(tar_at_far(scores, pairs.same, protocols.fars)),
             "norm_mean": float(norms(embeddings).mean()),
             "norm_std": float(norms(embeddings).std(correction=0)),
+            **({} if auc is None else {"norm_auc": 100 * auc}),
         }
 
     def _accuracies_by_similarity(

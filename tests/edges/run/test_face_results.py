@@ -57,13 +57,14 @@ def test_pictures_of_the_kept_results_of_test_sets(tmp_path):
     pixels = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
     pairs = {f"{kind}_{side}": pixels for kind in ("different", "same") for side in ("first", "second")}
     shown = {**pairs, "different_scores": torch.tensor([0.2]), "same_scores": torch.tensor([0.7])}
-    torch.save({**kept, **shown}, folder.test_set_path("lfw"))
+    discards = {"quality": torch.ones(4), "refused": torch.arange(4) < 2, "far": torch.tensor(0.1)}
+    torch.save({**kept, **shown, **discards}, folder.test_set_path("lfw"))
     histograms = {f"{kind}_histograms": torch.full((2, 10), 0.1) for kind in ("different", "same")}
     torch.save({**kept, **histograms}, folder.test_set_path("ytf"))
     torch.save({"embeddings": torch.rand(6, 2), "labels": torch.arange(6) % 2}, folder.features_path)
     folder.describe_data(replace(open_digits("test"), class_names=("a", "b")))
     figures = draw(folder)
-    names = ["curves", "plane", "roc", "scores", "test_set_norms", "hardest_lfw", "histograms_ytf"]
+    names = ["curves", "plane", "roc", "scores", "discards", "test_set_norms", "hardest_lfw", "histograms_ytf"]
     assert [*figures] == names
     for figure in figures.values():
         figure.savefig(written := io.BytesIO())

@@ -10,8 +10,10 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.evaluation.faces.roc import equal_error_rate
 from ssl_sec.recipes.face.figures import (
     COMPARISONS,
+    Discards,
     HardPairs,
     Verification,
+    discards_figure,
     hardest_pairs_figure,
     histograms_figure,
     measure,
@@ -62,6 +64,18 @@ def test_all_test_sets_are_in_one_plot_over_a_logarithmic_axis():
     low, high = axes.get_ylim()
     assert low < min(curve(figure, place)[1].min() for place in (0, 1)) and high > 100
     assert len({line.get_color() for line in axes.lines}) == 2
+
+
+def test_discards_are_drawn_up_to_half_of_the_pairs_beside_the_rate_without_them():
+    quality, refused = torch.arange(10.0), torch.arange(10) < 4
+    figure = discards_figure(
+        {"lfw": Discards(quality, refused, 0.1), "all": Discards(quality, refused | True, 1e-3)}, ""
+    )
+    shares, rates = curve(figure)
+    assert shares == pytest.approx([0, 10, 20, 30, 40, 50])
+    assert rates == pytest.approx([40, 100 / 3, 25, 100 / 7, 0, 0])
+    assert curve(figure, 1)[1] == pytest.approx([40, 40])
+    assert legend_of(figure.axes[0]) == ["lfw, FAR 10 %, AUC 100.0 %", "all, FAR 0.1 %"]
 
 
 def test_scores_of_both_kinds_and_the_threshold_between_them():

@@ -8,6 +8,7 @@ from torch import nn
 
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.faces.identification import all_pairs_tar_at_far, open_set_identification
+from ssl_sec.evaluation.faces.quality import quality_auc
 from ssl_sec.evaluation.faces.roc import tar_at_far
 from ssl_sec.evaluation.faces.verification import kfold_accuracy_of_scores
 from ssl_sec.evaluation.faces.videos import compare_videos
@@ -69,7 +70,7 @@ def test_metrics_depend_neither_on_norms_nor_on_what_is_kept(root, kind, tmp_pat
     test_set = opened(kind, root)
     found = test_set.measure(Exact(table), PROTOCOLS, None)
     scaled = test_set.measure(Exact(table * torch.linspace(0.1, 9, 256).unsqueeze(1)), PROTOCOLS, tmp_path / "kept.pt")
-    for name in found.keys() - {"norm_mean", "norm_std"}:
+    for name in found.keys() - {"norm_mean", "norm_std", "norm_auc"}:
         assert scaled[name] == pytest.approx(found[name]), name
     assert any(0 < found[name] < 100 for name in NAMES[kind])
     if kind in ("blufr", "drawn", "megaface"):
@@ -79,6 +80,23 @@ def test_metrics_depend_neither_on_norms_nor_on_what_is_kept(root, kind, tmp_pat
         fars = (0.01, 0.1) if kind == "templates" else PROTOCOLS.fars
         for far, rate in tar_at_far(kept["scores"], kept["same"], fars).items():
             assert found[f"tar_at_far_{power_of_ten(far)}"] == pytest.approx(100 * rate)
+
+
+def test_norms_that_tell_which_pairs_are_refused(root, tmp_path):
+    """Pairs of one person that are refused get short embeddings."""
+    test_set = opened("pairs", root)
+    table = torch.randn(256, 3, generator=torch.Generator().manual_seed(1))
+    plain = test_set.measure(Exact(table), PROTOCOLS, tmp_path / "plain.pt")
+    refused = torch.load(tmp_path / "plain.pt", weights_only=True)["refused"]
+    pairs = test_set.pairs
+    rows = Exact(table)(pairs.images, torch.arange(len(pairs.images)))
+    rows[pairs.first[pairs.same][refused]] *= 1e-3
+    found = test_set.measure(lambda image_set, indices: rows[indices], PROTOCOLS, tmp_path / "kept.pt")
+    kept = torch.load(tmp_path / "kept.pt", weights_only=True)
+    assert 0 < refused.sum() < len(refused)
+    assert torch.equal(kept["refused"], refused) and kept["far"] == 0.1
+    assert found["norm_auc"] == 100 * quality_auc(kept["quality"], refused) > max(plain["norm_auc"], 90)
+    assert found["tar_at_far_1e-1"] == pytest.approx(100 * (~refused).double().mean())
 
 
 @pytest.mark.parametrize("weights", ["none", "norms", "scores", "both"])
