@@ -142,8 +142,8 @@ class AdaFaceLoss(TemplateSoftmaxLoss):
         num_classes: n ≥ 2.
         dim: dimensions of the embeddings.
         scale: s > 0, the factor on the cosines.
-        margin: m in [0, π/2].
-        concentration: h > 0; q is within ±h for two thirds of normally distributed norms.
+        margin: m in [0, π/2], the margin of rows of mean norm.
+        concentration: h > 0; q is within ±h for two thirds of the rows if norms are normally distributed.
         rho: weight of a batch in μ and σ, in (0, 1].
     """
 
