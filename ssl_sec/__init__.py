@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ssl_sec.augment.views import FlipAugmentation as FlipAugmentation
     from ssl_sec.augment.views import SimCLRAugmentation as SimCLRAugmentation
     from ssl_sec.data.decode import Decoding as Decoding
-    from ssl_sec.data.folders import open_folder as open_folder
+    from ssl_sec.data.folders.opening import open_folder as open_folder
     from ssl_sec.data.image_set import ImageSet as ImageSet
     from ssl_sec.data.parquet.columns import Columns as Columns
     from ssl_sec.data.parquet.opening import open_parquet as open_parquet
@@ -139,7 +139,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ssl_sec.augment.views": "FlipAugmentation SimCLRAugmentation",
     "ssl_sec.data.decode": "Decoding",
-    "ssl_sec.data.folders": "open_folder",
+    "ssl_sec.data.folders.opening": "open_folder",
     "ssl_sec.data.image_set": "ImageSet",
     "ssl_sec.data.parquet.columns": "Columns",
     "ssl_sec.data.parquet.opening": "open_parquet",

@@ -10,7 +10,7 @@ from ssl_sec.data.class_splits import own_classes, require_disjoint
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
 from ssl_sec.data.faces.records import open_records
-from ssl_sec.data.folders import TEST_FOLDERS, open_folder
+from ssl_sec.data.folders.opening import TEST_FOLDERS, open_folder
 from ssl_sec.data.image_set import CACHE_FOLDER, ImageSet, Split
 from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names

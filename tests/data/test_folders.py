@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssl_sec.data import folders
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.fingerprint import fingerprint
-from ssl_sec.data.folders import open_folder
+from ssl_sec.data.folders import listing
+from ssl_sec.data.folders.opening import open_folder
 from ssl_sec.data.image_set import EncodedImages, require_labels
 from ssl_sec.errors import MissingDataError
 from tests.data.files import plain, write_folder
@@ -153,7 +153,7 @@ def test_images_of_other_formats_are_left_out_with_one_warning(tmp_path, caplog,
     photos = {f"train/{name}/{number}.png": plain(1) for name in ("cat", "dog") for number in (1, 2)}
     write_folder(tmp_path, {**photos, "train/cat/b.HEIC": b"", "train/dog/a.avif": b"", "train/dog/notes.txt": b""})
     with monkeypatch.context() as patch:
-        patch.setattr(folders, "rank", lambda: 1)
+        patch.setattr(listing, "rank", lambda: 1)
         assert len(open_folder("train", tmp_path)) == 4
     assert not caplog.records  # the first worker tells it, once
     assert len(open_folder("train", tmp_path)) == len(open_folder("train", tmp_path)) == 4
