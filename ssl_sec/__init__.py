@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ssl_sec.data.image_set import ImageSet as ImageSet
     from ssl_sec.data.parquet.columns import Columns as Columns
     from ssl_sec.data.parquet.opening import open_parquet as open_parquet
+    from ssl_sec.data.shards.gallery import QueriesAndGallery as QueriesAndGallery
     from ssl_sec.data.shards.opening import open_webdataset as open_webdataset
     from ssl_sec.data.standard_sets import open_cifar10 as open_cifar10
     from ssl_sec.data.standard_sets import open_cifar100 as open_cifar100
@@ -143,6 +144,7 @@ _HOMES = {
     "ssl_sec.data.image_set": "ImageSet",
     "ssl_sec.data.parquet.columns": "Columns",
     "ssl_sec.data.parquet.opening": "open_parquet",
+    "ssl_sec.data.shards.gallery": "QueriesAndGallery",
     "ssl_sec.data.shards.opening": "open_webdataset",
     "ssl_sec.data.standard_sets": "open_cifar10 open_cifar100 open_digits open_mnist",
     "ssl_sec.edges.folder.encoder": "TrainedNetwork load_encoder load_network",

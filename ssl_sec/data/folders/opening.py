@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -25,7 +26,8 @@ from ssl_sec.errors import DataError, MissingDataError, check_option, first_line
 logger = logging.getLogger("ssl_sec.data")
 
 TEST_FOLDERS = ("test", "val")  # names of the folder of test images; the first that exists is used
-_LAYOUT = "data.root must hold images, or train/<class>/ and test/<class>/"
+QUERY_AND_GALLERY = ("query", "gallery")  # in place of it
+_LAYOUT = "data.root must hold images, or train/<class>/ and test/<class>/ (or query/<class>/ and gallery/<class>/)"
 
 
 def open_folder(
@@ -38,10 +40,11 @@ def open_folder(
     """The images of a folder: a folder for each split and class, or any tree of images without labels.
 
     The training images are in root/train/, or in all of root if it has no folders of splits; the test images in
-    root/test/, or root/val/ if there is no test. Folders directly below are the classes, in the order of their names.
-    The classes are those of `train`, for both splits, or those of each split (`shared_classes`). All images below a
-    class folder, or below the split without labels, are read, at any depth, except plots of runs. Files without an
-    image's extension are ignored, and so are names that begin with a dot.
+    root/test/, or root/val/ if there is no test, or, if these are queries and a gallery, in root/query/ and
+    root/gallery/. Folders directly below are the classes, in the order of their names. The classes are those of
+    `train`, for both splits, or those of each split (`shared_classes`). All images below a class folder, or below the
+    split without labels, are read, at any depth, except plots of runs. Files without an image's extension are ignored,
+    and so are names that begin with a dot.
 
     Args:
         split: the training or test images.
@@ -53,31 +56,32 @@ def open_folder(
             in one of them.
 
     Raises:
-        MissingDataError: the folder or the split does not exist, or there are test images without root/train/.
+        MissingDataError: the folder or the split does not exist, there are test images without root/train/, or queries
+            without a gallery or the reverse.
         DataError: there are no images or no classes, a class without images, one that is unknown to `train` (or, of
             classes that are not shared, known to it), a link that leads out of `root`, or an image that cannot be read.
     """
     check_option("split", split, Split)
     root = Path(root)
     try:
-        train, held_out = _find_splits(root)
-        folder = train if split == "train" else held_out
-        for path in (root, folder):
-            require_folder(path, _LAYOUT)
+        require_folder(root, _LAYOUT)
+        train = _find_train(root)
+        folders = (train,) if split == "train" else _find_test(root)
         if split == "train":
             _warn_of_names(root, train)
         if labels is None:
             labels = train != root and _has_classes(train, root)
         if labels:
-            paths, numbers, class_names = _list_classes(root, train, held_out, split, shared_classes)
+            paths, numbers, class_names = _list_classes(root, train, split, folders, shared_classes)
         else:
-            files = sorted(images_below([folder], root, _LAYOUT)[0], key=os.fsencode)
-            paths = relative(files, root)
+            of_folders = images_below(folders, root, _LAYOUT)
+            paths = [path for files in of_folders for path in relative(sorted(files, key=os.fsencode), root)]
             numbers, class_names = [UNLABELLED] * len(paths), ()
     except DataError:
         raise
     except OSError as error:
         raise DataError(f"{printable(str(root))}: cannot be read: {first_line(error)}") from error
+    queries = None if len(folders) == 1 else torch.tensor([path.startswith(b"query/") for path in paths])
     of_classes = f"of {len(class_names)} classes" if class_names else "without labels"
     return from_store(
         FileStore.of(root, paths),
@@ -86,27 +90,58 @@ def open_folder(
         name=f"folder/{split}",
         description=f"{len(paths)} images {of_classes} in {root}, {split} split",
         decoding=decoding,
+        queries=queries,
     )
 
 
-def _find_splits(root: Path) -> tuple[Path, Path]:
-    """The folders of the training and of the test images, which may be missing."""
-    held_out = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), root / TEST_FOLDERS[0])
-    # Without splits, training uses the whole folder.
-    train = root / "train" if (root / "train").is_dir() else root
-    if train == root and held_out.is_dir():
-        raise MissingDataError(
-            f"{printable(str(root))}: found {held_out.name}/ without train/; data.root must hold train/<class>/ and "
-            "test/<class>/, or images in folders of other names"
+def find_test_folders(root: Path) -> tuple[Path, ...]:
+    """The folders of test images that are there: test/ or val/, or query/ and gallery/, or none.
+
+    Raises:
+        DataError: there are query/ and gallery/ beside the other one.
+    """
+    whole = [root / name for name in TEST_FOLDERS if (root / name).is_dir()]
+    parts = [root / name for name in QUERY_AND_GALLERY if (root / name).is_dir()]
+    if len(parts) < 2:
+        return tuple(whole[:1])
+    if whole:
+        raise DataError(
+            f"{printable(str(root))}: found {whole[0].name}/ beside query/ and gallery/; allowed: one or the others"
         )
-    return train, held_out
+    return tuple(parts)
+
+
+def _find_train(root: Path) -> Path:
+    """The folder of the training images: without splits, the whole folder."""
+    if (root / "train").is_dir():
+        return root / "train"
+    if found := find_test_folders(root):
+        raise MissingDataError(
+            f"{printable(str(root))}: found {' and '.join(f'{folder.name}/' for folder in found)} without train/; "
+            "data.root must hold train/<class>/ and test/<class>/, or images in folders of other names"
+        )
+    return root
+
+
+def _find_test(root: Path) -> tuple[Path, ...]:
+    """The folders of the test images; two, if these are queries and a gallery."""
+    folders = find_test_folders(root)
+    if not folders and (root / "train").is_dir():
+        for name, other in (QUERY_AND_GALLERY, QUERY_AND_GALLERY[::-1]):
+            if (root / name).is_dir():
+                raise MissingDataError(f"{printable(str(root))}: found {name}/ without {other}/; {_LAYOUT}")
+    folders = folders or (root / TEST_FOLDERS[0],)
+    for folder in folders:
+        require_folder(folder, _LAYOUT)
+    return folders
 
 
 def _warn_of_names(root: Path, train: Path) -> None:
     """Warns of folders beside `train` that are not read, and of splits in capital letters, which are none."""
     with os.scandir(root) as entries:
         folders = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-    splits = ("train", *TEST_FOLDERS)
+    has_both = all((root / name).is_dir() for name in QUERY_AND_GALLERY)
+    splits = ("train", *TEST_FOLDERS, *(QUERY_AND_GALLERY if has_both else ()))
     if train == root:
         if capitals := [f"{display(name)}/" for name in folders if name.lower() in splits]:
             logger.warning(
@@ -126,30 +161,33 @@ def _warn_of_names(root: Path, train: Path) -> None:
 
 
 def _list_classes(
-    root: Path, train: Path, held_out: Path, split: Split, shared_classes: bool | None
+    root: Path, train: Path, split: Split, folders: Sequence[Path], shared_classes: bool | None
 ) -> tuple[list[bytes], list[int], tuple[str, ...]]:
     """Paths relative to `root` as the file system's bytes, their labels, and the names of the classes."""
-    folder = train if split == "train" else held_out
-    if shared_classes is False:
-        require_folder(held_out, _LAYOUT)
-    of_train = _class_folders(train, root)
-    found = of_train if split == "train" else _class_folders(folder, root)
+    tested = _find_test(root) if shared_classes is False else ()
+    of_train = _class_folders([train], root)
+    found = of_train if split == "train" else _class_folders(folders, root)
+    present = sorted({name for name, _ in found})
     if shared_classes is None:
-        shared_classes = not set(of_train).isdisjoint(found)
+        shared_classes = not {name for name, _ in of_train}.isdisjoint(present)
     elif not shared_classes:
-        of_test = _class_folders(held_out, root) if split == "train" else found
-        require_disjoint(map(display, of_train), map(display, of_test), printable(str(root)))
-    classes = {name: label for label, name in enumerate(of_train if shared_classes else found)}
-    if unknown := [name for name in found if name not in classes]:
-        listed = ", ".join(map(display, unknown[:5]))
-        raise DataError(f"{printable(str(folder))}: classes that {train.name} does not have: {listed}")
-    beside = [name for name, is_folder in names_inside(folder, root).items() if is_image(name) and not is_folder]
-    if beside:
-        shown = display(str(folder)), len(beside), display(beside[0])
-        logger.warning("%s: %d images beside the class folders are left out, first: %s", *shown)
+        of_test = _class_folders(tested, root) if split == "train" else found
+        of_both = [{display(name) for name, _ in each} for each in (of_train, of_test)]
+        require_disjoint(of_both[0], of_both[1], printable(str(root)))
+    known = sorted(name for name, _ in of_train) if shared_classes else present
+    classes = {name: label for label, name in enumerate(known)}
+    for folder in folders:
+        if unknown := [name for name, place in found if place.parent == folder and name not in classes]:
+            listed = ", ".join(map(display, unknown[:5]))
+            raise DataError(f"{printable(str(folder))}: classes that {train.name} does not have: {listed}")
+        beside = [name for name, is_folder in names_inside(folder, root).items() if is_image(name) and not is_folder]
+        if beside:
+            shown = display(str(folder)), len(beside), display(beside[0])
+            logger.warning("%s: %d images beside the class folders are left out, first: %s", *shown)
     paths: list[bytes] = []
     labels: list[int] = []
-    for name, files in zip(found, images_below([folder / name for name in found], root, _LAYOUT), strict=True):
+    every = images_below([place for _, place in found], root, _LAYOUT)
+    for (name, _), files in zip(found, every, strict=True):
         paths += relative(sorted(files), root)
         labels += [classes[name]] * len(files)
     return paths, labels, tuple(map(display, classes))
@@ -172,8 +210,12 @@ def _has_classes(folder: Path, root: Path) -> bool:
     return has_folders and not beside
 
 
-def _class_folders(folder: Path, root: Path) -> list[str]:
-    names = [name for name, is_folder in names_inside(folder, root).items() if is_folder]
-    if not names:
-        raise DataError(f"{printable(str(folder))}: no class folders; it must hold one folder for each class")
-    return names
+def _class_folders(folders: Sequence[Path], root: Path) -> list[tuple[str, Path]]:
+    """The classes in each of some folders, with their own folders."""
+    found: list[tuple[str, Path]] = []
+    for folder in folders:
+        names = [name for name, is_folder in names_inside(folder, root).items() if is_folder]
+        if not names:
+            raise DataError(f"{printable(str(folder))}: no class folders; it must hold one folder for each class")
+        found += [(name, folder / name) for name in names]
+    return found
