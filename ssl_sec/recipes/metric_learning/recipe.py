@@ -54,8 +54,7 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
     image_set = on_device(config.data.open_by_class("train", crop), runtime.device)
     # Opened before the training, so that a missing test split is an error at once.
     test = on_device(config.data.open_by_class("test", centre), runtime.device)
-    if alone := num_without_positive(test.labels, test.queries):
-        log_once(runtime, "%s of the test images have no other of their class to find: they are wrong at any K", alone)
+    _log_hopeless(test, runtime)
     trained_on, watched, watched_name = hold_out(image_set, config.held_out_share)
     recipe = build_recipe(config, trained_on, runtime)
     extract = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=128)
@@ -65,7 +64,8 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
     tested = test if config.monitor.test_classes else None
     monitor = _Monitor(watched_name, with_crop(watched, centre), tested, embed, store, runtime)
     train_recipe(config, recipe, runtime, store, monitor, config.monitor.every_steps, at_start=True)
-    log_once(runtime, "measuring retrieval on %s images of the test classes", f"{len(test):,}")
+    asking = "" if test.queries is None else f", {int(test.queries.sum()):,} of them queries"
+    log_once(runtime, "measuring retrieval on %s images of the test classes%s", f"{len(test):,}", asking)
     (embeddings, labels, test), (trained, *_) = embed(test), embed(with_crop(trained_on, centre))
     if runtime.rank == 0:
         metrics = {
@@ -144,6 +144,18 @@ def retrieval_metrics(
         nmi, f1 = nmi_f1(assignments, labels)
         metrics |= {"retrieval/nmi": 100 * nmi, "retrieval/f1": 100 * f1}
     return metrics
+
+
+def _log_hopeless(test: ImageSet, runtime: Runtime) -> None:
+    """Logs how many test images are wrong at any K, as there is no other image of their class to find."""
+    count = num_without_positive(test.labels, test.queries)
+    if not count:
+        return
+    if test.queries is None:
+        log_once(runtime, "%s of the test images have no other of their class to find: they are wrong at any K", count)
+        return
+    found = f"{count:,} of the {int(test.queries.sum()):,} queries"
+    log_once(runtime, "%s have no image of their class in the gallery: they are wrong at any K", found)
 
 
 def _embed_readable(
