@@ -1,5 +1,6 @@
 """Deep metric learning from a config, on one worker of any runtime, measured on classes that it was not trained on."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,8 @@ from ssl_sec.recipes.assembly import RunStore, assemble, build_loss, extractor, 
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig, RetrievalConfig
 from ssl_sec.training.recipe import Recipe
 from ssl_sec.training.step import Runtime, log_once
+
+logger = logging.getLogger(__name__)
 
 # How many test images a figure shows with their neighbours, and how many of those with their feature maps.
 _MAPPED = 4
@@ -54,7 +57,8 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
     image_set = on_device(config.data.open_by_class("train", crop), runtime.device)
     # Opened before the training, so that a missing test split is an error at once.
     test = on_device(config.data.open_by_class("test", centre), runtime.device)
-    _log_hopeless(test, runtime)
+    if runtime.rank == 0:
+        _warn_of_hopeless(test)
     trained_on, watched, watched_name = hold_out(image_set, config.held_out_share)
     recipe = build_recipe(config, trained_on, runtime)
     extract = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=128)
@@ -146,16 +150,16 @@ def retrieval_metrics(
     return metrics
 
 
-def _log_hopeless(test: ImageSet, runtime: Runtime) -> None:
-    """Logs how many test images are wrong at any K, as there is no other image of their class to find."""
+def _warn_of_hopeless(test: ImageSet) -> None:
+    """Warns of test images that are wrong at any K, as there is no other image of their class to find."""
     count = num_without_positive(test.labels, test.queries)
     if not count:
         return
     if test.queries is None:
-        log_once(runtime, "%s of the test images have no other of their class to find: they are wrong at any K", count)
-        return
-    found = f"{count:,} of the {int(test.queries.sum()):,} queries"
-    log_once(runtime, "%s have no image of their class in the gallery: they are wrong at any K", found)
+        found = f"{count:,} of the test images have no other of their class to find"
+    else:
+        found = f"{count:,} of the {int(test.queries.sum()):,} queries have no image of their class in the gallery"
+    logger.warning("%s: they are wrong at any K", found)
 
 
 def _embed_readable(
