@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from ssl_sec.augment.views import FlipAugmentation as FlipAugmentation
     from ssl_sec.augment.views import SimCLRAugmentation as SimCLRAugmentation
     from ssl_sec.data.decode import Decoding as Decoding
-    from ssl_sec.data.folders import open_folder as open_folder
+    from ssl_sec.data.folders.opening import open_folder as open_folder
     from ssl_sec.data.image_set import ImageSet as ImageSet
     from ssl_sec.data.parquet.columns import Columns as Columns
     from ssl_sec.data.parquet.opening import open_parquet as open_parquet
+    from ssl_sec.data.shards.gallery import QueriesAndGallery as QueriesAndGallery
     from ssl_sec.data.shards.opening import open_webdataset as open_webdataset
     from ssl_sec.data.standard_sets import open_cifar10 as open_cifar10
     from ssl_sec.data.standard_sets import open_cifar100 as open_cifar100
@@ -141,10 +142,11 @@ if TYPE_CHECKING:
 _HOMES = {
     "ssl_sec.augment.views": "FlipAugmentation SimCLRAugmentation",
     "ssl_sec.data.decode": "Decoding",
-    "ssl_sec.data.folders": "open_folder",
+    "ssl_sec.data.folders.opening": "open_folder",
     "ssl_sec.data.image_set": "ImageSet",
     "ssl_sec.data.parquet.columns": "Columns",
     "ssl_sec.data.parquet.opening": "open_parquet",
+    "ssl_sec.data.shards.gallery": "QueriesAndGallery",
     "ssl_sec.data.shards.opening": "open_webdataset",
     "ssl_sec.data.standard_sets": "open_cifar10 open_cifar100 open_digits open_mnist",
     "ssl_sec.edges.folder.encoder": "TrainedNetwork load_encoder load_network",

@@ -18,6 +18,8 @@ from ssl_sec.settings import Count, CountOrZero, Settings, Side
 
 # Words that name folders and files of any data set.
 _GENERIC_WORDS = frozenset(("", "data", "dataset", "images", "img", "train", "training", "test", "val", "validation"))
+# Keys of `places`: the training does not need them.
+_OF_TEST_IMAGES = frozenset(("test", "query", "gallery"))
 # A URL of fsspec, which may be chained, or a pattern: whether there are such files is known once they are opened.
 _URL_OR_PATTERN = re.compile(r"://|::|[*?\[{]")
 
@@ -58,7 +60,7 @@ class DataSetConfig(Settings, key="data", is_base=True):
             MissingDataError: one does not exist.
         """
         for key, places in self.places.items():
-            for place in places if key != "test" else ():
+            for place in places if key not in _OF_TEST_IMAGES else ():
                 if not _URL_OR_PATTERN.search(place) and not Path(place).expanduser().exists():
                     raise MissingDataError(f"data.{key}: found {printable(place)!r}: no such file or folder")
 

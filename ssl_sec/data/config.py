@@ -10,11 +10,12 @@ from ssl_sec.data.class_splits import own_classes, require_disjoint
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
 from ssl_sec.data.faces.records import open_records
-from ssl_sec.data.folders import TEST_FOLDERS, open_folder
-from ssl_sec.data.image_set import CACHE_FOLDER, ImageSet, Split
+from ssl_sec.data.folders.opening import find_test_folders, open_folder
+from ssl_sec.data.image_set import CACHE_FOLDER, ImageSet, Locations, Split
 from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names
 from ssl_sec.data.retrieval_sets import RetrievalSet, open_retrieval_set
+from ssl_sec.data.shards.gallery import QueriesAndGallery, all_locations
 from ssl_sec.data.shards.opening import open_webdataset, shard_class_names
 from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits, open_mnist, require_downloaded
 from ssl_sec.effects import ImageFiles, NoEffect, file_names, image_files, without_effect
@@ -88,7 +89,8 @@ class FolderConfig(ByRowConfig):
     """Your images: any tree of them in data.root, or data.root/train/<class>/ and data.root/test/<class>/.
 
     Attributes:
-        root: the folder that holds the images, or train/ and test/.
+        root: the folder that holds the images, or train/ and test/. In place of test/, query/ and gallery/ may hold the
+            queries of retrieval and the images that metric learning ranks for them.
         labels: whether the folders in train/ and test/ are classes; null decides by their contents.
     """
 
@@ -110,7 +112,7 @@ class FolderConfig(ByRowConfig):
     def has_test_images(self) -> bool:
         """Whether the folder has one for test images, or is not on this machine."""
         root = Path(self.root).expanduser()
-        return not root.is_dir() or any((root / name).is_dir() for name in TEST_FOLDERS)
+        return not root.is_dir() or bool(find_test_folders(root))
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         return self._open_folder(split, crop, shared_classes=True)
@@ -134,6 +136,9 @@ class _ShardsConfig(FilesConfig):
         train: the training files: paths, globs, ranges ({000..041}) or fsspec URLs.
         test: the test files, likewise; may be None where num_train_classes splits the training files, and in face
             recognition.
+        query: in place of data.test, the files of the queries, which metric learning ranks the images of data.gallery
+            for, as In-Shop does; elsewhere both are test images.
+        gallery: the files of the gallery.
         cache_folder: the folder for copies and indices that are made of the files once.
         shuffle_window: pretraining reads a streamed set by blocks of a few hundred images and shuffles this many at
             once, so that the set may be larger than the disk; null for any order, for which the files are on this
@@ -142,13 +147,26 @@ class _ShardsConfig(FilesConfig):
 
     train: ImageFiles[tuple[str, ...]]
     test: ImageFiles[tuple[str, ...] | None] = None
+    query: ImageFiles[tuple[str, ...] | None] = None
+    gallery: ImageFiles[tuple[str, ...] | None] = None
     cache_folder: Local = CACHE_FOLDER
     shuffle_window: Count | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.query is None and self.gallery is None:
+            return
+        for key, found, other in (("query", self.query, "gallery"), ("gallery", self.gallery, "query")):
+            check(found is not None, f"data.{key}", None, f"given with data.{other}")
+        needed = "null with data.query and data.gallery, which are the test images"
+        check(self.test is None, "data.test", self.test, needed)
+        check(self.num_train_classes is None, "data.num_train_classes", self.num_train_classes, needed)
 
     @property
     def places(self) -> Mapping[str, Sequence[str]]:
         """The files."""
-        return {"train": self.train, "test": self.test or ()}
+        files = {"train": self.train, "test": self.test, "query": self.query, "gallery": self.gallery}
+        return {key: places or () for key, places in files.items()}
 
     @property
     def title(self) -> str:
@@ -158,7 +176,13 @@ class _ShardsConfig(FilesConfig):
     @property
     def has_test_images(self) -> bool:
         """Whether the options say where test images are."""
-        return self.test is not None
+        return self._test_files is not None
+
+    @property
+    def _test_files(self) -> Locations | QueriesAndGallery | None:
+        if self.query is not None and self.gallery is not None:
+            return QueriesAndGallery(query=list(self.query), gallery=list(self.gallery))
+        return None if self.test is None else list(self.test)
 
     def open_by_class(self, split: Split, crop: Crop | None) -> ImageSet:
         """As for every data set; the set may not be streamed, since the images of a class may be anywhere in it."""
@@ -166,9 +190,18 @@ class _ShardsConfig(FilesConfig):
         check(self.shuffle_window is None, "data.shuffle_window", self.shuffle_window, needed)
         return super().open_by_class(split, crop)
 
-    def _require_test(self) -> None:
-        if self.test is None:
-            raise ConfigError("data.test: found null, must be given, unless data.num_train_classes splits data.train")
+    def _locations(self) -> tuple[Locations, Locations]:
+        """Where the training files and the test files are.
+
+        Raises:
+            ConfigError: there are no test files.
+        """
+        if self._test_files is None:
+            raise ConfigError(
+                "data.test: found null, must be given, unless data.num_train_classes splits data.train; data.query and "
+                "data.gallery may take its place"
+            )
+        return list(self.train), all_locations(self._test_files)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +226,7 @@ class ParquetConfig(_ShardsConfig):
         return open_parquet(
             split,
             train=list(self.train),
-            test=None if self.test is None else list(self.test),
+            test=self._test_files,
             decoding=self._decoding(crop),
             columns=self._columns,
             cache_folder=self.cache_folder,
@@ -205,8 +238,7 @@ class ParquetConfig(_ShardsConfig):
         return self._open(split, crop, shared_classes=None)
 
     def _open_own_classes(self, split: Split, crop: Crop | None) -> ImageSet:
-        self._require_test()
-        train, test = (parquet_class_names(list(files), self._columns) for files in (self.train, self.test or ()))
+        train, test = (parquet_class_names(files, self._columns) for files in self._locations())
         require_disjoint(train, test, "parquet")
         return own_classes(self._open(split, crop, shared_classes=False))
 
@@ -221,15 +253,14 @@ class WebDatasetConfig(_ShardsConfig):
         return open_webdataset(
             split,
             train=list(self.train),
-            test=None if self.test is None else list(self.test),
+            test=self._test_files,
             decoding=self._decoding(crop),
             cache_folder=self.cache_folder,
             shuffle_window=self.shuffle_window,
         )
 
     def _open_own_classes(self, split: Split, crop: Crop | None) -> ImageSet:
-        self._require_test()
-        train, test = (shard_class_names(list(files), self.cache_folder) for files in (self.train, self.test or ()))
+        train, test = (shard_class_names(files, self.cache_folder) for files in self._locations())
         require_disjoint(train, test, "webdataset")
         return own_classes(self._open(split, crop))
 

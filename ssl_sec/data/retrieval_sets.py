@@ -16,7 +16,7 @@ import torch
 from ssl_sec.data.class_splits import require_disjoint
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.faces.reading import is_number, read_matlab, read_text
-from ssl_sec.data.folders import check_paths
+from ssl_sec.data.folders.listing import check_paths
 from ssl_sec.data.image_set import EncodedImages, Split
 from ssl_sec.data.stores import FileStore
 from ssl_sec.errors import DataError, MissingDataError, printable

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
 
 from ssl_sec.data.decode import Decoding, OnBadImage, decode_image, map_in_threads
@@ -160,6 +160,7 @@ def from_store(
     description: str,
     decoding: Decoding,
     rows: Int64[Tensor, " images"] | None = None,
+    queries: Bool[Tensor, " images"] | None = None,
 ) -> ImageSet:
     """The images of a store: decoded into memory if they fit, else whenever they are read.
 
@@ -171,6 +172,7 @@ def from_store(
         description: source of the images.
         decoding: how images become pixels.
         rows: row in `store` of each image, on the CPU; None for all rows in order.
+        queries: mask of the queries, with the others as the gallery, on the CPU; None: each image is both.
 
     Raises:
         DataError: an image cannot be read, or has another size than the first.
@@ -180,7 +182,9 @@ def from_store(
     first, image_shape = first_shape(encoded, decoding)
     if decoding.is_resident(len(labels), image_shape):
         encoded = itertools.chain(first, encoded)
-        return decode_all(encoded, len(labels), image_shape, decoding, lambda _: class_names, name, description)
+        return decode_all(
+            encoded, len(labels), image_shape, decoding, lambda _: class_names, name, description, queries
+        )
     return EncodedImages(
         store=store,
         labels=labels,
@@ -190,6 +194,7 @@ def from_store(
         name=name,
         description=description,
         on_bad_image=decoding.on_bad_image,
+        queries=queries,
         rows=rows,
     )
 
@@ -269,8 +274,24 @@ def decode_all(
     class_names: Callable[[Int64[Tensor, " read"]], tuple[str, ...]],
     name: str,
     description: str,
+    queries: Bool[Tensor, " images"] | None = None,
 ) -> ResidentImages:
-    """Decodes the readable images; their labels may determine the class names."""
+    """Decodes the readable images; their labels may determine the class names.
+
+    Args:
+        encoded: the images.
+        num_images: their number.
+        image_shape: channels, height and width of each image.
+        decoding: how images become pixels.
+        class_names: labels of the readable images -> name of each class.
+        name: name of the set.
+        description: source of the images.
+        queries: mask of the queries among all images, also unreadable ones; None: each image is a query and in the
+            gallery.
+
+    Raises:
+        DataError: an image cannot be read and may not be left out, none can be read, or one has another shape.
+    """
 
     def decode(item: Encoded) -> Tensor | DataError:
         try:
@@ -280,14 +301,16 @@ def decode_all(
 
     images = torch.empty((num_images, *image_shape), dtype=torch.uint8)
     labels: list[int] = []
+    kept: list[int] = []
     reasons: list[DataError] = []
-    for (image_name, _, label), image in map_in_threads(decode, encoded):
+    for number, ((image_name, _, label), image) in enumerate(map_in_threads(decode, encoded)):
         if isinstance(image, DataError):
             reasons.append(image)
             continue
         check_shape(image, image_shape, image_name)
         images[len(labels)] = image
         labels.append(label)
+        kept.append(number)
     if reasons and decoding.on_bad_image != "skip":
         raise unreadable_images(reasons, num_images, name, decoding.on_bad_image)
     if reasons:
@@ -306,4 +329,5 @@ def decode_all(
         description=description,
         num_bad_images=len(reasons),
         bad_images=tuple(map(str, reasons[:LISTED_BAD_IMAGES])),
+        queries=None if queries is None else queries[kept],
     )

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ssl_sec.data.faces.alignment import ALIGNED_SIZE_PX, Landmarks, align_file, aligned_path, read_landmarks
-from ssl_sec.data.folders import image_paths
+from ssl_sec.data.folders.listing import image_paths
 from ssl_sec.edges.config import AlignConfig
 from ssl_sec.errors import ConfigError, DataError, StorageError, printable
 

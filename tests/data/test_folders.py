@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssl_sec.data import folders
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.fingerprint import fingerprint
-from ssl_sec.data.folders import open_folder
+from ssl_sec.data.folders import listing
+from ssl_sec.data.folders.opening import find_test_folders, open_folder
 from ssl_sec.data.image_set import EncodedImages, require_labels
 from ssl_sec.errors import MissingDataError
 from tests.data.files import plain, write_folder
@@ -136,6 +136,71 @@ def test_a_test_split_without_a_training_split_is_refused_alike_for_both(tmp_pat
         )
 
 
+RETRIEVAL = ["train/a/1.png", "query/b/2.png", "query/c/3.png", "gallery/b/4.png", "gallery/d/5.png"]
+
+
+def write_files(root, files):
+    return write_folder(root, {file: plain(int(file[-5])) for file in files})
+
+
+@pytest.mark.parametrize("labels", [None, False])
+def test_queries_and_a_gallery_are_the_test_images(tmp_path, labels, caplog):
+    write_files(tmp_path, RETRIEVAL)
+    train, test = (open_folder(split, tmp_path, shared_classes=False, labels=labels) for split in SPLITS)
+    assert values(train.read(torch.arange(1))) == [1] and train.queries is None
+    assert values(test.read(torch.arange(4))) == [2, 3, 4, 5]
+    assert test.queries.tolist() == [True, True, False, False]
+    if labels is None:
+        assert test.labels.tolist() == [0, 1, 0, 2] and test.class_names == ("b", "c", "d")
+    assert not caplog.messages
+    write_folder(tmp_path, {"gallery/stray.png": plain(1), "query/b/1.heic": b""})
+    assert len(open_folder("test", tmp_path, shared_classes=False)) == 4
+    assert [message.partition(": ")[2][:40] for message in caplog.messages] == [
+        "1 images beside the class folders are le",
+        "left out: 1 image of formats that are no",
+    ]
+
+
+def test_unknown_classes_are_named_with_their_folder(tmp_path):
+    write_files(tmp_path, [*RETRIEVAL, "train/b/6.png", "train/c/7.png"])
+    told = line(lambda: open_folder("test", tmp_path))
+    assert told == f"{tmp_path}/gallery: classes that train does not have: d"
+
+
+@pytest.mark.parametrize(("one", "other"), [("query", "gallery"), ("gallery", "query")])
+def test_queries_need_a_gallery_and_the_reverse(tmp_path, one, other, caplog):
+    write_files(tmp_path, [file for file in RETRIEVAL if not file.startswith(other)])
+    told = line(lambda: open_folder("test", tmp_path), MissingDataError)
+    assert told.startswith(f"{tmp_path}: found {one}/ without {other}/; data.root must hold images, or ")
+    assert line(lambda: open_folder("train", tmp_path, shared_classes=False), MissingDataError) == told
+    assert not find_test_folders(tmp_path)
+    caplog.clear()
+    assert len(open_folder("train", tmp_path)) == 1
+    assert caplog.messages[0].startswith(f"{tmp_path}: the images in {one}/ are not read, as train/ is there")
+    (tmp_path / other / "empty").mkdir(parents=True)
+    told = line(lambda: open_folder("test", tmp_path, shared_classes=False))
+    assert told.startswith(f"{tmp_path}/{other}/empty: no images in it or below it")
+    (tmp_path / other / "empty").rmdir()
+    told = line(lambda: open_folder("test", tmp_path, shared_classes=False))
+    assert told.startswith(f"{tmp_path}/{other}: no class folders")
+
+
+@pytest.mark.parametrize("held_out", ["test", "val"])
+def test_queries_and_a_gallery_are_no_test_images_beside_others(tmp_path, held_out):
+    write_files(tmp_path, [*RETRIEVAL, f"{held_out}/b/6.png"])
+    for split, shared in (("test", True), ("test", False), ("train", False)):
+        told = line(lambda split=split, shared=shared: open_folder(split, tmp_path, shared_classes=shared))
+        assert told == f"{tmp_path}: found {held_out}/ beside query/ and gallery/; allowed: one or the others"
+
+
+def test_queries_and_a_gallery_need_a_training_split(tmp_path):
+    write_files(tmp_path, [file for file in RETRIEVAL if not file.startswith("train")])
+    told = line(lambda: open_folder("train", tmp_path), MissingDataError)
+    assert told.startswith(f"{tmp_path}: found query/ and gallery/ without train/; data.root must hold train/<class>/")
+    (tmp_path / "query").rename(tmp_path / "more")
+    assert len(open_folder("train", tmp_path)) == 4  # any tree of images
+
+
 @pytest.mark.parametrize("resident_limit_mib", [0, 1])
 def test_a_link_to_itself_is_an_image_that_cannot_be_read(tmp_path, resident_limit_mib):
     write_folder(tmp_path, {"train/cat/1.png": plain(1), "train/dog/3.png": plain(3)})
@@ -153,7 +218,7 @@ def test_images_of_other_formats_are_left_out_with_one_warning(tmp_path, caplog,
     photos = {f"train/{name}/{number}.png": plain(1) for name in ("cat", "dog") for number in (1, 2)}
     write_folder(tmp_path, {**photos, "train/cat/b.HEIC": b"", "train/dog/a.avif": b"", "train/dog/notes.txt": b""})
     with monkeypatch.context() as patch:
-        patch.setattr(folders, "rank", lambda: 1)
+        patch.setattr(listing, "rank", lambda: 1)
         assert len(open_folder("train", tmp_path)) == 4
     assert not caplog.records  # the first worker tells it, once
     assert len(open_folder("train", tmp_path)) == len(open_folder("train", tmp_path)) == 4

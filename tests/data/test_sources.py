@@ -15,7 +15,7 @@ from ssl_sec.data.class_splits import own_classes
 from ssl_sec.data.config import MNISTConfig
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.decode import Decoding
-from ssl_sec.data.folders import open_folder
+from ssl_sec.data.folders.opening import open_folder
 from ssl_sec.data.image_set import UNLABELLED, EncodedImages, ResidentImages
 from ssl_sec.data.parquet.opening import open_parquet
 from ssl_sec.data.shards.opening import open_webdataset

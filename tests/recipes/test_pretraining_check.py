@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ssl_sec.collectives import rank, world_size
 from ssl_sec.data.decode import Decoding
-from ssl_sec.data.folders import open_folder
+from ssl_sec.data.folders.opening import open_folder
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.errors import DataError
 from ssl_sec.recipes import assembly

@@ -13,7 +13,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ssl_sec.data.decode import AS_THEY_ARE, Decoding
-from ssl_sec.data.folders import check_paths, image_paths, require_folder
+from ssl_sec.data.folders.listing import check_paths, image_paths, require_folder
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.stores import FileStore, from_store
 from ssl_sec.errors import DataError, printable

@@ -11,6 +11,7 @@ from torch import Tensor
 from ssl_sec.data.decode import AS_THEY_ARE, Decoding
 from ssl_sec.data.image_set import CACHE_FOLDER, ImageSet, Locations, Split
 from ssl_sec.data.parquet.columns import NAMED_AS_USUAL, Columns
+from ssl_sec.data.shards.gallery import QueriesAndGallery, all_locations
 from ssl_sec.data.shards.streamed import streamed
 from ssl_sec.data.stores import ArrowStore, decode_all, first_shape, from_store, mapped_table
 from ssl_sec.errors import MissingDataError, check_option
@@ -19,7 +20,7 @@ from ssl_sec.errors import MissingDataError, check_option
 def open_parquet(
     split: Split,
     train: Locations | None,
-    test: Locations | None,
+    test: Locations | QueriesAndGallery | None,
     decoding: Decoding = AS_THEY_ARE,
     columns: Columns = NAMED_AS_USUAL,
     cache_folder: str | Path = CACHE_FOLDER,
@@ -34,7 +35,7 @@ def open_parquet(
     Args:
         split: the training or test images.
         train: path, glob or fsspec URL of the training files, or a list of them.
-        test: the same for the test files.
+        test: the same for the test files, or for those of queries and of a gallery.
         decoding: how images become pixels.
         columns: columns of the images and the labels.
         cache_folder: folder for the copy of a streamed set that is read by row; it needs the space of the files.
@@ -49,13 +50,13 @@ def open_parquet(
     """
     from ssl_sec.data.parquet import cache, reading  # Arrow, which no other set needs
     from ssl_sec.data.parquet.blocks import RowGroups
-    from ssl_sec.data.shards.locations import require_apart
+    from ssl_sec.data.shards.locations import query_mask, require_apart
 
     check_option("split", split, Split)
     locations = train if split == "train" else test
     if locations is None:
         raise MissingDataError(f"parquet: no files for the {split} split; set data.{split}")
-    files = reading.inspect(locations, columns)
+    files = reading.inspect(all_locations(locations), columns)
     if split == "test":
         require_apart(files.files, train, "Parquet")
     if files.named_labels and split == "test" and train is not None and shared_classes is not False:
@@ -68,6 +69,7 @@ def open_parquet(
         for name, image, label in zip(rows.names, rows.encoded, rows.labels, strict=True)
     )
     first, image_shape = first_shape(encoded, decoding)
+    queries = query_mask(locations, [footer.num_rows for footer in files.footers], "Parquet")
     name = f"parquet/{split}"
     paths = [path for _, path in files.files]
     more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
@@ -78,7 +80,7 @@ def open_parquet(
 
     if decoding.is_resident(files.num_rows, image_shape):
         encoded = itertools.chain(first, encoded)
-        return decode_all(encoded, files.num_rows, image_shape, decoding, class_names, name, description)
+        return decode_all(encoded, files.num_rows, image_shape, decoding, class_names, name, description, queries)
     if shuffle_window is not None:
         labels = torch.from_numpy(reading.all_labels(files))
         return streamed(
@@ -94,7 +96,7 @@ def open_parquet(
     store = ArrowStore(path=cache.cached_table(files, Path(cache_folder).expanduser()))
     labels = torch.from_numpy(mapped_table(store.path)["label"].to_numpy().copy())
     decoding = replace(decoding, resident_limit_mib=0)
-    return from_store(store, labels, class_names(labels), name, description, decoding)
+    return from_store(store, labels, class_names(labels), name, description, decoding, queries=queries)
 
 
 def parquet_class_names(locations: Locations, columns: Columns = NAMED_AS_USUAL) -> tuple[str, ...]:

@@ -7,15 +7,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import fsspec
+import torch
 from fsspec import AbstractFileSystem
+from jaxtyping import Bool
+from torch import Tensor
 
 from ssl_sec.data.image_set import Locations
+from ssl_sec.data.shards.gallery import QueriesAndGallery
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
 
 File = tuple[AbstractFileSystem, str]
 
 # A range of numbers as in the names of shards, {00..41}.
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_KEYS = "set data.train and data.test, or data.query and data.gallery in place of data.test"
 
 
 def find_files(locations: Locations, kind: str) -> list[File]:
@@ -39,10 +44,10 @@ def find_files(locations: Locations, kind: str) -> list[File]:
             is_glob = any(c in path for c in "*?[") and not file_system.exists(path)
             paths = sorted(map(str, file_system.glob(path))) if is_glob else [path]
         if not paths:
-            raise MissingDataError(f"no {kind} file matches {location}; set data.train and data.test")
+            raise MissingDataError(f"no {kind} file matches {location}; {_KEYS}")
         found += [(file_system, path) for path in paths]
     if not found:
-        raise MissingDataError(f"the list of {kind} files is empty; set data.train and data.test")
+        raise MissingDataError(f"the list of {kind} files is empty; {_KEYS}")
     addresses = set[str]()
     for file in found:
         if (address := _address(file)) in addresses:
@@ -69,9 +74,32 @@ def require_apart(test_files: Sequence[File], train: Locations | None, kind: str
     for file in test_files:
         if _address(file) in trained_on:
             raise DataError(
-                f"{printable(file[1])}: data.test and data.train both name this file; allowed: test images that are "
+                f"{printable(file[1])}: found in data.train and among the test files; allowed: test images that are "
                 "not trained on"
             )
+
+
+def query_mask(
+    locations: Locations | QueriesAndGallery, num_images: Sequence[int], kind: str
+) -> Bool[Tensor, " images"] | None:
+    """Mask of the queries among the images of all files; None if each image is a query and in the gallery.
+
+    Args:
+        locations: where the files are.
+        num_images: number of images of each file, those of the queries first.
+        kind: kind of files, for errors.
+
+    Raises:
+        DataError: there are no queries, or none in the gallery.
+    """
+    if not isinstance(locations, QueriesAndGallery):
+        return None
+    num_query_files = len(find_files(locations.query, kind))
+    num_queries, total = sum(num_images[:num_query_files]), sum(num_images)
+    for key, count in (("data.query", num_queries), ("data.gallery", total - num_queries)):
+        if not count:
+            raise DataError(f"{key}: found no images in its {kind} files, must be one or more")
+    return torch.arange(total) < num_queries
 
 
 def stamp(file_system: AbstractFileSystem, path: str) -> list[str]:
@@ -91,7 +119,7 @@ def one_line(what: str, action: str = "read") -> Iterator[None]:
     except DataError:
         raise
     except FileNotFoundError:
-        raise MissingDataError(f"{printable(what)}: no such file; set data.train and data.test") from None
+        raise MissingDataError(f"{printable(what)}: no such file; {_KEYS}") from None
     # pyarrow, fsspec and its many back ends have no common base class for errors.
     except Exception as error:
         raise DataError(f"{printable(what)}: cannot be {action}: {first_line(error)}") from error

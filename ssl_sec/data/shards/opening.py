@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ssl_sec.data.decode import AS_THEY_ARE, Decoding
 from ssl_sec.data.image_set import CACHE_FOLDER, UNLABELLED, ImageSet, Locations, Split, check_num_classes
+from ssl_sec.data.shards.gallery import QueriesAndGallery, all_locations
 from ssl_sec.data.shards.streamed import streamed
 from ssl_sec.data.stores import decode_all, first_shape, from_store
 from ssl_sec.errors import ConfigError, MissingDataError, check_option
@@ -20,7 +21,7 @@ logger = logging.getLogger("ssl_sec.data")
 def open_webdataset(
     split: Split,
     train: Locations | None,
-    test: Locations | None,
+    test: Locations | QueriesAndGallery | None,
     decoding: Decoding = AS_THEY_ARE,
     cache_folder: str | Path = CACHE_FOLDER,
     shuffle_window: int | None = None,
@@ -30,7 +31,7 @@ def open_webdataset(
     Args:
         split: the training or test images.
         train: path, glob, range (`{000..041}`) or fsspec URL of the training shards, or a list of them.
-        test: the same for the test shards.
+        test: the same for the test shards, or for those of queries and of a gallery.
         decoding: how images become pixels.
         cache_folder: folder for the indices of the images in the shards.
         shuffle_window: number of images shuffled at once in a set that is read by blocks; None for images in any order,
@@ -43,13 +44,13 @@ def open_webdataset(
         ConfigError: the shards are remote, the set does not fit into memory, and there is no `shuffle_window`.
     """
     from ssl_sec.data.shards import tar  # Arrow, which few other sets need
-    from ssl_sec.data.shards.locations import find_files, require_apart
+    from ssl_sec.data.shards.locations import find_files, query_mask, require_apart
 
     check_option("split", split, Split)
     locations = train if split == "train" else test
     if locations is None:
         raise MissingDataError(f"webdataset: no files for the {split} split; set data.{split}")
-    files = find_files(locations, "tar")
+    files = find_files(all_locations(locations), "tar")
     if split == "test":
         require_apart(files, train, "tar")
     shards = tar.open_shards(files, Path(cache_folder).expanduser())
@@ -67,13 +68,17 @@ def open_webdataset(
     more = f" and {len(others)} more shards" if others else ""
     description = f"{len(labels)} images in {where}{more}, digest {shards.digest}"
     class_names = _class_names(labels, where)
+    queries = query_mask(locations, [len(index) for index in shards.indices], "tar")
     if decoding.is_resident(len(labels), image_shape):
         encoded = itertools.chain(first, encoded)
-        return decode_all(encoded, len(labels), image_shape, decoding, lambda _: class_names, name, description)
+        return decode_all(
+            encoded, len(labels), image_shape, decoding, lambda _: class_names, name, description, queries
+        )
     if shuffle_window is None:
         if not shards.are_local:
             raise ConfigError("data.shuffle_window: found null, must be ≥ 1: the shards are not on this machine")
-        return from_store(tar.ShardStore(shards=shards), labels, class_names, name, description, decoding)
+        store = tar.ShardStore(shards=shards)
+        return from_store(store, labels, class_names, name, description, decoding, queries=queries)
     return streamed(
         shards, labels, class_names, image_shape, name, description, decoding=decoding, window=shuffle_window
     )

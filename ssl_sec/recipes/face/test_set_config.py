@@ -23,7 +23,7 @@ from ssl_sec.data.faces.lists import (
 )
 from ssl_sec.data.faces.pairs import UNKNOWN, VerificationPairs, require_both_kinds
 from ssl_sec.data.faces.reading import rows_by_name
-from ssl_sec.data.folders import image_paths, top_folder
+from ssl_sec.data.folders.listing import image_paths, top_folder
 from ssl_sec.effects import NoEffect
 from ssl_sec.errors import DataError, printable
 from ssl_sec.evaluation.faces.identification import random_open_set_trials

@@ -1,5 +1,6 @@
 """Deep metric learning from a config, on one worker of any runtime, measured on classes that it was not trained on."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,8 @@ from ssl_sec.recipes.assembly import RunStore, assemble, build_loss, extractor, 
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig, RetrievalConfig
 from ssl_sec.training.recipe import Recipe
 from ssl_sec.training.step import Runtime, log_once
+
+logger = logging.getLogger(__name__)
 
 # How many test images a figure shows with their neighbours, and how many of those with their feature maps.
 _MAPPED = 4
@@ -54,8 +57,8 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
     image_set = on_device(config.data.open_by_class("train", crop), runtime.device)
     # Opened before the training, so that a missing test split is an error at once.
     test = on_device(config.data.open_by_class("test", centre), runtime.device)
-    if alone := num_without_positive(test.labels, test.queries):
-        log_once(runtime, "%s of the test images have no other of their class to find: they are wrong at any K", alone)
+    if runtime.rank == 0:
+        _warn_of_hopeless(test)
     trained_on, watched, watched_name = hold_out(image_set, config.held_out_share)
     recipe = build_recipe(config, trained_on, runtime)
     extract = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=128)
@@ -65,7 +68,8 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
     tested = test if config.monitor.test_classes else None
     monitor = _Monitor(watched_name, with_crop(watched, centre), tested, embed, store, runtime)
     train_recipe(config, recipe, runtime, store, monitor, config.monitor.every_steps, at_start=True)
-    log_once(runtime, "measuring retrieval on %s images of the test classes", f"{len(test):,}")
+    asking = "" if test.queries is None else f", {int(test.queries.sum()):,} of them queries"
+    log_once(runtime, "measuring retrieval on %s images of the test classes%s", f"{len(test):,}", asking)
     (embeddings, labels, test), (trained, *_) = embed(test), embed(with_crop(trained_on, centre))
     if runtime.rank == 0:
         metrics = {
@@ -144,6 +148,18 @@ def retrieval_metrics(
         nmi, f1 = nmi_f1(assignments, labels)
         metrics |= {"retrieval/nmi": 100 * nmi, "retrieval/f1": 100 * f1}
     return metrics
+
+
+def _warn_of_hopeless(test: ImageSet) -> None:
+    """Warns of test images that are wrong at any K, as there is no other image of their class to find."""
+    count = num_without_positive(test.labels, test.queries)
+    if not count:
+        return
+    if test.queries is None:
+        found = f"{count:,} of the test images have no other of their class to find"
+    else:
+        found = f"{count:,} of the {int(test.queries.sum()):,} queries have no image of their class in the gallery"
+    logger.warning("%s: they are wrong at any K", found)
 
 
 def _embed_readable(

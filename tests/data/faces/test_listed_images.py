@@ -3,7 +3,7 @@ import torch
 
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.faces.listed_images import frames_of_videos, open_listed, paths_by_stem
-from ssl_sec.data.folders import image_paths
+from ssl_sec.data.folders.listing import image_paths
 from ssl_sec.data.image_set import EncodedImages, ResidentImages
 from ssl_sec.errors import MissingDataError
 from tests.data.files import plain, write_folder

@@ -17,7 +17,7 @@ from ssl_sec.data.faces.pairs import (
     open_pair_table,
     read_lfw_pairs,
 )
-from ssl_sec.data.folders import open_folder
+from ssl_sec.data.folders.opening import open_folder
 from ssl_sec.data.image_set import EncodedImages, ResidentImages
 from ssl_sec.errors import MissingDataError
 from tests.data.faces.test_bins import IMAGES, SAME

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from ssl_sec.collectives import rank, world_size
 from ssl_sec.data.decode import Decoding
-from ssl_sec.data.folders import open_folder
+from ssl_sec.data.folders.opening import open_folder
 from ssl_sec.data.image_set import subset
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.folder.folder import RunFolder
