@@ -209,7 +209,7 @@ def require_disjoint(train: Iterable[str], test: Iterable[str], name: str) -> No
     if common:
         more = f" and {len(common) - 5} more" if len(common) > 5 else ""
         raise DataError(
-            f"{name}: {len(common)} classes are in both splits: {', '.join(common[:5])}{more}; training and test "
+            f"{name}: classes in both splits: {', '.join(common[:5])}{more}; training and test "
             "classes must be disjoint, or set data.num_train_classes"
         )
 

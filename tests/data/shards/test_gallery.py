@@ -97,7 +97,7 @@ def test_classes_that_are_trained_on_too_are_refused(tmp_path, kind):
     data = write(kind, tmp_path, {**PARTS, "gallery": [(21, 2), (22, 1)]})
     for split in ("train", "test"):
         told = line(lambda split=split: data.open_by_class(split, CROP))
-        assert "1 classes are in both splits: 1; training and test classes must be disjoint" in told
+        assert "classes in both splits: 1; training and test classes must be disjoint" in told
 
 
 def test_named_classes_are_those_of_both(tmp_path):
