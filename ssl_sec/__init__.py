@@ -125,9 +125,9 @@ if TYPE_CHECKING:
     from ssl_sec.networks.initialisation import cut_ as cut_
     from ssl_sec.training.objective import Objective as Objective
     from ssl_sec.training.objective import Terms as Terms
-    from ssl_sec.training.optimisers import lars as lars
-    from ssl_sec.training.optimisers import parameter_groups as parameter_groups
-    from ssl_sec.training.optimisers import set_learning_rate as set_learning_rate
+    from ssl_sec.training.optimisers.groups import lars as lars
+    from ssl_sec.training.optimisers.groups import parameter_groups as parameter_groups
+    from ssl_sec.training.optimisers.groups import set_learning_rate as set_learning_rate
     from ssl_sec.training.schedules import CappedRamp as CappedRamp
     from ssl_sec.training.schedules import Constant as Constant
     from ssl_sec.training.schedules import Cosine as Cosine
@@ -180,7 +180,7 @@ _HOMES = {
     """,
     "ssl_sec.networks.initialisation": "cut_",
     "ssl_sec.training.objective": "Objective Terms",
-    "ssl_sec.training.optimisers": "lars parameter_groups set_learning_rate",
+    "ssl_sec.training.optimisers.groups": "lars parameter_groups set_learning_rate",
     "ssl_sec.training.schedules": "CappedRamp Constant Cosine FaceRamp LinearRamp StepDecay TeacherMomentum",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}

@@ -26,15 +26,9 @@ from ssl_sec.settings import (
     Settings,
     check,
 )
-from ssl_sec.training.config import (
-    ConstraintConfig,
-    CosineOptimiserConfig,
-    EpochSGDConfig,
-    RayConfig,
-    RuntimeConfig,
-    SteppedOptimiserConfig,
-)
-from ssl_sec.training.layer_rates import LayeredOptimiserConfig
+from ssl_sec.training.config import ConstraintConfig, RayConfig, RuntimeConfig
+from ssl_sec.training.optimisers.config import CosineOptimiserConfig, EpochSGDConfig, SteppedOptimiserConfig
+from ssl_sec.training.optimisers.layer_rates import LayeredOptimiserConfig
 
 # What a share of test images must be if the encoder has learned from their labels; of the set with that title.
 UNLEARNED = "null: the encoder has learned from the labels of images of {!r}"

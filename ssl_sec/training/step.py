@@ -29,7 +29,7 @@ from ssl_sec.networks.dropout import draw_dropout
 from ssl_sec.networks.encoder import Network
 from ssl_sec.training.norms import NormHistogram, norm_histogram
 from ssl_sec.training.objective import Terms
-from ssl_sec.training.optimisers import set_learning_rate
+from ssl_sec.training.optimisers.groups import set_learning_rate
 from ssl_sec.training.recipe import Precision, Recipe
 from ssl_sec.training.replaying import CUDAGraphs, Graphs, Replayed
 

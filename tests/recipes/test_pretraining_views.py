@@ -14,7 +14,7 @@ from ssl_sec.losses import ORDERED_LOSSES, NTXentLoss
 from ssl_sec.networks.encoder import Network
 from ssl_sec.recipes.pretraining.recipe import build_recipe
 from ssl_sec.training import step as training_module
-from ssl_sec.training.optimisers import parameter_groups
+from ssl_sec.training.optimisers.groups import parameter_groups
 from ssl_sec.training.recipe import image_labels
 from ssl_sec.training.replaying import WARM_UP_CALLS
 from ssl_sec.training.step import train_step

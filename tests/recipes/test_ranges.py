@@ -29,15 +29,15 @@ from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeConfig, ProbeJobConfig, TransferConfig
 from ssl_sec.seeding import derived_seed
 from ssl_sec.settings import from_values
-from ssl_sec.training.config import (
+from ssl_sec.training.config import SphericalConfig
+from ssl_sec.training.optimisers.config import (
     CosineOptimiserConfig,
     EpochSGDConfig,
-    SphericalConfig,
     SteppedAdamConfig,
     SteppedSGDConfig,
 )
-from ssl_sec.training.layer_rates import LayeredOptimiserConfig
-from ssl_sec.training.optimisers import set_learning_rate
+from ssl_sec.training.optimisers.groups import set_learning_rate
+from ssl_sec.training.optimisers.layer_rates import LayeredOptimiserConfig
 
 JOBS = (
     PretrainConfig,

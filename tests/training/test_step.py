@@ -14,7 +14,7 @@ from ssl_sec.losses import MultiSimilarityLoss, NTXentLoss, SphericalConstraint,
 from ssl_sec.networks import Network
 from ssl_sec.training import step as training_module
 from ssl_sec.training.objective import Objective
-from ssl_sec.training.optimisers import lars, parameter_groups, sgd
+from ssl_sec.training.optimisers.groups import lars, parameter_groups, sgd
 from ssl_sec.training.recipe import Computation, Recipe, image_labels
 from ssl_sec.training.replaying import WARM_UP_CALLS
 from ssl_sec.training.schedules import Cosine, LinearRamp

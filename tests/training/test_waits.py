@@ -10,7 +10,7 @@ import torch
 
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.recipes.pretraining.monitor import Monitor
-from ssl_sec.training import optimisers
+from ssl_sec.training.optimisers import groups
 from ssl_sec.training.step import Cadence, train
 from tests.fakes import FakeRuntime
 from tests.recipes import test_metric_learning, test_pretraining
@@ -74,7 +74,7 @@ def counted(case):
     """Waits up to each report of twelve steps, and all launches; in a process whose autograd knows the device."""
     build, optimiser = CASES[case]
     runtime, waits = FakeRuntime(), []
-    optimisers._are_on_gpu = lambda groups: True  # one launch for all parameters, as on a GPU
+    groups._are_on_gpu = lambda found: True  # one launch for all parameters, as on a GPU
     with FakeGPU() as gpu:
         runtime.device = gpu.device
         recipe = replace(build(optimiser, runtime, colour_images().to(gpu.device)), total_steps=12)

@@ -23,7 +23,7 @@ from ssl_sec.losses.template import TemplateLoss
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
 from ssl_sec.recipes.face.test_set_config import FalseAcceptRate, TestSetConfig
 from ssl_sec.settings import BelowOne, Count, Range, Settings, check
-from ssl_sec.training.config import EpochSGDConfig
+from ssl_sec.training.optimisers.config import EpochSGDConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,8 @@ from ssl_sec.edges.composition.options import groups, options, own_texts, primar
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.settings import flattened, from_values, to_values
-from ssl_sec.training.config import CosineAdamWConfig
-from ssl_sec.training.layer_rates import AdamWConfig
+from ssl_sec.training.optimisers.config import CosineAdamWConfig
+from ssl_sec.training.optimisers.layer_rates import AdamWConfig
 
 JOBS = ("pretrain", "finetune", "metric_learning", "face")
 

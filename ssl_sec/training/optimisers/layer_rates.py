@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from ssl_sec.networks import Encoder
 from ssl_sec.networks.stages import stages_of
 from ssl_sec.settings import BelowOne, CountOrZero, Settings, Share
-from ssl_sec.training.config import PositiveRate, Rate
-from ssl_sec.training.optimisers import ParameterGroup, adamw, nesterov, parameter_groups
+from ssl_sec.training.optimisers.config import PositiveRate, Rate
+from ssl_sec.training.optimisers.groups import ParameterGroup, adamw, nesterov, parameter_groups
 from ssl_sec.training.schedules import Cosine, Schedule
 
 
