@@ -125,6 +125,7 @@ if TYPE_CHECKING:
     from ssl_sec.networks.initialisation import cut_ as cut_
     from ssl_sec.training.objective import Objective as Objective
     from ssl_sec.training.objective import Terms as Terms
+    from ssl_sec.training.optimisers.clipping import clip_gradients as clip_gradients
     from ssl_sec.training.optimisers.groups import lars as lars
     from ssl_sec.training.optimisers.groups import parameter_groups as parameter_groups
     from ssl_sec.training.optimisers.groups import set_learning_rate as set_learning_rate
@@ -180,6 +181,7 @@ _HOMES = {
     """,
     "ssl_sec.networks.initialisation": "cut_",
     "ssl_sec.training.objective": "Objective Terms",
+    "ssl_sec.training.optimisers.clipping": "clip_gradients",
     "ssl_sec.training.optimisers.groups": "lars parameter_groups set_learning_rate",
     "ssl_sec.training.schedules": "CappedRamp Constant Cosine FaceRamp LinearRamp StepDecay TeacherMomentum",
 }

@@ -151,6 +151,7 @@ def assemble(
         objective=objective,
         optimiser=config.optimiser.build(encoder, head, objective),
         learning_rate=rate,
+        clip_norm=config.optimiser.clip_norm,
         image_set=image_set,
         sampler=sampler,
         views=views,

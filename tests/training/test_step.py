@@ -92,7 +92,7 @@ def test_a_step_is_that_of_the_optimiser_on_the_objectives_gradient():
         momentum=0.9,
     )
     for step in range(3):
-        terms, _ = train_step(ours, views, labels, step)
+        terms = train_step(ours, views, labels, step).terms
         for group in optimiser.param_groups:
             group["lr"] = 0.1 * (1 + math.cos(math.pi * step / STEPS)) / 2
         optimiser.zero_grad()

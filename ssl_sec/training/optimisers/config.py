@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from torch import nn
 from torch.optim import Optimizer
 
-from ssl_sec.settings import BelowOne, Count, CountOrZero, Range, Settings, Share
+from ssl_sec.settings import BelowOne, Count, CountOrZero, Positive, Range, Settings, Share
 from ssl_sec.training.class_sharding import template_losses
 from ssl_sec.training.optimisers.groups import (
     ParameterGroup,
@@ -26,8 +26,19 @@ PositiveRate = Annotated[float, Range(ge=1e-12, le=10**6)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _CosineOptimiserConfig(Settings, key="optimiser"):
-    """An optimiser whose learning rate is a cosine over the run.
+class OptimiserConfig(Settings, key="optimiser"):
+    """What all optimisers have in common.
+
+    Attributes:
+        clip_norm: largest norm of the gradient of all weights together, > 0; None for no limit.
+    """
+
+    clip_norm: Positive | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WarmedUpOptimiserConfig(OptimiserConfig):
+    """An optimiser whose learning rate rises in a warm-up, and then falls to 0 over the run.
 
     Attributes:
         learning_rate: the largest learning rate, ≥ 0.
@@ -43,12 +54,21 @@ class _CosineOptimiserConfig(Settings, key="optimiser"):
         """The optimiser over the modules' parameters."""
         return self._build(parameter_groups(modules, self.weight_decay))
 
+    @abstractmethod
     def schedule(self, steps_per_epoch: int, total_steps: int) -> Schedule:
         """The learning rate by global step."""
-        return Cosine(self.learning_rate, total_steps, self.warmup_epochs * steps_per_epoch)
 
     @abstractmethod
     def _build(self, groups: list[ParameterGroup]) -> Optimizer: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CosineOptimiserConfig(_WarmedUpOptimiserConfig):
+    """An optimiser whose learning rate falls along a cosine."""
+
+    def schedule(self, steps_per_epoch: int, total_steps: int) -> Schedule:
+        """The learning rate by global step."""
+        return Cosine(self.learning_rate, total_steps, self.warmup_epochs * steps_per_epoch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +110,7 @@ CosineOptimiserConfig = CosineSGDConfig | CosineAdamWConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class _SteppedOptimiserConfig(Settings, key="optimiser"):
+class _SteppedOptimiserConfig(OptimiserConfig):
     """An optimiser whose learning rates fall at given steps.
 
     Attributes:
@@ -157,7 +177,7 @@ SteppedOptimiserConfig = SteppedAdamConfig | SteppedSGDConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochSGDConfig(Settings, key="optimiser"):
+class EpochSGDConfig(OptimiserConfig):
     """SGD with momentum, its learning rate falling at given epochs (SEC, appendix B.2).
 
     Attributes:

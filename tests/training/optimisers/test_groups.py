@@ -134,7 +134,7 @@ def test_adamw_trains_as_torchs_with_the_decay_of_weights_alone():
         torch.testing.assert_close(mine, other, rtol=0, atol=0)
 
 
-class _Waits(TorchDispatchMode):
+class Waits(TorchDispatchMode):
     """Counts what would make the host wait for a GPU."""
 
     def __init__(self):
@@ -155,7 +155,7 @@ def test_no_step_reads_a_value(build, monkeypatch):
     for group in optimiser.param_groups:
         group["lr"] = torch.tensor(0.1)  # as where steps are recorded
     model(torch.ones(2, 1, 4, 4)).sum().backward()
-    with _Waits() as waits:
+    with Waits() as waits:
         optimiser.step()
         optimiser.step()
     assert waits.count == 0
