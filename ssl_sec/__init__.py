@@ -134,6 +134,7 @@ if TYPE_CHECKING:
     from ssl_sec.training.schedules import Cosine as Cosine
     from ssl_sec.training.schedules import FaceRamp as FaceRamp
     from ssl_sec.training.schedules import LinearRamp as LinearRamp
+    from ssl_sec.training.schedules import Polynomial as Polynomial
     from ssl_sec.training.schedules import StepDecay as StepDecay
     from ssl_sec.training.schedules import TeacherMomentum as TeacherMomentum
 
@@ -183,7 +184,7 @@ _HOMES = {
     "ssl_sec.training.objective": "Objective Terms",
     "ssl_sec.training.optimisers.clipping": "clip_gradients",
     "ssl_sec.training.optimisers.groups": "lars parameter_groups set_learning_rate",
-    "ssl_sec.training.schedules": "CappedRamp Constant Cosine FaceRamp LinearRamp StepDecay TeacherMomentum",
+    "ssl_sec.training.schedules": "CappedRamp Constant Cosine FaceRamp LinearRamp Polynomial StepDecay TeacherMomentum",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 

@@ -216,7 +216,7 @@ class GoogLeNetConfig(_EncoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class IRConfig(_WidthConfig):
-    """An IR network of ArcFace for aligned faces of 112 x 112; se_ir50 is SEC's SE-ResNet50E-IR.
+    """ArcFace's IR for 112 x 112; se_ir50: SEC's SE-ResNet50E-IR.
 
     Attributes:
         weights: a file with the backbone's initial weights: InsightFace's iresnet, whose std is 0.5 and whose head is
