@@ -128,14 +128,16 @@ if TYPE_CHECKING:
     from ssl_sec.networks.initialisation import cut_ as cut_
     from ssl_sec.training.objective import Objective as Objective
     from ssl_sec.training.objective import Terms as Terms
-    from ssl_sec.training.optimisers import lars as lars
-    from ssl_sec.training.optimisers import parameter_groups as parameter_groups
-    from ssl_sec.training.optimisers import set_learning_rate as set_learning_rate
+    from ssl_sec.training.optimisers.clipping import clip_gradients as clip_gradients
+    from ssl_sec.training.optimisers.groups import lars as lars
+    from ssl_sec.training.optimisers.groups import parameter_groups as parameter_groups
+    from ssl_sec.training.optimisers.groups import set_learning_rate as set_learning_rate
     from ssl_sec.training.schedules import CappedRamp as CappedRamp
     from ssl_sec.training.schedules import Constant as Constant
     from ssl_sec.training.schedules import Cosine as Cosine
     from ssl_sec.training.schedules import FaceRamp as FaceRamp
     from ssl_sec.training.schedules import LinearRamp as LinearRamp
+    from ssl_sec.training.schedules import Polynomial as Polynomial
     from ssl_sec.training.schedules import StepDecay as StepDecay
     from ssl_sec.training.schedules import TeacherMomentum as TeacherMomentum
 
@@ -184,8 +186,9 @@ _HOMES = {
     """,
     "ssl_sec.networks.initialisation": "cut_",
     "ssl_sec.training.objective": "Objective Terms",
-    "ssl_sec.training.optimisers": "lars parameter_groups set_learning_rate",
-    "ssl_sec.training.schedules": "CappedRamp Constant Cosine FaceRamp LinearRamp StepDecay TeacherMomentum",
+    "ssl_sec.training.optimisers.clipping": "clip_gradients",
+    "ssl_sec.training.optimisers.groups": "lars parameter_groups set_learning_rate",
+    "ssl_sec.training.schedules": "CappedRamp Constant Cosine FaceRamp LinearRamp Polynomial StepDecay TeacherMomentum",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 

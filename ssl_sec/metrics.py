@@ -73,6 +73,9 @@ METRICS: Mapping[str, Metric] = {
         "standard deviation of these angles (radians)", "deviation of the turns (radians)"
     ),
     "train/gradient_norm_mean": _reported("mean norm of the gradient of an embedding", "gradient of an embedding (L2)"),
+    "train/weight_gradient_norm": _reported(
+        "norm of the gradient of all weights together, before it is clipped", "gradient of all weights (L2)"
+    ),
     "train/generated_loss": _reported("loss of the generated embeddings"),
     "train/generator_loss": _reported("loss of the generator"),
     "train/agent_distortion": _reported("distortion by agents (squared)"),

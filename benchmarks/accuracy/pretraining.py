@@ -38,7 +38,7 @@ from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.pretraining.recipe import build_recipe, run
 from ssl_sec.recipes.probing.recipe import linear_evaluation, open_splits
 from ssl_sec.settings import from_values, to_values
-from ssl_sec.training.config import CosineSGDConfig
+from ssl_sec.training.optimisers.config import CosineSGDConfig
 from ssl_sec.training.step import autocast
 
 NAMES = ("ours", "lightly")

@@ -13,7 +13,7 @@ from ssl_sec.settings import (
     Side,
     check,
 )
-from ssl_sec.training.config import PositiveRate
+from ssl_sec.training.optimisers.config import PositiveRate
 
 
 @dataclass(frozen=True, kw_only=True)

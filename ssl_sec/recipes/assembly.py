@@ -39,7 +39,7 @@ from ssl_sec.training.class_sharding import draw_templates, template_losses
 from ssl_sec.training.config import RuntimeConfig, SphericalConfig
 from ssl_sec.training.objective import Objective, Transform
 from ssl_sec.training.recipe import Computation, Recipe
-from ssl_sec.training.schedules import Cosine, TeacherMomentum
+from ssl_sec.training.schedules import Cosine, Polynomial, TeacherMomentum
 from ssl_sec.training.step import Cadence, Runtime, log_once, train
 from ssl_sec.training.teacher import Teacher
 
@@ -137,7 +137,7 @@ def assemble(
     objective = objective_of(loss, config.constraint.build(), eta, made)
     _require_parameters(config, (encoder, head, objective), total_steps)
     rate = config.optimiser.schedule(sampler.steps_per_epoch, total_steps)
-    if isinstance(rate, Cosine) and 0 < total_steps < rate.warmup_steps:
+    if isinstance(rate, Cosine | Polynomial) and 0 < total_steps < rate.warmup_steps:
         without = "optimiser.warmup_epochs: the run's %s steps are all warm-up: the rate ends at %.3g, below %g"
         log_once(runtime, without, f"{total_steps:,}", rate(total_steps - 1), rate.value)
     computation = agreed_computation(config.runtime, runtime.device)
@@ -151,6 +151,7 @@ def assemble(
         objective=objective,
         optimiser=config.optimiser.build(encoder, head, objective),
         learning_rate=rate,
+        clip_norm=config.optimiser.clip_norm,
         image_set=image_set,
         sampler=sampler,
         views=views,

@@ -26,15 +26,9 @@ from ssl_sec.settings import (
     Settings,
     check,
 )
-from ssl_sec.training.config import (
-    ConstraintConfig,
-    CosineOptimiserConfig,
-    EpochSGDConfig,
-    RayConfig,
-    RuntimeConfig,
-    SteppedOptimiserConfig,
-)
-from ssl_sec.training.layer_rates import LayeredOptimiserConfig
+from ssl_sec.training.config import ConstraintConfig, RayConfig, RuntimeConfig
+from ssl_sec.training.optimisers.config import CosineOptimiserConfig, FaceOptimiserConfig, SteppedOptimiserConfig
+from ssl_sec.training.optimisers.layer_rates import LayeredOptimiserConfig
 
 # What a share of test images must be if the encoder has learned from their labels; of the set with that title.
 UNLEARNED = "null: the encoder has learned from the labels of images of {!r}"
@@ -123,7 +117,7 @@ class TrainingConfig(RunConfig, is_base=True):
     head: HeadConfig
     loss: PairLossConfig | ClassLossConfig | TeacherLossConfig
     constraint: ConstraintConfig
-    optimiser: CosineOptimiserConfig | EpochSGDConfig | SteppedOptimiserConfig | LayeredOptimiserConfig
+    optimiser: CosineOptimiserConfig | FaceOptimiserConfig | SteppedOptimiserConfig | LayeredOptimiserConfig
     checkpoint: NoEffect[CheckpointConfig | StepCheckpointConfig]
     runtime: NoEffect[RuntimeConfig]
     global_batch_size: Annotated[int, Range(ge=2, le=2**20)]
@@ -238,7 +232,7 @@ class TrainingConfig(RunConfig, is_base=True):
 
     def tied_to_the_length(self) -> list[str]:
         """The keys whose schedule depends on the length of the run."""
-        rate = "optimiser.learning_rate (a cosine over the run)"
+        rate = "optimiser.learning_rate (it falls over the whole run)"
         schedules = {rate: self.optimiser.schedule, "constraint.ramp": self.constraint.weight}
         return [key for key, schedule in schedules.items() if schedule(1, 2) != schedule(1, 3)]
 

@@ -1,22 +1,17 @@
-"""The constraint, the optimisers and the runtime as values of a run."""
+"""The constraint and the runtime as values of a run."""
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from ssl_sec.compilers import why_no_triton, why_too_old
 from ssl_sec.data.samplers import worker_rows
 from ssl_sec.errors import ConfigError
 from ssl_sec.losses import SphericalConstraint
 from ssl_sec.settings import (
-    BelowOne,
     Count,
-    CountOrZero,
     NotNegative,
     Processes,
     Range,
@@ -26,14 +21,8 @@ from ssl_sec.settings import (
     check,
     wherever_possible,
 )
-from ssl_sec.training.class_sharding import template_losses
-from ssl_sec.training.optimisers import ParameterGroup, adam, adamw, lars, parameter_groups, rated_groups, sgd
 from ssl_sec.training.recipe import Computation, Precision
-from ssl_sec.training.schedules import CappedRamp, Constant, Cosine, FaceRamp, LinearRamp, Schedule, StepDecay
-
-# A rate small enough for float32, also as a divisor of other rates.
-Rate = Annotated[float, Range(ge=0, le=10**6)]
-PositiveRate = Annotated[float, Range(ge=1e-12, le=10**6)]
+from ssl_sec.training.schedules import CappedRamp, Constant, FaceRamp, LinearRamp, Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,137 +90,6 @@ class SphericalConfig(Settings, key="constraint"):
 
 
 ConstraintConfig = NoConstraintConfig | SphericalConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class _CosineOptimiserConfig(Settings, key="optimiser"):
-    """An optimiser whose learning rate is a cosine over the run.
-
-    Attributes:
-        learning_rate: the largest learning rate, ≥ 0.
-        weight_decay: weight decay, ≥ 0; biases and norm layers do not decay.
-        warmup_epochs: epochs over which the learning rate rises from 0 to its largest value, ≥ 0.
-    """
-
-    learning_rate: Rate
-    weight_decay: Rate
-    warmup_epochs: CountOrZero
-
-    def build(self, *modules: nn.Module) -> Optimizer:
-        """The optimiser over the modules' parameters."""
-        return self._build(parameter_groups(modules, self.weight_decay))
-
-    def schedule(self, steps_per_epoch: int, total_steps: int) -> Schedule:
-        """The learning rate by global step."""
-        return Cosine(self.learning_rate, total_steps, self.warmup_epochs * steps_per_epoch)
-
-    @abstractmethod
-    def _build(self, groups: list[ParameterGroup]) -> Optimizer: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class CosineSGDConfig(_CosineOptimiserConfig):
-    """SGD with momentum, or LARS, which adapts its rates to the weights' norms.
-
-    Attributes:
-        momentum: momentum, in [0, 1).
-    """
-
-    name: Literal["sgd", "lars"] = "sgd"
-    learning_rate: Rate = 0.5
-    momentum: BelowOne = 0.9
-    weight_decay: Rate = 1e-4
-    warmup_epochs: CountOrZero = 0
-
-    def _build(self, groups: list[ParameterGroup]) -> Optimizer:
-        return (lars if self.name == "lars" else sgd)(groups, self.momentum)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CosineAdamWConfig(_CosineOptimiserConfig):
-    """AdamW for vision transformers, as MoCo v3 sets it: 1.5e-4 for each 256 images, warm-up of 40 epochs.
-
-    The default learning rate is that of 4,096 images. Chen et al. 2021 (arXiv 2104.02057, sections 4 and 5) have all
-    values but the weight decay, which is that of their code; there, biases and norm layers decay, too.
-    """
-
-    name: Literal["adamw"] = "adamw"
-    learning_rate: Rate = 2.4e-3
-    weight_decay: Rate = 0.1
-    warmup_epochs: CountOrZero = 40
-
-    def _build(self, groups: list[ParameterGroup]) -> Optimizer:
-        return adamw(groups)
-
-
-CosineOptimiserConfig = CosineSGDConfig | CosineAdamWConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class _SteppedOptimiserConfig(Settings, key="optimiser"):
-    """An optimiser whose learning rates fall at given steps.
-
-    Attributes:
-        learning_rate: the initial learning rate of everything but the backbone, > 0.
-        backbone_learning_rate: the initial learning rate of the backbone, ≥ 0.
-        template_learning_rate: that of the classes' templates, > 0; None for `learning_rate`.
-        weight_decay: weight decay, ≥ 0; biases and batch norm do not decay.
-        decay_at_steps: steps at which the rates fall.
-        decay_factor: factor by which the rates are multiplied at those steps, in (0, 1].
-    """
-
-    learning_rate: PositiveRate
-    backbone_learning_rate: Rate
-    template_learning_rate: PositiveRate | None = None
-    weight_decay: Rate = 0.0
-    decay_at_steps: tuple[Count, ...] = ()
-    decay_factor: Share = 0.1
-
-    def build(self, backbone: nn.Module, *rest: nn.Module) -> Optimizer:
-        """The optimiser over the backbone's parameters and the others'."""
-        factor = self.backbone_learning_rate / self.learning_rate
-        groups = parameter_groups([backbone], self.weight_decay, factor)
-        templates = [loss.weight for module in rest for loss in template_losses(module)]
-        groups += parameter_groups(rest, self.weight_decay, left_out=templates)
-        if templates:
-            factor = (self.template_learning_rate or self.learning_rate) / self.learning_rate
-            groups.append({"params": templates, "weight_decay": self.weight_decay, "rate_factor": factor})
-        return self._build([*groups, *rated_groups(rest, self.learning_rate)])
-
-    def schedule(self, steps_per_epoch: int, total_steps: int) -> Schedule:
-        """The learning rate of everything but the backbone by global step."""
-        return StepDecay(self.learning_rate, self.decay_at_steps, self.decay_factor)
-
-    @abstractmethod
-    def _build(self, groups: list[ParameterGroup]) -> Optimizer: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class SteppedAdamConfig(_SteppedOptimiserConfig):
-    """Adam; SEC's choice for metric learning."""
-
-    name: Literal["adam"] = "adam"
-
-    def _build(self, groups: list[ParameterGroup]) -> Optimizer:
-        return adam(groups)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SteppedSGDConfig(_SteppedOptimiserConfig):
-    """SGD with momentum in [0, 1); the choice of the angular-loss and SFT papers.
-
-    Attributes:
-        momentum: momentum, in [0, 1).
-    """
-
-    name: Literal["sgd"] = "sgd"
-    momentum: BelowOne = 0.9
-
-    def _build(self, groups: list[ParameterGroup]) -> Optimizer:
-        return sgd(groups, self.momentum)
-
-
-SteppedOptimiserConfig = SteppedAdamConfig | SteppedSGDConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,32 +218,3 @@ class RayConfig(_RuntimeConfig):
 
 
 RuntimeConfig = LocalConfig | RayConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpochSGDConfig(Settings, key="optimiser"):
-    """SGD with momentum, its learning rate falling at given epochs (SEC, appendix B.2).
-
-    Attributes:
-        learning_rate: the initial learning rate, > 0.
-        momentum: momentum, in [0, 1).
-        weight_decay: weight decay, ≥ 0; biases and batch norm do not decay.
-        decay_at_epochs: epochs at which the rate falls; parts of an epoch are allowed.
-        decay_factor: factor by which the rate is multiplied at those epochs, in (0, 1].
-    """
-
-    name: Literal["sgd_epochs"] = "sgd_epochs"
-    learning_rate: PositiveRate = 0.1
-    momentum: BelowOne = 0.9
-    weight_decay: Rate = 5e-4
-    decay_at_epochs: tuple[Annotated[float, Range(gt=0, le=10**9)], ...] = (10.0, 14.0)
-    decay_factor: Share = 0.1
-
-    def build(self, *modules: nn.Module) -> Optimizer:
-        """The optimiser over the modules' parameters."""
-        return sgd(parameter_groups(modules, self.weight_decay), self.momentum)
-
-    def schedule(self, steps_per_epoch: int, total_steps: int) -> Schedule:
-        """The learning rate by global step."""
-        at_steps = tuple(round(epoch * steps_per_epoch) for epoch in self.decay_at_epochs)
-        return StepDecay(self.learning_rate, at_steps, self.decay_factor)

@@ -105,6 +105,7 @@ class Recipe:
         objective: loss and constraint on the global batch.
         optimiser: optimiser over the parameters of encoder, head and objective.
         learning_rate: learning rate by global step.
+        clip_norm: largest norm of the gradient of all weights together, > 0; None for no limit.
         image_set: the training images.
         sampler: sampler that draws the images of step t.
         views: function that makes the views of the images.
@@ -131,6 +132,7 @@ class Recipe:
     sampler: Sampler
     views: Views
     total_steps: int
+    clip_norm: float | None = None
     row_labels: Callable[[Batch, slice], Tensor] = class_labels
     computation: Computation = Computation()
     graphed: bool = False

@@ -1,13 +1,14 @@
 """Schedules over the global step t of a run of T steps: learning rate, constraint's weight η, teacher's momentum.
 
     cosine        (1 + cos(π t / T)) / 2 · value, after an optional linear warm-up
+    polynomial    (1 − t / T)^power · value, after an optional linear warm-up
     step decay    value · factor^n after n of the given steps
     linear ramp   value · t / T, then value                                  (SEC, Eq. 29)
     face ramp     0 for 3 epochs, linear over the 4th, then value        (SEC, appendix B.2)
     capped ramp   min(value, 500 t / T)                                      (SEC, Eq. 32)
     teacher       1 − (1 − value) (1 + cos(π t / T)) / 2, which rises to 1      (BYOL, section 3.2)
 
-Each depends on the step alone.
+Each depends on the step alone. After a warm-up, t and T are counted from its end.
 """
 
 import math
@@ -42,8 +43,28 @@ class Cosine:
         """The value at the 0-based global step."""
         if step < self.warmup_steps:
             return self.value * (step + 1) / self.warmup_steps
-        progress = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
-        return self.value * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+        return self.value * (1 + math.cos(math.pi * _progress(step, self.total_steps, self.warmup_steps))) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Polynomial:
+    """From `value` to 0 as the `power` of the share of steps that are left, after `warmup_steps` of linear rise."""
+
+    value: float
+    total_steps: int
+    warmup_steps: int = 0
+    power: float = 2.0
+
+    def __call__(self, step: int) -> float:
+        """The value at the 0-based global step."""
+        if step < self.warmup_steps:
+            return self.value * (step + 1) / self.warmup_steps
+        return self.value * (1 - _progress(step, self.total_steps, self.warmup_steps)) ** self.power
+
+
+def _progress(step: int, total_steps: int, warmup_steps: int) -> float:
+    """The share of the steps after the warm-up that are taken, at most 1."""
+    return min((step - warmup_steps) / max(1, total_steps - warmup_steps), 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,11 @@ from ssl_sec.losses.generators.base import RowGenerator
 from ssl_sec.losses.geometry import angles, in_full_precision, norms, turn_tangents
 from ssl_sec.networks.dropout import draw_dropout
 from ssl_sec.networks.encoder import Network
+from ssl_sec.training.class_sharding import held_templates
 from ssl_sec.training.norms import NormHistogram, norm_histogram
 from ssl_sec.training.objective import Terms
-from ssl_sec.training.optimisers import set_learning_rate
+from ssl_sec.training.optimisers.clipping import clip_gradients
+from ssl_sec.training.optimisers.groups import set_learning_rate
 from ssl_sec.training.recipe import Precision, Recipe
 from ssl_sec.training.replaying import CUDAGraphs, Graphs, Replayed
 
@@ -107,10 +109,12 @@ class StepResult(NamedTuple):
     Attributes:
         terms: terms of the objective, before the update.
         features: features of this worker's views, without a gradient.
+        gradient_norm: norm of the gradient of all weights before it was clipped; None if it is not clipped.
     """
 
     terms: Terms
     features: Float[Tensor, "all_views dim"]
+    gradient_norm: Float[Tensor, ""] | None = None
 
 
 # Takes a step with views and their labels; the last argument is its number.
@@ -159,10 +163,14 @@ def update_weights(
     embeddings.retain_grad()
     terms = recipe.objective(embeddings, labels, step, eta, features, recipe.head, **taught)
     terms.total.backward()
+    norm = None
+    if recipe.clip_norm is not None:
+        held = [templates.rows for templates in held_templates(recipe.objective).values()]
+        norm = clip_gradients(recipe.optimiser, recipe.clip_norm, held)
     recipe.optimiser.step()
     if recipe.teacher is not None:
         recipe.teacher.follow(step)
-    return StepResult(terms, features.detach())
+    return StepResult(terms, features.detach(), norm)
 
 
 def _by_size(views: SizedViews) -> tuple[Tensor, ...]:
@@ -263,7 +271,7 @@ def train(
         is_rounded = recipe.computation.precision == "bfloat16"
         has_angles = is_reported and not is_rounded or step == 0 or at_epoch_end or is_monitored or is_saved
         before = _embedded(recipe, views) if has_angles and is_rounded else None
-        terms, features = take_step(views, recipe.row_labels(batch, rows), step)
+        terms, features, gradient_norm = take_step(views, recipe.row_labels(batch, rows), step)
         if recipe.observer is not None:
             recipe.observer.update(features, batch)
         # On a CPU this check is free; on a GPU it waits until metrics are reported.
@@ -271,11 +279,11 @@ def train(
             _require_finite(recipe, _terms_metrics(recipe, terms), step)
         if not is_reported:
             continue
-        step_angles = {}
+        more = {} if gradient_norm is None else {"train/weight_gradient_norm": gradient_norm}
         if has_angles:
             before = terms.embeddings.detach() if before is None else before
-            step_angles = _step_angle_metrics(before, _embedded(recipe, views))
-        metrics = _metrics(recipe, terms, step, step_angles)
+            more |= _step_angle_metrics(before, _embedded(recipe, views))
+        metrics = _metrics(recipe, terms, step, more)
         _require_finite(recipe, metrics, step)
         now = time.perf_counter()
         metrics["train/images_per_s"] = (taken - clock_step) * sampler.global_batch_size / (now - clock)

@@ -8,7 +8,7 @@ from torch import nn
 from ssl_sec.networks import freeze_batch_norm
 from ssl_sec.networks.batch_norm import GlobalBatchNorm, globalise_batch_norm
 from ssl_sec.networks.frozen import FrozenBatchNorm, replace_batch_norm
-from ssl_sec.training.optimisers import parameter_groups
+from ssl_sec.training.optimisers.groups import parameter_groups
 
 
 def network():

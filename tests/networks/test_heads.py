@@ -14,7 +14,7 @@ from ssl_sec.networks.heads import (
     MaxoutHead,
     ProjectionHead,
 )
-from ssl_sec.training.optimisers import parameter_groups
+from ssl_sec.training.optimisers.groups import parameter_groups
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.pretraining.config import MonitorConfig, PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeConfig, ProbeJobConfig
 from ssl_sec.settings import from_values, to_values
-from ssl_sec.training import config as training_config
 from ssl_sec.training.config import RayConfig, SphericalConfig
+from ssl_sec.training.optimisers import config as optimisers_config
 
 RUN = {
     "recipe": "digits",
@@ -277,7 +277,7 @@ def test_the_groups_that_have_defaults_are_valid_by_themselves():
         (networks_config._EncoderConfig, "_backbone, architecture"),
         (DataSetConfig, "_open"),
         (faces_config._PairsConfig, "_list"),
-        (training_config._SteppedOptimiserConfig, "_build"),
+        (optimisers_config._SteppedOptimiserConfig, "_build"),
     ],
 )
 def test_a_class_that_lacks_a_method_of_its_kind_fails_where_it_is_defined(base, missing):

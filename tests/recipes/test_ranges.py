@@ -29,15 +29,10 @@ from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeConfig, ProbeJobConfig, TransferConfig
 from ssl_sec.seeding import derived_seed
 from ssl_sec.settings import from_values
-from ssl_sec.training.config import (
-    CosineOptimiserConfig,
-    EpochSGDConfig,
-    SphericalConfig,
-    SteppedAdamConfig,
-    SteppedSGDConfig,
-)
-from ssl_sec.training.layer_rates import LayeredOptimiserConfig
-from ssl_sec.training.optimisers import set_learning_rate
+from ssl_sec.training.config import SphericalConfig
+from ssl_sec.training.optimisers.config import CosineOptimiserConfig, FaceOptimiserConfig, SteppedOptimiserConfig
+from ssl_sec.training.optimisers.groups import set_learning_rate
+from ssl_sec.training.optimisers.layer_rates import LayeredOptimiserConfig
 
 JOBS = (
     PretrainConfig,
@@ -148,7 +143,7 @@ def use(config: Any) -> None:
     if isinstance(config, SphericalConfig):
         config.build()(torch.rand(3, 2))
         assert math.isfinite(config.weight(5, 20)(10))
-    if isinstance(config, CosineOptimiserConfig | EpochSGDConfig | SteppedAdamConfig | SteppedSGDConfig):
+    if isinstance(config, CosineOptimiserConfig | FaceOptimiserConfig | SteppedOptimiserConfig):
         layer = nn.Linear(2, 2)
         optimiser = config.build(layer)
         set_learning_rate(optimiser, config.schedule(5, 20)(10))

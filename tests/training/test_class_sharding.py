@@ -24,7 +24,7 @@ from ssl_sec.training import step as training_module
 from ssl_sec.training.checkpoint import load_checkpoint, save_checkpoint, save_part, without_held_rows
 from ssl_sec.training.class_sharding import HeldRows, draw_templates, held_templates, template_losses
 from ssl_sec.training.objective import Objective
-from ssl_sec.training.optimisers import parameter_groups, sgd
+from ssl_sec.training.optimisers.groups import parameter_groups, sgd
 from ssl_sec.training.recipe import Recipe, class_labels_of_views
 from ssl_sec.training.schedules import Constant
 from tests.fakes import FakeRuntime

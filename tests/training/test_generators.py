@@ -127,7 +127,7 @@ def test_half_precision_features_are_reconstructed_in_single_precision():
 
 
 def test_the_layers_of_hdml_have_their_own_rates_and_do_not_decay():
-    from ssl_sec.training.config import SteppedAdamConfig
+    from ssl_sec.training.optimisers.config import SteppedAdamConfig
 
     config = SteppedAdamConfig(learning_rate=1e-4, backbone_learning_rate=1e-5, weight_decay=0.1)
     backbone, head, objective = nn.Linear(2, 2), nn.Linear(2, 2), objective_of("hdml")

@@ -9,7 +9,7 @@ from torch import nn
 from ssl_sec.errors import Stopped
 from ssl_sec.networks import Network
 from ssl_sec.networks.dropout import GlobalDropout
-from ssl_sec.training.optimisers import adamw, parameter_groups
+from ssl_sec.training.optimisers.groups import adamw, parameter_groups
 from ssl_sec.training.replaying import WARM_UP_CALLS, Replayed
 from tests.fakes import FakeRuntime
 from tests.training.fake_graphs import FakeGraphs, use_fake_graphs

@@ -11,6 +11,7 @@ from ssl_sec.training.schedules import (
     Cosine,
     FaceRamp,
     LinearRamp,
+    Polynomial,
     StepDecay,
     TeacherMomentum,
     epochs_at,
@@ -69,15 +70,36 @@ def test_the_warm_up_rises_linearly_and_meets_the_cosine():
     assert [cosine(4 + step) for step in range(7)] == pytest.approx([Cosine(1.0, 6)(step) for step in range(7)])
 
 
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.0, 3.0])
+def test_the_polynomial_is_the_product_of_its_steps(power):
+    """InsightFace's, which multiplies the rate by ((1 − t / T) / (1 − (t − 1) / T))^power at every step t."""
+    total, warmup = 50, 7
+    rate, expected = 0.3, [0.3 * (step + 1) / warmup for step in range(warmup)]
+    for step in range(total - warmup):
+        if step:
+            left, before = (total - warmup - each for each in (step, step - 1))
+            rate *= (left / before) ** power
+        expected.append(rate)
+    schedule = Polynomial(0.3, total, warmup, power)
+    assert [schedule(step) for step in range(total)] == pytest.approx(expected, rel=1e-12)
+    assert schedule(total) == schedule(10 * total) == 0
+
+
+def test_the_polynomial_of_power_1_is_a_line_and_of_2_a_parabola():
+    assert [Polynomial(2.0, 4, power=1.0)(step) for step in range(5)] == [2, 1.5, 1, 0.5, 0]
+    assert [Polynomial(16.0, 4)(step) for step in range(5)] == [16, 9, 4, 1, 0]
+
+
 def test_a_step_decay_falls_at_its_steps():
     decay = StepDecay(1.0, (2, 5), 0.5)
     assert [decay(step) for step in range(7)] == [1, 1, 0.5, 0.5, 0.5, 0.25, 0.25]
     assert StepDecay(0.3, (), 0.1)(10**9) == 0.3
 
 
+@pytest.mark.parametrize("schedule", [Cosine, Polynomial])
 @pytest.mark.parametrize("warmup_steps", [5, 8])
-def test_a_run_that_is_all_warm_up_only_rises(warmup_steps):
-    rates = [Cosine(1.0, 5, warmup_steps)(step) for step in range(5)]
+def test_a_run_that_is_all_warm_up_only_rises(schedule, warmup_steps):
+    rates = [schedule(1.0, 5, warmup_steps)(step) for step in range(5)]
     assert rates == [(step + 1) / warmup_steps for step in range(5)]
 
 
@@ -87,8 +109,9 @@ def test_a_run_that_is_all_warm_up_only_rises(warmup_steps):
     warmup_steps=st.integers(0, 1000),
     step=st.integers(0, 2000),
 )
-def test_the_cosine_stays_between_zero_and_its_value(value, total_steps, warmup_steps, step):
-    assert 0 <= Cosine(value, total_steps, warmup_steps)(step) <= value
+def test_a_falling_rate_stays_between_zero_and_its_value(value, total_steps, warmup_steps, step):
+    for schedule in (Cosine, Polynomial):
+        assert 0 <= schedule(value, total_steps, warmup_steps)(step) <= value
 
 
 def test_the_ramp_of_faces_waits_three_epochs_and_rises_over_the_fourth():

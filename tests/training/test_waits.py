@@ -10,7 +10,7 @@ import torch
 
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.recipes.pretraining.monitor import Monitor
-from ssl_sec.training import optimisers
+from ssl_sec.training.optimisers import groups
 from ssl_sec.training.step import Cadence, train
 from tests.fakes import FakeRuntime
 from tests.recipes import test_metric_learning, test_pretraining
@@ -29,9 +29,12 @@ def colour_images():
     )
 
 
-def pretraining(optimiser, runtime, images):
+def pretraining(optimiser, runtime, images, clip_norm=None):
     config = test_pretraining.config(
-        runtime=FLOAT32, augment={}, optimiser={"name": optimiser, "learning_rate": 0.1}, global_batch_size=40
+        runtime=FLOAT32,
+        augment={},
+        optimiser={"name": optimiser, "learning_rate": 0.1, "clip_norm": clip_norm},
+        global_batch_size=40,
     )
     recipe = test_pretraining.build_recipe(config, images, runtime)
     return replace(recipe, observer=Monitor(config, recipe, runtime).online_probe)
@@ -48,10 +51,10 @@ def metric_learning(optimiser, runtime, images, transform="none", loss="triplet"
     return test_metric_learning.build_recipe(config, images, runtime)
 
 
-def faces(optimiser, runtime, images):
+def faces(optimiser, runtime, images, **options):
     config = test_recipe.config(
         runtime=FLOAT32,
-        optimiser={"name": optimiser, "decay_at_epochs": []},
+        optimiser={"name": optimiser, **options},
         loss={"name": "c_contrastive"},
         global_batch_size=40,
     )
@@ -66,7 +69,9 @@ CASES = {
     "hdml, adam": (partial(metric_learning, transform="hdml"), "adam"),
     "dvml, adam": (partial(metric_learning, transform="dvml"), "adam"),
     "contrastive with sft, adam": (partial(metric_learning, transform="sft", loss="contrastive"), "adam"),
-    "agents, sgd": (faces, "sgd_epochs"),
+    "agents, sgd": (partial(faces, decay_at_epochs=[]), "sgd_epochs"),
+    "agents, adamw, clipped": (partial(faces, clip_norm=0.1), "adamw"),
+    "pretraining, clipped": (partial(pretraining, clip_norm=0.1), "sgd"),
 }
 
 
@@ -74,7 +79,7 @@ def counted(case):
     """Waits up to each report of twelve steps, and all launches; in a process whose autograd knows the device."""
     build, optimiser = CASES[case]
     runtime, waits = FakeRuntime(), []
-    optimisers._are_on_gpu = lambda groups: True  # one launch for all parameters, as on a GPU
+    groups._are_on_gpu = lambda found: True  # one launch for all parameters, as on a GPU
     with FakeGPU() as gpu:
         runtime.device = gpu.device
         recipe = replace(build(optimiser, runtime, colour_images().to(gpu.device)), total_steps=12)

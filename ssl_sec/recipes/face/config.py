@@ -23,7 +23,7 @@ from ssl_sec.losses.templates.base import TemplateLoss
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
 from ssl_sec.recipes.face.test_set_config import FalseAcceptRate, TestSetConfig
 from ssl_sec.settings import BelowOne, Count, Range, Settings, check
-from ssl_sec.training.config import EpochSGDConfig
+from ssl_sec.training.optimisers.config import FaceOptimiserConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class FaceConfig(TrainingConfig):
     augment: FlipConfig
     loss: ClassLossConfig | PairLossConfig
     sampler: ShuffledSamplerConfig | ClassSamplerConfig
-    optimiser: EpochSGDConfig
+    optimiser: FaceOptimiserConfig
     epochs: Annotated[float, Range(ge=0, le=10**9)]
     test_sets: tuple[TestSetConfig, ...] = ()
     leave_out_tested: bool = True

@@ -15,7 +15,7 @@ from ssl_sec.recipes.config import UNLEARNED, CheckpointConfig, TrainingConfig
 from ssl_sec.recipes.tracking import Checkpoint
 from ssl_sec.settings import BelowOne, Count, CountOrZero, Range, Settings, Share, check
 from ssl_sec.training.config import NoConstraintConfig
-from ssl_sec.training.layer_rates import LayeredOptimiserConfig
+from ssl_sec.training.optimisers.layer_rates import LayeredOptimiserConfig
 
 # Seed of the draw of the test images.
 TEST_SEED = 0

@@ -27,7 +27,7 @@ from ssl_sec.settings import (
     Settings,
     check,
 )
-from ssl_sec.training.config import SteppedOptimiserConfig
+from ssl_sec.training.optimisers.config import SteppedOptimiserConfig
 
 
 @dataclass(frozen=True, kw_only=True)

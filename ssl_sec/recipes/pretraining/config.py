@@ -18,7 +18,7 @@ from ssl_sec.settings import (
     Settings,
     check,
 )
-from ssl_sec.training.config import CosineOptimiserConfig
+from ssl_sec.training.optimisers.config import CosineOptimiserConfig
 
 # The metrics of the monitor; the first ones need labelled images, those of `monitor.data` if it is given.
 OF_LABELS = ("val/knn_top1", "val/probe_top1")

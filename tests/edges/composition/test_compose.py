@@ -47,12 +47,12 @@ ONLY_IN = {
         "constraint": {"none"},
     },
     "metric_learning": {
-        "optimiser": {"adam", "sgd_steps"},
+        "optimiser": {"adam", "adamw", "sgd_steps"},
         "augment": {"crop", "retrieval"},
         "sampler": {"classes", "pairs", "triplets"},
     },
     "face": {
-        "optimiser": {"sgd_epochs"},
+        "optimiser": {"adamw", "sgd_epochs", "sgd_polynomial"},
         "augment": {"flip"},
         "sampler": {"classes", "pairs", "shuffled"},
         "transform": {"none", "sft", "sftd", "ftl"},

@@ -9,7 +9,7 @@ from ssl_sec.edges.composition.options import option, primary, values_of
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import to_values
-from ssl_sec.training.config import CosineSGDConfig
+from ssl_sec.training.optimisers.config import CosineSGDConfig
 
 # Defaults of a job that differ from the dataclass's, as its file states.
 OTHERWISE = {("probe", "tracking"), ("face", "checkpoint")}

@@ -22,8 +22,8 @@ from ssl_sec.edges.composition.options import groups, options, own_texts, primar
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.settings import flattened, from_values, to_values
-from ssl_sec.training.config import CosineAdamWConfig
-from ssl_sec.training.layer_rates import AdamWConfig
+from ssl_sec.training.optimisers.config import CosineAdamWConfig, PolynomialAdamWConfig, SteppedAdamWConfig
+from ssl_sec.training.optimisers.layer_rates import AdamWConfig
 
 JOBS = ("pretrain", "finetune", "metric_learning", "face")
 
@@ -208,15 +208,21 @@ def test_a_copy_of_the_packages_files_adds_no_duplicates(own):
 
 
 def test_an_option_of_one_name_is_that_of_the_job(own):
-    """AdamW of pretraining, of fine-tuning, and of a file made from either."""
+    """AdamW of each training, and of a file made from it."""
     (own / "optimiser").mkdir()
     (own / "optimiser" / "mine.yaml").write_text("# Mine.\ndefaults: [adamw]\nweight_decay: 0.2\n")
-    for job, declared in (("ablate", CosineAdamWConfig()), ("finetune", AdamWConfig())):
+    kinds = {
+        "ablate": CosineAdamWConfig,
+        "finetune": AdamWConfig,
+        "metric_learning": SteppedAdamWConfig,
+        "face": PolynomialAdamWConfig,
+    }
+    for job, declared in ((job, kind()) for job, kind in kinds.items()):
         given, mine = ([f"optimiser={name}", "data=digits"] for name in ("adamw", "mine"))
         assert compose(job, given)["optimiser"] == to_values(declared)
         assert compose(job, mine)["optimiser"] == {**to_values(declared), "weight_decay": 0.2}
-    of_each = [options("optimiser", job)["adamw"] for job in ("ablate", "finetune")]
-    assert ["MoCo v3" in text for text in of_each] == [True, False]
+    of_each = [options("optimiser", job)["adamw"] for job in kinds]
+    assert ["MoCo v3" in text for text in of_each] == [True, False, False, False]
     assert options("optimiser")["adamw"] == "; ".join(of_each).replace(".; ", "; ")
     with pytest.raises(ConfigError, match=r"^optimiser\.layer_decay: unknown key; did you mean"):
         compose("pretrain", ["optimiser=adamw", "optimiser.layer_decay=0.5"])

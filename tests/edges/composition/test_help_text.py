@@ -36,7 +36,9 @@ def every_configuration(job: str) -> list[dict[str, object]]:
     """A job's configurations, each with a different option of one group."""
     first = composed(job, [])
     others = {group: names for group, names in options_of(job).items() if group != "experiment"}
-    swapped = [{**first, group: values_of_option(group, name)} for group, found in others.items() for name in found]
+    swapped = [
+        {**first, group: values_of_option(group, name, job)} for group, found in others.items() for name in found
+    ]
     return [first, *swapped]
 
 

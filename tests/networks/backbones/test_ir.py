@@ -13,7 +13,7 @@ from ssl_sec.networks import ir, load_head_weights, load_weights, save_weights
 from ssl_sec.networks.backbones.ir import UNITS, IRName, IRUnit, SEIRUnit
 from ssl_sec.networks.batch_norm import GlobalBatchNorm, globalise_batch_norm
 from ssl_sec.networks.heads import LinearBatchNormHead
-from ssl_sec.training.optimisers import parameter_groups
+from ssl_sec.training.optimisers.groups import parameter_groups
 from tests.workers import on_workers
 
 PUBLISHED_UNITS = {"ir18": (2, 2, 2, 2), "ir34": (3, 4, 6, 3), "ir50": (3, 4, 14, 3), "ir100": (3, 13, 30, 3)}

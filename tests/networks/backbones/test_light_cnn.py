@@ -7,7 +7,7 @@ from ssl_sec.errors import ConfigError
 from ssl_sec.networks import light_cnn, load_weights, save_weights
 from ssl_sec.networks.backbones.light_cnn import MFMConv, max_feature_map
 from ssl_sec.networks.heads import MaxoutHead
-from ssl_sec.training.optimisers import parameter_groups
+from ssl_sec.training.optimisers.groups import parameter_groups
 
 # Output channels, before the max-feature-map, input channels and side of the authors' convolutions, in their order.
 PUBLISHED = {

@@ -7,7 +7,7 @@ from torch import nn
 from ssl_sec.errors import ConfigError
 from ssl_sec.networks import load_weights, save_weights, sphereface_net
 from ssl_sec.networks.backbones.sphereface import SphereFaceUnit
-from ssl_sec.training.optimisers import parameter_groups
+from ssl_sec.training.optimisers.groups import parameter_groups
 
 # Convolutions of Table 2 without the linear layer.
 PUBLISHED_UNITS = {4: (0, 0, 0, 0), 10: (0, 1, 2, 0), 20: (1, 2, 4, 1), 36: (2, 4, 8, 2), 64: (3, 8, 16, 3)}

@@ -4,7 +4,7 @@ from ssl_sec.augment.config import FlipConfig
 from ssl_sec.losses.config import ClassLossConfig
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
 from ssl_sec.settings import CountOrZero
-from ssl_sec.training.config import CosineOptimiserConfig
+from ssl_sec.training.optimisers.config import CosineOptimiserConfig
 
 
 @dataclass(frozen=True, kw_only=True)

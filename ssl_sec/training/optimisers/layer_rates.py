@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 
 from ssl_sec.networks import Encoder
 from ssl_sec.networks.stages import stages_of
-from ssl_sec.settings import BelowOne, CountOrZero, Settings, Share
-from ssl_sec.training.config import PositiveRate, Rate
-from ssl_sec.training.optimisers import ParameterGroup, adamw, nesterov, parameter_groups
+from ssl_sec.settings import BelowOne, CountOrZero, Share
+from ssl_sec.training.optimisers.config import OptimiserConfig, PositiveRate, Rate
+from ssl_sec.training.optimisers.groups import ParameterGroup, adamw, nesterov, parameter_groups
 from ssl_sec.training.schedules import Cosine, Schedule
 
 
@@ -38,7 +38,7 @@ def layered_groups(backbone: nn.Module, weight_decay: float, layer_decay: float)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _LayeredOptimiserConfig(Settings, key="optimiser"):
+class _LayeredOptimiserConfig(OptimiserConfig):
     """An optimiser with a rate for each stage, all cosines over the run.
 
     Attributes:

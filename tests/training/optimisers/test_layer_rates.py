@@ -8,8 +8,8 @@ from ssl_sec.networks import Encoder
 from ssl_sec.networks.config import ResNetConfig
 from ssl_sec.networks.heads import LinearClassifier
 from ssl_sec.networks.stages import freeze_all_but, stages_of
-from ssl_sec.training.layer_rates import AdamWConfig, NesterovConfig
-from ssl_sec.training.optimisers import set_learning_rate
+from ssl_sec.training.optimisers.groups import set_learning_rate
+from ssl_sec.training.optimisers.layer_rates import AdamWConfig, NesterovConfig
 
 
 def rates_of(optimiser, network):

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ssl_sec.training import optimisers
-from ssl_sec.training.optimisers import adam, adamw, lars, parameter_groups, set_learning_rate, sgd
+from ssl_sec.training.optimisers import groups
+from ssl_sec.training.optimisers.groups import adam, adamw, lars, parameter_groups, set_learning_rate, sgd
 
 of_pretraining = pytest.mark.parametrize(
     "build", [partial(sgd, momentum=0.9), partial(lars, momentum=0.9), adamw], ids=["sgd", "lars", "adamw"]
@@ -134,7 +134,7 @@ def test_adamw_trains_as_torchs_with_the_decay_of_weights_alone():
         torch.testing.assert_close(mine, other, rtol=0, atol=0)
 
 
-class _Waits(TorchDispatchMode):
+class Waits(TorchDispatchMode):
     """Counts what would make the host wait for a GPU."""
 
     def __init__(self):
@@ -149,13 +149,13 @@ class _Waits(TorchDispatchMode):
 @of_pretraining
 def test_no_step_reads_a_value(build, monkeypatch):
     """On a GPU; on a CPU, Adam reads the number of its own step."""
-    monkeypatch.setattr(optimisers, "_are_on_gpu", lambda groups: True)
+    monkeypatch.setattr(groups, "_are_on_gpu", lambda found: True)
     model = network()
     optimiser = build(parameter_groups([model], 0.1))
     for group in optimiser.param_groups:
         group["lr"] = torch.tensor(0.1)  # as where steps are recorded
     model(torch.ones(2, 1, 4, 4)).sum().backward()
-    with _Waits() as waits:
+    with Waits() as waits:
         optimiser.step()
         optimiser.step()
     assert waits.count == 0
@@ -190,6 +190,6 @@ def test_groups_get_their_multiples_of_the_rate():
 def test_adamw_can_be_recorded_on_a_gpu(monkeypatch):
     """torch refuses to record an Adam that is not `capturable`."""
     assert not any(group["capturable"] for group in adamw(parameter_groups([network()], 0.1)).param_groups)
-    monkeypatch.setattr(optimisers, "_are_on_gpu", lambda groups: True)
-    groups = adamw(parameter_groups([network()], 0.1)).param_groups
-    assert [(group["fused"], group["capturable"]) for group in groups] == [(True, True)] * 2
+    monkeypatch.setattr(groups, "_are_on_gpu", lambda found: True)
+    on_gpu = adamw(parameter_groups([network()], 0.1)).param_groups
+    assert [(group["fused"], group["capturable"]) for group in on_gpu] == [(True, True)] * 2

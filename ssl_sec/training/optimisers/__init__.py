@@ -1,0 +1,1 @@
+"""Optimisers of a run: their groups of parameters, and their settings."""

@@ -1,0 +1,97 @@
+"""Runs of the recipes with clipped gradients, and with the optimisers that are not their defaults."""
+
+import pytest
+import torch
+
+from ssl_sec.collectives import rank, world_size
+from ssl_sec.errors import Stopped
+from tests.fakes import FakeRuntime, assert_identical
+from tests.recipes import test_finetuning, test_metric_learning, test_pretraining
+from tests.recipes.face import test_recipe
+from tests.recipes.test_pretraining import assert_the_same_curve, curve
+from tests.workers import on_workers
+
+NORM = "train/weight_gradient_norm"
+STEPPED = {"name": "adamw", "learning_rate": 1e-3, "backbone_learning_rate": 5e-4, "decay_at_steps": [6]}
+PROXIES = {**test_metric_learning.PROXIES, "optimiser": {**STEPPED, "template_learning_rate": 1e-2, "clip_norm": 0.5}}
+DIVIDED = {"share_classes_from": 2}
+# The job, what its run has, and what the workers' runs have in addition.
+RUNS = {
+    "pretraining": (
+        test_pretraining,
+        {"optimiser": {"name": "sgd", "learning_rate": 0.1, "clip_norm": 0.5}, "epochs": 1},
+        {},
+    ),
+    "fine-tuning": (test_finetuning, {"optimiser": {"name": "adamw", "clip_norm": 0.5}, "epochs": 2}, {}),
+    "metric learning": (test_metric_learning, {"optimiser": {**STEPPED, "clip_norm": 0.5}}, {}),
+    "metric learning, proxies": (test_metric_learning, PROXIES, {}),
+    "metric learning, divided proxies": (test_metric_learning, PROXIES, DIVIDED),
+    "faces, adamw": (
+        test_recipe,
+        {"optimiser": {"name": "adamw", "warmup_epochs": 1, "clip_norm": 1.0}},
+        {},
+    ),
+    "faces, sgd": (test_recipe, {"optimiser": {"name": "sgd_polynomial", "clip_norm": 1.0}}, {}),
+    "faces, divided": (test_recipe, {"optimiser": {"name": "sgd_polynomial", "clip_norm": 1.0}}, DIVIDED),
+}
+every_run = pytest.mark.parametrize("name", RUNS)
+
+
+def of_steps(runtime):
+    """What was reported for each step of training."""
+    return [(step, metrics) for step, metrics, _ in runtime.reports if "train/loss" in metrics]
+
+
+def on_a_worker(name, folder):
+    job, changes, more = RUNS[name]
+    runtime = FakeRuntime(rank(), world_size())
+    job.run(folder, runtime, **changes, **more)
+    return of_steps(runtime)
+
+
+@pytest.mark.distributed
+@every_run
+def test_two_workers_equal_one(tmp_path, name):
+    job, changes, _ = RUNS[name]
+    alone, _ = job.run(tmp_path, **changes)
+    clip_norm = changes["optimiser"]["clip_norm"]
+    assert max(alone.series(NORM).values()) > clip_norm
+    for reports in on_workers(2, tmp_path, on_a_worker, name, tmp_path):
+        assert_the_same_curve(reports, of_steps(alone))
+
+
+@pytest.mark.parametrize("name", ["metric learning", "metric learning, proxies", "faces, adamw", "faces, sgd"])
+def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, name):
+    job, changes, _ = RUNS[name]
+    whole, _ = job.run(tmp_path, **changes)
+    runtime = FakeRuntime(stop_at=4)
+    with pytest.raises(Stopped):
+        job.run(tmp_path, runtime, **changes)
+    torch.manual_seed(99)
+    resumed, _ = job.run(tmp_path, state=runtime.last_state(), **changes)
+    assert curve(runtime.reports + resumed.reports) == curve(whole.reports)
+    assert_identical(resumed.last_state(), whole.last_state())
+
+
+def test_the_rates_of_faces_follow_the_parabola(tmp_path):
+    optimiser = {"name": "adamw", "learning_rate": 0.01, "warmup_epochs": 1}
+    runtime, _ = test_recipe.run(tmp_path, optimiser=optimiser)
+    risen, fallen = [0.0025, 0.005, 0.0075, 0.01], [0.01 * (1 - step / 4) ** 2 for step in range(4)]
+    assert list(runtime.series("train/lr").values()) == pytest.approx(risen + fallen, rel=1e-12)
+    losses = list(runtime.series("train/metric_loss").values())
+    assert losses[-1] < losses[0]
+    decays = {group["weight_decay"] for group in runtime.last_state()["optimiser"]["param_groups"]}
+    assert decays == {0.1, 0.0}
+
+
+def test_a_run_that_is_all_warm_up_is_said_to_be(tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        test_recipe.run(tmp_path, optimiser={"name": "sgd_polynomial", "warmup_epochs": 3}, epochs=0.5)
+    said = "optimiser.warmup_epochs: the run's 2 steps are all warm-up: the rate ends at 0.0167, below 0.1"
+    assert said in caplog.messages
+
+
+def test_a_polynomial_is_tied_to_the_length_of_the_run():
+    tied = test_recipe.config(optimiser={"name": "sgd_polynomial"}).tied_to_the_length()
+    assert tied == ["optimiser.learning_rate (it falls over the whole run)", "constraint.ramp"]
+    assert test_recipe.config().tied_to_the_length() == ["constraint.ramp"]
