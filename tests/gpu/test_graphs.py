@@ -31,14 +31,14 @@ def recordings(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("optimiser", ["sgd", "lars", "adamw"])
-def test_replayed_steps_equal_called_steps(gpu, recordings, optimiser, precision):
+@pytest.mark.parametrize(("optimiser", "clip_norm"), [("sgd", None), ("sgd", 0.1), ("lars", None), ("adamw", 0.1)])
+def test_replayed_steps_equal_called_steps(gpu, recordings, optimiser, clip_norm, precision):
     options = {"optimiser": optimiser, "precision": precision, "total_steps": STEPS}
     ends = []
     for graphs in (False, True):
         recipe, runtime = recipe_on(gpu, graphs=graphs, **options)
         with deterministic():
-            trained(recipe, runtime, log_every_steps=1)
+            trained(replace(recipe, clip_norm=clip_norm), runtime, log_every_steps=1)
         ends.append((runtime.series("train/loss"), runtime.series("train/turn_mean"), runtime.last_state()))
     (expected_losses, expected_turns, expected), (losses, turns, state) = ends
     assert len(recordings) == 1 and list(losses) == list(range(STEPS))
@@ -55,7 +55,8 @@ def test_replayed_steps_equal_called_steps(gpu, recordings, optimiser, precision
 
 
 @pytest.mark.gpu
-def test_a_replayed_step_waits_for_nothing(gpu, recordings):
+@pytest.mark.parametrize("clip_norm", [None, 0.1])
+def test_a_replayed_step_waits_for_nothing(gpu, recordings, clip_norm):
     recipe, runtime = recipe_on(gpu, graphs=True, total_steps=STEPS)
     forbidden = []
 
@@ -66,7 +67,7 @@ def test_a_replayed_step_waits_for_nothing(gpu, recordings):
         return recipe.views(images, step, *rows)
 
     try:
-        trained(replace(recipe, views=views), runtime, log_every_steps=6)
+        trained(replace(recipe, views=views, clip_norm=clip_norm), runtime, log_every_steps=6)
     finally:
         forbid(gpu, False)
     assert len(recordings) == 1 and forbidden == [5, 7, 8, 10]

@@ -20,10 +20,15 @@ REPORTED = 6
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("optimiser", "constraint", "fused"),
-    [("sgd", "sec", None), ("sgd", "sec_ema", False), ("lars", "sec_ema", None), ("adamw", "sec", None)],
+    ("optimiser", "constraint", "fused", "clip_norm"),
+    [
+        ("sgd", "sec", None, None),
+        ("sgd", "sec_ema", False, 0.1),
+        ("lars", "sec_ema", None, None),
+        ("adamw", "sec", None, 0.1),
+    ],
 )
-def test_the_host_waits_for_nothing_between_two_reports(device, precision, optimiser, constraint, fused):
+def test_the_host_waits_for_nothing_between_two_reports(device, precision, optimiser, constraint, fused, clip_norm):
     options = {"precision": precision, "optimiser": optimiser, "constraint": constraint, "fused": fused}
     recipe, runtime = recipe_on(device, **options)
     forbidden = []
@@ -36,7 +41,7 @@ def test_the_host_waits_for_nothing_between_two_reports(device, precision, optim
         return recipe.views(images, step, *rows)
 
     try:
-        trained(replace(recipe, views=views), runtime, log_every_steps=REPORTED)
+        trained(replace(recipe, views=views, clip_norm=clip_norm), runtime, log_every_steps=REPORTED)
     finally:
         forbid(device, False)
     assert forbidden == [1, 2, 3, 5, 7, 8, 10]  # steps 4 and 9 end an epoch
