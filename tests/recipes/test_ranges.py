@@ -58,7 +58,7 @@ NUMBERS = (
     *(0, -1, 10**9, 1e300, -1e300, 1e-300, 2**32, 2**63 - 1, 2**63, 2**64, -(2**64), 10**400),
 )
 # Their values are refused by the key of another setting that they do not fit.
-OF_OTHERS = ("alpha",)
+OF_OTHERS = ("alpha", "least_norm")
 
 
 def kinds_in(hint: Any) -> list[Any]:
