@@ -1,7 +1,7 @@
 """The losses that the tests of the core run over, each with its slow loop."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 
@@ -69,29 +69,15 @@ class Case:
         return self.name
 
 
-def _pair(name, make, terms, normalised=True, by_order=False, of_triplets=False, of_positives=False, **values):
-    return Case(
-        name=name,
-        make=make,
-        terms=terms,
-        values=values,
-        normalised=normalised,
-        by_order=by_order,
-        of_triplets=of_triplets,
-        of_positives=of_positives,
-    )
+def _pair(name, make, terms, **given):
+    """A case; what is given beside its own fields are the values of the loss."""
+    own = given.keys() & {each.name for each in fields(Case)}
+    values = {key: value for key, value in given.items() if key not in own}
+    return Case(name=name, make=make, terms=terms, values=values, **{key: given[key] for key in own})
 
 
-def _class(name, make, terms, normalised=True, reads_norms=False, **values):
-    return Case(
-        name=name,
-        make=make,
-        terms=terms,
-        values=values,
-        normalised=normalised,
-        reads_norms=reads_norms,
-        of_classes=True,
-    )
+def _class(name, make, terms, **given):
+    return _pair(name, make, terms, of_classes=True, **given)
 
 
 PAIR_LOSSES = [

@@ -18,6 +18,16 @@ from ssl_sec.losses.templates.softmax import TemplateSoftmaxLoss
 from ssl_sec.settings import Range, check
 
 
+def cosine_of_sum(cosines: Float[Tensor, " rows"], radians: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+    """cos(θ + m), with a bounded gradient also at θ = 0 and π.
+
+    Args:
+        cosines: cos θ.
+        radians: m of each row.
+    """
+    return cosines * radians.cos() - root(1 - cosines.square()) * radians.sin()
+
+
 def turned(cosines: Float[Tensor, " rows"], radians: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
     """cos(θ + m), continued as −2 − cos(θ + m) beyond θ + m = π, where it keeps falling and is smooth.
 
@@ -25,8 +35,7 @@ def turned(cosines: Float[Tensor, " rows"], radians: Float[Tensor, " rows"]) -> 
         cosines: cos θ.
         radians: m of each row, in [0, π).
     """
-    sines = root(1 - cosines.square())
-    further = cosines * radians.cos() - sines * radians.sin()
+    further = cosine_of_sum(cosines, radians)
     return torch.where(cosines < -radians.cos(), -2 - further, further)
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ssl_sec.losses.base import Averages, Embeddings, Labels
 from ssl_sec.losses.centres import snapshot
-from ssl_sec.losses.geometry import norms, root
-from ssl_sec.losses.templates.margins import turned
+from ssl_sec.losses.geometry import norms
+from ssl_sec.losses.templates.margins import cosine_of_sum, turned
 from ssl_sec.losses.templates.softmax import TemplateSoftmaxLoss
 from ssl_sec.settings import Range, check
 
@@ -180,6 +180,6 @@ def _shifted(cosines: Float[Tensor, " rows"], radians: Float[Tensor, " rows"]) -
         cosines: cos θ.
         radians: g of each row, in [−π/2, π/2].
     """
-    further = cosines * radians.cos() - root(1 - cosines.square()) * radians.sin()
+    further = cosine_of_sum(cosines, radians)
     further = torch.where((radians < 0) & (cosines > radians.cos()), 1.0, further)
     return torch.where((radians > 0) & (cosines < -radians.cos()), -1.0, further)
