@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssl_sec.losses.base import Averages, Embeddings, Scalar
+from ssl_sec.losses.averages import Averages
+from ssl_sec.losses.base import Embeddings, Scalar
 from ssl_sec.losses.geometry import directions, root
 
 # Weight of a step in the moving averages, for which the paper states none.
@@ -58,27 +59,10 @@ class AgentDistortion(Averages):
 
     distortion: Tensor
     bound: Tensor
-    started: Tensor
 
     def __init__(self) -> None:
-        super().__init__()
-        # Float64, as for the running radius of the constraint.
-        self.register_buffer("distortion", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("bound", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("started", torch.zeros((), dtype=torch.bool))
+        super().__init__(RATE, "distortion", "bound")
         self.register_load_state_dict_pre_hook(_start_anew)  # pyright: ignore[reportUnknownMemberType]
-
-    @torch.no_grad()
-    def forward(self, distortion: Scalar, bound: Scalar) -> None:
-        """Updates the averages with another batch, without waiting for the device.
-
-        A batch whose values are not finite, as after an overflow in half precision, leaves them as they were.
-        """
-        usable = distortion.isfinite() & bound.isfinite()
-        for average, value in ((self.distortion, distortion.double()), (self.bound, bound.double())):
-            moved = torch.where(self.started, average.lerp(value, RATE), value)
-            average.copy_(torch.where(usable, moved, average))
-        self.started.logical_or_(usable)
 
 
 def _start_anew(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:

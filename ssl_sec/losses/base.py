@@ -1,7 +1,6 @@
 """The interface of every loss, `loss(embeddings, labels) -> scalar`, in shares of the anchors, and common functions."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from inspect import signature
 from typing import cast
 
@@ -65,17 +64,6 @@ class Loss(nn.Module, ABC):
 
     @abstractmethod
     def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar: ...
-
-
-class Averages(nn.Module):
-    """Buffers of float64 that stay so if a model is converted to another precision, in which they would not move."""
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Averages":
-        def moved(tensor: Tensor) -> Tensor:
-            found = fn(tensor)
-            return found if found.dtype == tensor.dtype else tensor.to(found.device)
-
-        return super()._apply(moved, recurse)  # pyright: ignore[reportUnknownMemberType]
 
 
 class CombinedLoss(Loss):

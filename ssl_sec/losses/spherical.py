@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ssl_sec.losses.base import Averages, described
-from ssl_sec.losses.centres import snapshot
+from ssl_sec.losses.averages import Averages
+from ssl_sec.losses.base import described
 from ssl_sec.losses.geometry import norms
 from ssl_sec.settings import Range
 
@@ -35,18 +35,12 @@ class SphericalConstraint(Averages):
     """
 
     mean_norm: Tensor
-    started: Tensor
 
     def __init__(self, rho: float = 1.0, radius: float | None = None) -> None:
-        super().__init__()
-        Range(gt=0, le=1).check("rho", rho)
+        super().__init__(rho, "mean_norm")
         if radius is not None:
             Range(ge=0).check("radius", radius)
-        self.rho = rho
         self.radius = radius
-        # Float64, so that the average does not depend on the precision of the run that resumes it.
-        self.register_buffer("mean_norm", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("started", torch.zeros((), dtype=torch.bool))
 
     def extra_repr(self) -> str:
         """The values that define the constraint."""
@@ -77,13 +71,4 @@ class SphericalConstraint(Averages):
         if self.radius is not None:
             return lengths.new_full((), self.radius)
         mean = lengths.mean()
-        if self.rho == 1:
-            return mean
-        moved = torch.where(self.started, (1 - self.rho) * self.mean_norm + self.rho * mean.double(), mean.double())
-        if self.training:
-            usable = mean.isfinite()
-            moved = torch.where(usable, moved, self.mean_norm)
-            self.started.logical_or_(usable)
-            # The result of `copy_` must be used: otherwise torch 2.11 drops the copy from a graph on a CPU.
-            return snapshot(self.mean_norm.copy_(moved)).to(lengths.dtype)
-        return torch.where(self.started, self.mean_norm, mean.double()).to(lengths.dtype)
+        return mean if self.rho == 1 else self.average(mean)[0].to(lengths.dtype)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ssl_sec.collectives import gather_rows, own_rows, sum_over_workers
 from ssl_sec.errors import check_option
 from ssl_sec.losses.agents import AgentDistortion, agent_distortion, agent_distortion_bound
+from ssl_sec.losses.averages import Averages
 from ssl_sec.losses.base import Loss, require_labels
 from ssl_sec.losses.contrastive import TeacherLoss
 from ssl_sec.losses.generators.base import GlobalBatch, RowGenerator
@@ -24,7 +25,6 @@ from ssl_sec.losses.geometry import GradScaleBy, grad_scale, in_full_precision, 
 from ssl_sec.losses.spherical import SphericalConstraint
 from ssl_sec.losses.templates.center import CenterLoss
 from ssl_sec.losses.templates.hinges import AgentLoss
-from ssl_sec.losses.templates.norm_margins import NormAverages
 from ssl_sec.losses.transform import SphericalFeatureTransform
 from ssl_sec.settings import Range
 from ssl_sec.training.schedules import Constant, Schedule
@@ -58,7 +58,7 @@ class Terms:
 @contextmanager
 def _fixed_averages(loss: nn.Module) -> Iterator[None]:
     """Centres (SFT, Eq. 9) and averages of norms follow the batch's own rows alone, not generated ones."""
-    moving = [module for module in loss.modules() if isinstance(module, CenterLoss | NormAverages)]
+    moving = [module for module in loss.modules() if isinstance(module, Averages | CenterLoss)]
     for module in moving:
         module.moves = False
     try:
@@ -213,4 +213,4 @@ class Objective(nn.Module):
         agents = self._agents.templates_of(labels).to(embeddings.dtype)
         with torch.autocast(embeddings.device.type, enabled=False):
             shared = sum_over_workers(agent_distortion(embeddings, agents, own_rows(len(labels))))
-            self.distortion(shared, agent_distortion_bound(embeddings, agents))
+            self.distortion.average(shared, agent_distortion_bound(embeddings, agents))

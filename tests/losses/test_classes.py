@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssl_sec.losses import ORDERED_LOSSES, angular, base, contrastive, pair
-from ssl_sec.losses.classes import classes_of, positive_pairs
+from ssl_sec.losses.classes import classes_of, positive_pairs, sum_rows, take_rows
 from tests.losses.cases import ALL_LOSSES, DIM, PAIR_LOSSES, rows
 
 
@@ -63,3 +63,17 @@ def test_labels_may_be_a_column_of_a_table():
         warnings.simplefilter("error")
         classes = classes_of(labels)
     assert torch.equal(classes.size, torch.full((8,), 2)) and torch.equal(classes.number, labels)
+
+
+def test_gathering_and_scattering_rows_equal_indexing():
+    values = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    index = torch.tensor([4, 0, 0, 2, 0])
+    taken = take_rows(values, index)
+    assert torch.equal(taken, values[index])
+    (gradient,) = torch.autograd.grad((taken * torch.arange(15).view(5, 3)).sum(), values)
+    assert gradient[0].tolist() == [3 + 6 + 12, 4 + 7 + 13, 5 + 8 + 14]
+    assert gradient[1].tolist() == [0, 0, 0]
+    summed = sum_rows(values, index, 6)
+    assert summed.shape == (6, 3) and summed[5].tolist() == [0, 0, 0]
+    torch.testing.assert_close(summed[0], values[[1, 2, 4]].sum(0))
+    assert torch.autograd.gradcheck(lambda rows: sum_rows(rows, index, 6), values)

@@ -1,6 +1,8 @@
 """What holds of every loss of the core."""
 
+import json
 import math
+import threading
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssl_sec.losses import pair
-from tests.losses.cases import ALL_LOSSES, CLASS_LOSSES, DIM, PAIR_LOSSES, rows
+from tests.losses.cases import ALL_LOSSES, CLASS_LOSSES, DIM, NUM_CLASSES, PAIR_LOSSES, rows
 
 EVEN = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5])
 MIXED = torch.tensor([3, 0, 2, 0, 3, 3, 1, 2, 1, 0, 3, 1])
@@ -303,3 +305,48 @@ def test_a_label_that_is_no_class_is_named(case, label):
 def test_rows_of_another_dim_or_none_are_refused(case, count, dim):
     with pytest.raises(ValueError, match=rf"needs rows of dim 5: the batch is \[{count}, {dim}\]"):
         case.build()(rows(count, dim), torch.zeros(count, dtype=torch.int64))
+
+
+@pytest.fixture(scope="module")
+def other_threads():
+    """Threads that compute, so that the parts of a parallel operation end in another order at each call."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    ended = threading.Event()
+
+    def compute():
+        generator = torch.Generator().manual_seed(0)
+        while not ended.is_set():
+            size = int(torch.randint(10, 400, (1,), generator=generator))
+            matrix = torch.rand(size, size, generator=generator)
+            (matrix @ matrix).sum()
+            json.loads(json.dumps({str(number): number for number in range(2000)}))
+
+    threads = [threading.Thread(target=compute, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    yield
+    ended.set()
+    for thread in threads:
+        thread.join()
+    torch.set_num_threads(before)
+
+
+@every
+@pytest.mark.usefixtures("other_threads")
+def test_a_gradient_is_the_same_at_every_call(case):
+    """Whatever other threads compute, and with many rows of a class: a sum depends on the order of its parts."""
+    # Large enough for torch to divide an operation among threads.
+    count, dim = 510, 128
+    torch.manual_seed(0)
+    loss = case.make(NUM_CLASSES, dim, **case.values) if case.of_classes else case.make(**case.values)
+    for template in loss.parameters():
+        torch.nn.init.normal_(template)
+    loss.eval()  # the centres of a class stay
+    labels = case.arrange(torch.arange(count) % NUM_CLASSES)
+    embeddings = torch.randn(len(labels), dim)
+    leaves = [embeddings.requires_grad_(), *loss.parameters()]
+    first = torch.autograd.grad(loss(embeddings, labels), leaves)
+    for _ in range(16):  # one that depends on the order differed in a sixth of the calls or more
+        again = torch.autograd.grad(loss(embeddings, labels), leaves)
+        assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))

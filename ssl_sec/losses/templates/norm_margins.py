@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ssl_sec.losses.base import Averages, Embeddings, Labels
-from ssl_sec.losses.centres import snapshot
+from ssl_sec.losses.averages import Averages
+from ssl_sec.losses.base import Embeddings, Labels
 from ssl_sec.losses.geometry import norms
 from ssl_sec.losses.templates.margins import cosine_of_sum, turned
 from ssl_sec.losses.templates.softmax import TemplateSoftmaxLoss
@@ -77,57 +77,6 @@ class MagFaceLoss(TemplateSoftmaxLoss):
         return self._cross_entropy(compared, turned(compared.own, radians)) + self.norm_weight * of_norms
 
 
-class NormAverages(Averages):
-    """Moving averages of the mean and of the standard deviation of a batch's norms.
-
-    Args:
-        rho: weight of the batch, in (0, 1]; the first batch has the whole weight.
-
-    Attributes:
-        moves: whether a call in training mode moves them; False for rows that are not a batch's own.
-    """
-
-    mean: Tensor
-    deviation: Tensor
-    started: Tensor
-
-    def __init__(self, rho: float) -> None:
-        super().__init__()
-        Range(gt=0, le=1).check("rho", rho)
-        self.rho = rho
-        self.moves = True
-        # Float64, so that the averages do not depend on the precision of the run that resumes them.
-        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("deviation", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("started", torch.zeros((), dtype=torch.bool))
-
-    @torch.no_grad()
-    def forward(self, lengths: Float[Tensor, " batch"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Mean and deviation, in training after the batch has moved them; the batch's own before they have started.
-
-        A batch whose norms are not all finite, as after an overflow in half precision, leaves them as they were.
-
-        Args:
-            lengths: norms of the rows of the global batch, one or more.
-        """
-        found = lengths.double()
-        batch = found.mean(), found.std() if len(found) > 1 else torch.zeros_like(found[0])
-        before = self.mean, self.deviation
-        moved = [
-            torch.where(self.started, old.lerp(new, self.rho), new) for old, new in zip(before, batch, strict=True)
-        ]
-        if self.training and self.moves:
-            usable = batch[0].isfinite() & batch[1].isfinite()
-            # The result of `copy_` must be used: otherwise torch 2.11 drops the copy from a graph on a CPU.
-            mean, deviation = (
-                snapshot(old.copy_(torch.where(usable, new, old))) for old, new in zip(before, moved, strict=True)
-            )
-            self.started.logical_or_(usable)
-        else:
-            mean, deviation = (torch.where(self.started, old, new) for old, new in zip(before, batch, strict=True))
-        return mean.to(lengths.dtype), deviation.to(lengths.dtype)
-
-
 class AdaFaceLoss(TemplateSoftmaxLoss):
     """AdaFace (Kim, Jain and Liu 2022).
 
@@ -162,11 +111,13 @@ class AdaFaceLoss(TemplateSoftmaxLoss):
         self.margin = margin
         self.concentration = concentration
         self.rho = rho
-        self.averages = NormAverages(rho)
+        self.averages = Averages(rho, "mean", "deviation")
 
     def _terms(self, embeddings: Embeddings, labels: Labels, chosen: slice) -> Float[Tensor, " rows"]:
         lengths = norms(embeddings.detach())
-        mean, deviation = self.averages(lengths)
+        found = lengths.double()
+        deviation = found.std() if len(found) > 1 else torch.zeros_like(found[0])
+        mean, deviation = (value.to(lengths.dtype) for value in self.averages.average(found.mean(), deviation))
         quality = (self.concentration * (lengths - mean) / (deviation + _LEAST_DEVIATION)).clamp(-1, 1)[chosen]
         compared = self._compare(embeddings[chosen], labels[chosen])
         shifted = _shifted(compared.own, -self.margin * quality)

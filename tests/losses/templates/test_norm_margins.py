@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssl_sec.losses import AdaFaceLoss, ArcFaceLoss, CosFaceLoss, MagFaceLoss, SphericalFeatureTransform
-from ssl_sec.losses.templates.norm_margins import NormAverages
 from ssl_sec.training.objective import Objective
 from tests.losses.cases import rows
 
@@ -85,28 +84,18 @@ def test_no_gradient_of_adaface_passes_through_the_norm():
 
 
 @given(seeds=st.lists(st.integers(0, 1000), min_size=1, max_size=5), rho=st.floats(0.01, 1.0))
-def test_the_averages_of_the_norms_are_those_of_the_slow_loop(seeds, rho):
-    averages, expected = NormAverages(rho), None
+def test_adafaces_averages_are_those_of_the_slow_loop(seeds, rho):
+    loss, expected = made(AdaFaceLoss, rho=rho), None
     for seed in seeds:
-        lengths = rows(7, seed=seed).norm(dim=1)
-        numbers = lengths.tolist()
-        mean = sum(numbers) / 7
-        batch = mean, math.sqrt(sum((number - mean) ** 2 for number in numbers) / 6)
+        embeddings = rows(seed=seed)
+        loss(embeddings, LABELS)
+        lengths = embeddings.norm(dim=1).tolist()
+        mean = sum(lengths) / len(lengths)
+        batch = mean, math.sqrt(sum((length - mean) ** 2 for length in lengths) / (len(lengths) - 1))
         old = batch if expected is None else expected
         expected = tuple((1 - rho) * before + rho * now for before, now in zip(old, batch, strict=True))
-        assert [value.item() for value in averages(lengths)] == pytest.approx(expected, rel=1e-12)
-    found = averages.eval()(rows(3).norm(dim=1))
-    assert [value.item() for value in found] == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_batch_that_overflowed_does_not_move_the_averages():
-    averages = NormAverages(0.5)
-    for lengths in (torch.tensor([1.0, math.inf]), torch.tensor([math.nan, 1.0])):
-        averages(lengths)
-        assert not averages.started
-    averages(torch.tensor([1.0, 3.0]))
-    averages(torch.tensor([math.nan, 1.0]))
-    assert (averages.mean.item(), averages.started.item()) == (2.0, True)
+        found = loss.averages.mean.item(), loss.averages.deviation.item()
+        assert found == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_averages_stay_in_float64_and_are_saved():
