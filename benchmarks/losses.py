@@ -136,6 +136,7 @@ def _compare_pair_losses() -> list[Comparison]:
         ("semihard triplet", 40, 3, losses.SemihardTripletLoss(), mined_triplet),
         ("normalised N-pair", 60, 2, losses.NormalizedNPairLoss(), normalised_n_pair),
         ("multi-similarity", 24, 5, losses.MultiSimilarityLoss(), multi_similarity),
+        ("circle", 24, 5, losses.CircleLoss(), peers.CircleLoss()),
         ("contrastive", 40, 3, losses.ContrastiveLoss(), peers.ContrastiveLoss(0, 1, distance=squared)),
         ("N-pair", 60, 2, losses.NPairLoss(), n_pair),
         ("angular", 60, 2, losses.AngularLoss(), angular),

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from ssl_sec.losses import BYOLLoss as BYOLLoss
     from ssl_sec.losses import CContrastiveLoss as CContrastiveLoss
     from ssl_sec.losses import CenterLoss as CenterLoss
+    from ssl_sec.losses import CircleLoss as CircleLoss
     from ssl_sec.losses import CombinedLoss as CombinedLoss
     from ssl_sec.losses import ContrastiveLoss as ContrastiveLoss
     from ssl_sec.losses import CosFaceLoss as CosFaceLoss
@@ -164,8 +165,8 @@ _HOMES = {
     "ssl_sec.evaluation.retrieval": "RPrecision nearest precision_at_r recall_at_k",
     "ssl_sec.evaluation.uniformity": "alignment uniformity",
     "ssl_sec.losses": """
-        AdaFaceLoss AngularHingeLoss AngularLoss ArcFaceLoss BYOLLoss CContrastiveLoss CenterLoss CombinedLoss
-        ContrastiveLoss CosFaceLoss CrossEntropyLoss CTripletLoss DCLLoss DisjointTripletLoss L2SoftmaxLoss
+        AdaFaceLoss AngularHingeLoss AngularLoss ArcFaceLoss BYOLLoss CContrastiveLoss CenterLoss CircleLoss
+        CombinedLoss ContrastiveLoss CosFaceLoss CrossEntropyLoss CTripletLoss DCLLoss DisjointTripletLoss L2SoftmaxLoss
         LiftedStructureLoss Loss MagFaceLoss MoCoV3Loss ModifiedSoftmaxLoss MultiSimilarityLoss NormalizedNPairLoss
         NormFaceLoss NPairAngularLoss NPairLoss NTXentLoss ProxyAnchorLoss RankedListLoss Rotation SemihardTripletLoss
         SoftmaxLoss SphereFaceLoss SphericalConstraint SphericalFeatureTransform SupConLoss TeacherLoss

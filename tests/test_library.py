@@ -29,8 +29,8 @@ from ssl_sec.recipes.probing.recipe import linear_evaluation, open_splits
 from ssl_sec.settings import from_values, to_values
 from ssl_sec.training.recipe import Computation
 from tests.fakes import FakeRuntime
-from tests.losses import slow
 from tests.losses.cases import PAIR_LOSSES, rows
+from tests.losses.slow import pairs
 from tests.workers import on_workers
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -180,7 +180,7 @@ def test_the_loss_of_the_documentation_is_its_slow_loop():
     made, looped = blocks("extending.md")
     names = {}
     exec(made, names)
-    exec(looped, terms := dict(vars(slow)))
+    exec(looped, terms := dict(vars(pairs)))
     loss, labels = names["AlignmentLoss"](weight=0.5), torch.tensor([0, 1, 2, 3] * 2)
     expected = sum(terms["alignment"](Z1.tolist(), labels.tolist(), weight=0.5))
     shares = [loss(Z1, labels, anchors=slice(start, start + 4)) for start in (0, 4)]

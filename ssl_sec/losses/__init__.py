@@ -14,6 +14,7 @@ from ssl_sec.losses.contrastive import (
     TeacherLoss,
 )
 from ssl_sec.losses.pair import (
+    CircleLoss,
     LiftedStructureLoss,
     MultiSimilarityLoss,
     NormalizedNPairLoss,
@@ -50,6 +51,7 @@ PAIR_LOSSES: Mapping[str, type[Loss]] = {
     "npair_normalized": NormalizedNPairLoss,
     "npair": NPairLoss,
     "multi_similarity": MultiSimilarityLoss,
+    "circle": CircleLoss,
     "lifted_structure": LiftedStructureLoss,
     "ranked_list": RankedListLoss,
     "angular": AngularLoss,
@@ -90,6 +92,7 @@ __all__ = [
     "CContrastiveLoss",
     "CTripletLoss",
     "CenterLoss",
+    "CircleLoss",
     "CombinedLoss",
     "ContrastiveLoss",
     "CosFaceLoss",

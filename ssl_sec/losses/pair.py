@@ -7,6 +7,7 @@ With s_ij = ⟨f̂_i, f̂_j⟩, d²_ij = ‖f̂_i − f̂_j‖², an anchor a, i
     normalised N-pair    log(1 + Σ_n exp(s (s_an − s_ap))), one anchor and one positive a class          (SEC, Eq. 3)
     N-pair               log(1 + Σ_n exp(⟨f_a, f_n⟩ − ⟨f_a, f_p⟩)), on raw rows                  (angular loss, Eq. 10)
     multi-similarity     1/α log(1 + Σ_p exp(−α (s_ap − λ))) + 1/β log(1 + Σ_n exp(β (s_an − λ)))  (Wang et al. 2019)
+    circle               log(1 + Σ_n exp(s w_n (s_an − m)) Σ_p exp(−s w_p (s_ap − 1 + m)))          (Sun et al. 2020)
     lifted structure     max(0, log(Σ exp(m − d) over the negatives of a and of p) + d_ap)² / 2   (Oh Song et al. 2016)
     ranked list          positives within α − m, negatives beyond α, the nearer ones first         (Wang et al. 2019b)
 """
@@ -231,6 +232,54 @@ class MultiSimilarityLoss(Loss):
         at_positives = log_one_plus_sum_exp(-self.alpha * above, positive) / self.alpha
         at_negatives = log_one_plus_sum_exp(self.beta * above, negative) / self.beta
         return torch.where(has_both, at_positives + at_negatives, 0.0).sum() / len(labels)
+
+
+class CircleLoss(Loss):
+    """Circle loss (Sun et al. 2020).
+
+    log(1 + Σ_n exp(s w_n (s_an − m)) Σ_p exp(−s w_p (s_ap − 1 + m))); the mean over the rows that have a positive.
+
+    A similarity has the more weight, the farther it is from its optimum: w_n = max(0, s_an + m) and
+    w_p = max(0, 1 + m − s_ap). No gradient passes through the weights.
+
+    Args:
+        scale: s > 0, the factor on the exponents (the paper's γ).
+        margin: m in [0, 1]; a pair of rows costs little where s_an < m and s_ap > 1 − m.
+    """
+
+    def __init__(self, scale: float = 80.0, margin: float = 0.4) -> None:
+        super().__init__()
+        Range(gt=0).check("scale", scale)
+        Range(ge=0, le=1).check("margin", margin)
+        self.scale = scale
+        self.margin = margin
+
+    def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
+        classes = classes_of(labels)
+        require_triplets(type(self).__name__, classes)
+        similarities = inner_products(directions(embeddings), anchors)
+        positive, negative = positive_pairs(labels, anchors)
+        weights_of_negatives, weights_of_positives = self._weights(similarities.detach())
+        at_negatives = weights_of_negatives * (similarities - self.margin)
+        at_positives = weights_of_positives * (1 - self.margin - similarities)
+        excess = _log_sum_exp(self.scale * at_negatives, negative) + _log_sum_exp(self.scale * at_positives, positive)
+        terms = torch.logaddexp(excess, torch.zeros_like(excess))
+        has_positive = classes.size > 1
+        return torch.where(has_positive[anchors], terms, 0.0).sum() / has_positive.sum()
+
+    def _weights(
+        self, similarities: Float[Tensor, "anchors batch"]
+    ) -> tuple[Float[Tensor, "anchors batch"], Float[Tensor, "anchors batch"]]:
+        """The weight of each pair as a negative, and as a positive."""
+        return (similarities + self.margin).clamp(min=0), (1 + self.margin - similarities).clamp(min=0)
+
+
+def _log_sum_exp(
+    exponents: Float[Tensor, "anchors batch"], counted: Bool[Tensor, "anchors batch"]
+) -> Float[Tensor, " anchors"]:
+    """Log Σ e^x over the counted exponents x of each row."""
+    # Not −∞: a row that counts nothing would have no gradient.
+    return exponents.masked_fill(~counted, torch.finfo(exponents.dtype).min / 2).logsumexp(1)
 
 
 class LiftedStructureLoss(Loss):

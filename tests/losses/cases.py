@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, fields
 import torch
 
 from ssl_sec import losses
-from tests.losses import slow
+from ssl_sec.losses.geometry import directions
+from tests.losses.slow import classes, pairs
 
 NUM_CLASSES = 6
 DIM = 5
@@ -21,6 +22,7 @@ class Case:
         values: what both are given.
         normalised: the rows' norms do not matter.
         reads_norms: the rows' norms matter, but no gradient passes through them.
+        weighted: pairs are weighted by their similarities, through which no gradient passes.
         by_order: which row of a class is first matters.
         of_triplets: the batch is one of disjoint triplets.
         of_positives: every row needs a positive.
@@ -33,6 +35,7 @@ class Case:
     values: dict = field(default_factory=dict)
     normalised: bool = True
     reads_norms: bool = False
+    weighted: bool = False
     by_order: bool = False
     of_triplets: bool = False
     of_positives: bool = False
@@ -47,6 +50,12 @@ class Case:
             if tensor.ndim:
                 tensor.data.normal_()
         return loss.eval()
+
+    def fix_weights(self, loss: losses.Loss, embeddings: torch.Tensor) -> None:
+        """From now on pairs have the weights of these embeddings."""
+        if self.weighted:
+            weights = loss._weights(directions(embeddings) @ directions(embeddings).T)
+            loss._weights = lambda similarities: weights
 
     def arrange(self, labels: torch.Tensor) -> torch.Tensor:
         """The labels, or, for disjoint triplets, as many as whole triplets have: anchors of the first, then others."""
@@ -81,40 +90,41 @@ def _class(name, make, terms, **given):
 
 
 PAIR_LOSSES = [
-    _pair("ntxent", losses.NTXentLoss, slow.ntxent, of_positives=True, temperature=0.2),
-    _pair("supcon", losses.SupConLoss, slow.supcon, temperature=0.3),
-    _pair("dcl", losses.DCLLoss, slow.dcl, of_positives=True, temperature=0.3),
-    _pair("contrastive", losses.ContrastiveLoss, slow.contrastive, margin=1.5),
-    _pair("triplet", losses.TripletLoss, slow.triplet, margin=0.4),
-    _pair("triplet_disjoint", losses.DisjointTripletLoss, slow.triplet_disjoint, of_triplets=True, margin=0.4),
-    _pair("semihard", losses.SemihardTripletLoss, slow.semihard, margin=0.3),
-    _pair("npair_normalized", losses.NormalizedNPairLoss, slow.npair_normalized, by_order=True, scale=3.0),
-    _pair("npair", losses.NPairLoss, slow.npair, normalised=False, by_order=True),
+    _pair("ntxent", losses.NTXentLoss, pairs.ntxent, of_positives=True, temperature=0.2),
+    _pair("supcon", losses.SupConLoss, pairs.supcon, temperature=0.3),
+    _pair("dcl", losses.DCLLoss, pairs.dcl, of_positives=True, temperature=0.3),
+    _pair("contrastive", losses.ContrastiveLoss, pairs.contrastive, margin=1.5),
+    _pair("triplet", losses.TripletLoss, pairs.triplet, margin=0.4),
+    _pair("triplet_disjoint", losses.DisjointTripletLoss, pairs.triplet_disjoint, of_triplets=True, margin=0.4),
+    _pair("semihard", losses.SemihardTripletLoss, pairs.semihard, margin=0.3),
+    _pair("npair_normalized", losses.NormalizedNPairLoss, pairs.npair_normalized, by_order=True, scale=3.0),
+    _pair("npair", losses.NPairLoss, pairs.npair, normalised=False, by_order=True),
     _pair(
         "multi_similarity",
         losses.MultiSimilarityLoss,
-        slow.multi_similarity,
+        pairs.multi_similarity,
         epsilon=0.1,
         threshold=0.4,
         alpha=2.0,
         beta=10.0,
     ),
-    _pair("lifted_structure", losses.LiftedStructureLoss, slow.lifted_structure, margin=1.0),
+    _pair("circle", losses.CircleLoss, pairs.circle, weighted=True, scale=4.0, margin=0.3),
+    _pair("lifted_structure", losses.LiftedStructureLoss, pairs.lifted_structure, margin=1.0),
     _pair(
         "ranked_list",
         losses.RankedListLoss,
-        slow.ranked_list,
+        pairs.ranked_list,
         margin=0.4,
         alpha=1.2,
         negative_temperature=10.0,
         positive_temperature=2.0,
         imbalance=0.3,
     ),
-    _pair("angular", losses.AngularLoss, slow.angular, by_order=True, alpha_degrees=40.0),
+    _pair("angular", losses.AngularLoss, pairs.angular, by_order=True, alpha_degrees=40.0),
     _pair(
         "angular_hinge",
         losses.AngularHingeLoss,
-        slow.angular_hinge,
+        pairs.angular_hinge,
         normalised=False,
         of_triplets=True,
         alpha_degrees=22.0,
@@ -122,7 +132,7 @@ PAIR_LOSSES = [
     _pair(
         "npair_angular",
         losses.NPairAngularLoss,
-        slow.npair_angular,
+        pairs.npair_angular,
         normalised=False,
         by_order=True,
         alpha_degrees=40.0,
@@ -130,19 +140,19 @@ PAIR_LOSSES = [
     ),
 ]
 CLASS_LOSSES = [
-    _class("softmax", losses.SoftmaxLoss, slow.softmax, normalised=False),
-    _class("softmax_bias", losses.SoftmaxLoss, slow.softmax_bias, normalised=False, bias=True),
-    _class("l2softmax", losses.L2SoftmaxLoss, slow.l2softmax, scale=3.0),
-    _class("modified_softmax", losses.ModifiedSoftmaxLoss, slow.modified_softmax, normalised=False),
-    _class("normface", losses.NormFaceLoss, slow.normface),
-    _class("normface_fixed", losses.NormFaceLoss, slow.normface, scale=9.0),
-    _class("sphereface", losses.SphereFaceLoss, slow.sphereface, scale=6.0, margin=3),
-    _class("cosface", losses.CosFaceLoss, slow.cosface, scale=6.0, margin=0.35),
-    _class("arcface", losses.ArcFaceLoss, slow.arcface, scale=6.0, margin_radians=0.6),
+    _class("softmax", losses.SoftmaxLoss, classes.softmax, normalised=False),
+    _class("softmax_bias", losses.SoftmaxLoss, classes.softmax_bias, normalised=False, bias=True),
+    _class("l2softmax", losses.L2SoftmaxLoss, classes.l2softmax, scale=3.0),
+    _class("modified_softmax", losses.ModifiedSoftmaxLoss, classes.modified_softmax, normalised=False),
+    _class("normface", losses.NormFaceLoss, classes.normface),
+    _class("normface_fixed", losses.NormFaceLoss, classes.normface, scale=9.0),
+    _class("sphereface", losses.SphereFaceLoss, classes.sphereface, scale=6.0, margin=3),
+    _class("cosface", losses.CosFaceLoss, classes.cosface, scale=6.0, margin=0.35),
+    _class("arcface", losses.ArcFaceLoss, classes.arcface, scale=6.0, margin_radians=0.6),
     _class(
         "magface",
         losses.MagFaceLoss,
-        slow.magface,
+        classes.magface,
         normalised=False,
         scale=6.0,
         least_norm=1.5,
@@ -154,19 +164,19 @@ CLASS_LOSSES = [
     _class(
         "adaface",
         losses.AdaFaceLoss,
-        slow.adaface,
+        classes.adaface,
         normalised=False,
         reads_norms=True,
         scale=6.0,
         margin=0.5,
         concentration=0.7,
     ),
-    _class("c_contrastive", losses.CContrastiveLoss, slow.c_contrastive, margin=1.5),
-    _class("c_triplet", losses.CTripletLoss, slow.c_triplet, margin=0.8),
+    _class("c_contrastive", losses.CContrastiveLoss, classes.c_contrastive, margin=1.5),
+    _class("c_triplet", losses.CTripletLoss, classes.c_triplet, margin=0.8),
     # With this margin some rows have no hinge.
-    _class("c_triplet_center", losses.CTripletLoss, slow.c_triplet_center, margin=0.1, add_center=True),
-    _class("proxy_anchor", losses.ProxyAnchorLoss, slow.proxy_anchor, scale=4.0, margin=0.2),
-    _class("center", losses.CenterLoss, slow.center, normalised=False),
+    _class("c_triplet_center", losses.CTripletLoss, classes.c_triplet_center, margin=0.1, add_center=True),
+    _class("proxy_anchor", losses.ProxyAnchorLoss, classes.proxy_anchor, scale=4.0, margin=0.2),
+    _class("center", losses.CenterLoss, classes.center, normalised=False),
 ]
 ALL_LOSSES = PAIR_LOSSES + CLASS_LOSSES
 

@@ -12,8 +12,8 @@ from ssl_sec.losses import (
 from ssl_sec.losses.agents import RATE, AgentDistortion, agent_distortion, agent_distortion_bound
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.schedules import Constant
-from tests.losses import slow
 from tests.losses.cases import DIM, NUM_CLASSES, rows
+from tests.losses.slow import classes
 
 LABELS = torch.tensor([3, 0, 2, 0, 3, 3, 1, 5])
 
@@ -22,7 +22,7 @@ LABELS = torch.tensor([3, 0, 2, 0, 3, 3, 1, 5])
 def test_the_agents_distortion_and_its_bound_are_those_of_the_slow_loop(seed, count, cut, near):
     embeddings = rows(count, seed=seed)
     agents = near * embeddings + (1.001 - near) * rows(count, seed=seed + 1)
-    terms, bound = slow.agent_distortion(embeddings.tolist(), agents.tolist())
+    terms, bound = classes.agent_distortion(embeddings.tolist(), agents.tolist())
     parts = [agent_distortion(embeddings, agents, part).item() for part in (slice(0, cut), slice(cut, count))]
     assert parts == pytest.approx([sum(terms[:cut]), sum(terms[cut:])], abs=1e-12)
     assert agent_distortion_bound(embeddings, agents).item() == pytest.approx(bound, abs=1e-12)
@@ -47,7 +47,7 @@ def test_a_training_has_moving_averages_of_the_distortion(loss):
     weight = loss.weight if isinstance(loss, CTripletLoss) else loss.second.weight
     averages = []
     for step in range(3):
-        terms, bound = slow.agent_distortion(rows(8, seed=step).tolist(), weight[LABELS].tolist())
+        terms, bound = classes.agent_distortion(rows(8, seed=step).tolist(), weight[LABELS].tolist())
         now = (sum(terms), bound)
         old = averages[-1] if averages else now
         averages.append([(1 - RATE) * before + RATE * value for before, value in zip(old, now, strict=True)])

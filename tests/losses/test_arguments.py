@@ -18,6 +18,7 @@ DEFAULTS = {
     losses.NormalizedNPairLoss: {"scale": 25.0},
     losses.NPairLoss: {},
     losses.MultiSimilarityLoss: {"epsilon": 0.1, "threshold": 0.5, "alpha": 2.0, "beta": 40.0},
+    losses.CircleLoss: {"scale": 80.0, "margin": 0.4},
     losses.LiftedStructureLoss: {"margin": 1.0},
     losses.RankedListLoss: {
         "margin": 0.4,
@@ -68,6 +69,8 @@ def test_the_defaults_are_the_papers(loss):
         (lambda: losses.MultiSimilarityLoss(threshold=1.5), "threshold: found 1.5, must be in [-1, 1]"),
         (lambda: losses.MultiSimilarityLoss(alpha=0.0), "alpha: found 0.0, must be > 0"),
         (lambda: losses.MultiSimilarityLoss(beta=0.0), "beta: found 0.0, must be > 0"),
+        (lambda: losses.CircleLoss(scale=0.0), "scale: found 0.0, must be > 0"),
+        (lambda: losses.CircleLoss(margin=1.5), "margin: found 1.5, must be in [0, 1]"),
         (lambda: losses.LiftedStructureLoss(-0.1), "margin: found -0.1, must be ≥ 0"),
         (lambda: losses.RankedListLoss(alpha=0.0), "alpha: found 0.0, must be > 0"),
         (lambda: losses.RankedListLoss(margin=1.5), "margin: found 1.5, must be in [0, 1.2]"),

@@ -5,8 +5,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ssl_sec.losses import BYOLLoss, DCLLoss, MoCoV3Loss, NTXentLoss, SupConLoss, tiles
-from tests.losses import slow
 from tests.losses.cases import rows
+from tests.losses.slow import pairs
 
 PAIRS = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3])
 
@@ -126,7 +126,7 @@ def test_memory_is_linear_in_the_batch(monkeypatch, loss, num_shares, temperatur
 
 # Two views of four images, and three views, whose order on the workers is another.
 VIEWS = [PAIRS, torch.tensor([0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3])]
-TAUGHT = [(BYOLLoss, slow.byol, {}), (MoCoV3Loss, slow.mocov3, {"temperature": 0.2})]
+TAUGHT = [(BYOLLoss, pairs.byol, {}), (MoCoV3Loss, pairs.mocov3, {"temperature": 0.2})]
 
 
 @pytest.mark.parametrize("labels", VIEWS)

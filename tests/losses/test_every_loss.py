@@ -107,6 +107,7 @@ def test_the_shares_of_the_anchors_add_up_to_the_loss(case, cuts):
 def test_the_gradient_is_that_of_finite_differences(case):
     for labels in label_sets(case):
         loss = case.build()
+        case.fix_weights(loss, rows())
         names = [name for name, _ in loss.named_parameters()]
 
         def value(embeddings, *parameters, case=case, loss=loss, names=names, labels=labels):

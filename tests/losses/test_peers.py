@@ -145,6 +145,13 @@ def test_multi_similarity_where_no_anchor_loses_a_side():
     agree(ours, lambda e, labels: theirs(e, labels, miner(e.detach(), labels)), LABELS)
 
 
+@pytest.mark.parametrize(("scale", "margin"), [(80.0, 0.4), (2.0, 0.25)])
+@pytest.mark.parametrize("labels", [LABELS, torch.tensor([0, 0, 0, 1, 2, 2, 3, 4, 4, 4, 5, 6])])
+def test_circle(scale, margin, labels):
+    """The peer's default mean leaves out rows without a positive, as ours does."""
+    agree(losses.CircleLoss(scale, margin), peers.CircleLoss(m=margin, gamma=scale), labels)
+
+
 def test_lifted_structure():
     """The peer counts each positive pair in both orders too, and divides the square by 2."""
     agree(losses.LiftedStructureLoss(1.0), peers.LiftedStructureLoss(1.0, distance=EUCLIDEAN, reducer=ALL), LABELS)
