@@ -17,10 +17,10 @@ import yaml
 from ssl_sec import losses, papers
 from ssl_sec.edges.commands import run_command
 from ssl_sec.edges.composition import options
-from ssl_sec.edges.composition.compose import experiments, job_of
+from ssl_sec.edges.composition.compose import experiments, job_of, training_of
 from ssl_sec.edges.composition.experiments import Experiment, in_words, load
 from ssl_sec.edges.study.cells import KeptCells
-from ssl_sec.edges.study.comparison import Comparison
+from ssl_sec.edges.study.comparison import Comparison, deciding_metric
 from ssl_sec.edges.study.plan import load_file, num_comparisons, points_of
 from ssl_sec.edges.study.searches import KeptSearches
 from ssl_sec.edges.study.uploaded import searches_path
@@ -28,7 +28,7 @@ from ssl_sec.edges.tables import in_markdown
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
 from ssl_sec.exporting import FORMATS
 from ssl_sec.metrics import METRICS
-from ssl_sec.recipes.registry import trainings
+from ssl_sec.recipes.registry import RECIPES, trainings
 
 PAGES = Path(__file__).parent
 # The figures of each study's runs and searches, as jobs.study keeps them.
@@ -176,7 +176,8 @@ def study_comparison(name: str) -> Comparison:
     points, arms = [point.name for point in points_of(file)], list(file.arms)
     kept = [cell for cell in KeptCells(STUDIES / f"{name}.csv") if cell.point in points and cell.arm in arms]
     kept.sort(key=lambda cell: (points.index(cell.point), arms.index(cell.arm), cell.seed))
-    return Comparison.of(kept, file.metric, file.baseline or arms[0], num_comparisons(file))
+    metric = file.metric or deciding_metric(RECIPES[training_of(file.shared, file.job)], kept)
+    return Comparison.of(kept, metric, file.baseline or arms[0], num_comparisons(file))
 
 
 def study_searches(name: str) -> str:
@@ -187,7 +188,7 @@ def study_searches(name: str) -> str:
     }
     rows: list[list[str]] = []
     for (point, arm), of_arm in groups.items():
-        best = max(of_arm, key=lambda one: (one.epochs, one.metric))  # `Search.rank`
+        best = max(of_arm, key=lambda one: (one.at, one.metric))  # `Search.rank`
         values = ", ".join(f"`{override}`" for override in best.overrides)
         rows.append([point, arm, f"{len(of_arm)} of {best.num_planned}", values, f"{best.metric:.2f}"])
     return in_markdown(["at", "arm", "trials that ended", "best values", "held-out kNN, %"], *rows)

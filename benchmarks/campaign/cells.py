@@ -58,7 +58,7 @@ def _kept_trials(
                 overrides=[f"{key}={value}" for key, value in values[one["trial"]].items()],
                 values=values[one["trial"]],
                 metric=one["last"][SEARCHED],
-                epoch=round(one["last"]["train/epoch"]),
+                at=round(one["last"]["train/epoch"]),
             ),
         )
         for one in trials

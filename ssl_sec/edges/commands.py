@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from ssl_sec import __version__
 from ssl_sec.edges.command_line import exit_code_of, run_job
-from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.composition.compose import compose, config_of
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE, command
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.errors import ConfigError, first_line, nearest
@@ -47,7 +47,7 @@ def run_recipe(job: str, overrides: Sequence[str]) -> str:
 
 def ablate(overrides: Sequence[str]) -> str:
     """One recipe under several constraints and seeds, in one table."""
-    compose("ablate", overrides)  # a misspelled key is found before the imports
+    compose(config_of("ablate", overrides), overrides)  # a misspelled key is found before the imports
     from ssl_sec.edges.study.arms import read_arms
 
     cells = read_arms(overrides)

@@ -9,6 +9,7 @@ torch nor matplotlib.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from ssl_sec.figures.comparing import Comparison
     from ssl_sec.figures.runs import RunRecord
-    from ssl_sec.recipes.config import RunConfig
+    from ssl_sec.recipes.config import RunConfig, TrainingConfig
     from ssl_sec.training.step import Runtime
 
     Run = Callable[[Any, Runtime, Any], None]
@@ -89,6 +90,19 @@ class RecipeRow:
     def config(self) -> "type[RunConfig]":
         """The dataclass of a run."""
         return import_module(f"{self.package}.config").CONFIG
+
+    @property
+    def training(self) -> "type[TrainingConfig]":
+        """The dataclass of a run that trains."""
+        from ssl_sec.recipes.config import TrainingConfig
+
+        assert issubclass(self.config, TrainingConfig)
+        return self.config
+
+    @property
+    def probes_itself(self) -> bool:
+        """Whether a run can probe its encoder at its end, by its key `probe.enabled`."""
+        return "probe" in signature(self.config).parameters
 
     @property
     def run(self) -> "Run":

@@ -17,16 +17,18 @@ from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from ssl_sec.edges.composition.experiments import Experiment, as_typed, explanations, load
 from ssl_sec.edges.composition.hints import suggestion
-from ssl_sec.edges.composition.keys import keys_of, kind_of, misfit, unknown_keys
+from ssl_sec.edges.composition.keys import OF, keys_of, kind_of, misfit, unknown_keys
 from ssl_sec.edges.composition.mistakes import Choice, defaults_of_override, sweep_mistake, unknown_key
 from ssl_sec.edges.composition.options import EXPERIMENT, option, options, primary, usable, values_of
 from ssl_sec.edges.overrides import in_grammar, parsed, understood
 from ssl_sec.errors import ConfigError, nearest
-from ssl_sec.recipes.registry import trainings
+from ssl_sec.recipes.registry import PRETRAIN, trainings
 from ssl_sec.settings import flattened
 
 logger = logging.getLogger("ssl_sec")
 
+# Jobs that run a training several times.
+_OF_TRAININGS = ("ablate", "study", "tune")
 # The name of the chosen experiment in Hydra.
 _CHOSEN = "the-chosen-one"
 # The package in which Hydra looks for files: one without folders, which would be groups. hydra.initialize needs none,
@@ -100,6 +102,40 @@ def experiments(job: str) -> dict[str, str]:
 def job_of(experiment: str) -> str | None:
     """The job that runs an experiment; None if there is none."""
     return next((job for job in trainings() if _runs(job, experiment)), None)
+
+
+def training_of(overrides: Sequence[str], named: str | None = None) -> str:
+    """The training that a job runs several times: that of the key `job`, or of the experiment; else pretraining.
+
+    Args:
+        overrides: overrides in Hydra's grammar.
+        named: value of the key `job` that is given elsewhere.
+
+    Raises:
+        ConfigError: if `job` is no training.
+    """
+    # The values of others may be sweeps, which are no values yet.
+    given = {one.key_or_group: one.value() for one in _parsed(overrides) if one.key_or_group in ("job", EXPERIMENT)}
+    job, experiment = named or given.get("job"), given.get(EXPERIMENT)
+    if job is None:
+        return (None if experiment is None else job_of(str(experiment))) or PRETRAIN.name
+    if job not in trainings():
+        raise ConfigError(f"job: found {str(job)!r}; {nearest(str(job), trainings())}")
+    return str(job)
+
+
+def config_of(job: str, overrides: Sequence[str]) -> str:
+    """The name of a job's config; that of a job that runs trainings has the keys of the training that it runs.
+
+    Raises:
+        ConfigError: for a key `job` that is no training.
+    """
+    return on_training(job, training_of(overrides)) if job in _OF_TRAININGS else job
+
+
+def on_training(job: str, training: str) -> str:
+    """The name of the config of a job that runs a training several times."""
+    return job if training == PRETRAIN.name else f"{job}{OF}{training}"
 
 
 def _runs(job: str, name: str) -> bool:
@@ -275,7 +311,9 @@ def _check_options(job: str, choice: Choice) -> None:
             if file.is_own:
                 raise ConfigError(f"{file.shown}: {wrong}")
             allowed = nearest(name, options_of(job)[group])
-            raise ConfigError(f"{where}{group}: found {name!r}, which jobs.{job} cannot use; {allowed}")
+            raise ConfigError(
+                f"{where}{group}: found {name!r}, which jobs.{job.partition(OF)[0]} cannot use; {allowed}"
+            )
 
 
 def _check_keys(job: str, experiment: Experiment, config: DictConfig) -> None:

@@ -8,10 +8,17 @@ from itertools import groupby, zip_longest
 from typing import Any
 
 from ssl_sec import papers
-from ssl_sec.edges.composition.compose import chosen_experiment, chosen_options, composed, experiments, options_of
+from ssl_sec.edges.composition.compose import (
+    chosen_experiment,
+    chosen_options,
+    composed,
+    config_of,
+    experiments,
+    options_of,
+)
 from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, OPTION, ConfigFile
 from ssl_sec.edges.composition.experiments import Experiment, as_typed, explanations, in_words, load
-from ssl_sec.edges.composition.keys import Key, keys_of, keys_of_entry, kind_of, listed_kinds, summary_of
+from ssl_sec.edges.composition.keys import OF, Key, keys_of, keys_of_entry, kind_of, listed_kinds, summary_of
 from ssl_sec.edges.packaging import command
 from ssl_sec.recipes.registry import PRETRAIN, RECIPES
 
@@ -39,6 +46,8 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
     "ablate": (
         ("experiment=digits runtime=local", "random, none and SEC, in a minute or two on a CPU"),
         ("experiment=cifar10_cpu 'seeds=[0,1,2]' 'arms=[none,sec]'", "mean and spread of three seeds"),
+        ("experiment=digits_retrieval runtime=local 'arms=[loss=triplet,loss=circle]'", "two losses for retrieval"),
+        ("job=face --help", "the keys of another training"),
     ),
     "align": (("images=lfw landmarks=points.csv output=lfw_aligned", "faces of 112 x 112 pixels"),),
     "embed": (
@@ -72,6 +81,7 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
     "tune": (
         ("experiment=digits 'optimiser.learning_rate=tag(log,interval(0.03,3))'", "one key, by its logarithm"),
         ("experiment=cifar10_cpu 'loss.temperature=interval(0.1,0.7)' 'constraint=choice(none,sec)'", "two keys"),
+        ("experiment=digits_retrieval 'constraint.eta=tag(log,interval(0.01,1))'", "a key of metric learning"),
     ),
     "report": (
         ("table=5", "our results beside a table of the paper; paper=angular for another"),
@@ -92,12 +102,13 @@ def help_text(job: str, overrides: Sequence[str]) -> str:
     Raises:
         ConfigError: for an override that the job would refuse.
     """
-    values, options = composed(job, overrides), chosen_options(job, overrides)
-    experiment = chosen_experiment(job, overrides)
+    config = config_of(job, overrides)
+    values, options = composed(config, overrides), chosen_options(config, overrides)
+    experiment = chosen_experiment(config, overrides)
     sections = [_head(job), _choices(job)]
     if _EXPERIMENT in options:
-        sections.append(_experiments(job) if experiment is None else _chosen(experiment))
-    sections += [_groups(job, options), _keys(job, values, options), _entries(job, values), _EXIT_CODES]
+        sections.append(_experiments(config) if experiment is None else _chosen(experiment))
+    sections += [_groups(config, options), _keys(config, values, options), _entries(config, values), _EXIT_CODES]
     return "\n\n".join(section for section in sections if section)
 
 
@@ -140,7 +151,7 @@ def _experiments(job: str) -> str:
     """All experiments by the file that defines them; those of a paper's table have the paper's figure."""
     alone: dict[str, str] = {}
     tables: dict[str, list[str]] = {}
-    metric, figure = RECIPES.get(job, PRETRAIN).paper_figure or ("", "")
+    metric, figure = RECIPES.get(job.rpartition(OF)[2], PRETRAIN).paper_figure or ("", "")
     for name, explanation in experiments(job).items():
         experiment = load(name)
         assert experiment is not None

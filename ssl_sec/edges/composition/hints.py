@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ssl_sec.edges.packaging import command
 from ssl_sec.errors import nearest
-from ssl_sec.recipes.registry import PRETRAIN, RECIPES
+from ssl_sec.recipes.registry import PRETRAIN, RECIPES, trainings
 
 # Names in other programs -> the last part of our key.
 _SYNONYMS: Mapping[str, Sequence[str]] = {
@@ -132,7 +132,8 @@ def swept(job: str, override: str, is_list: bool, is_text: bool) -> str:
     quoted = f""", or in quotes: '{key}="{values}"'""" if is_text else ""
     found = f"{found} must be one{quoted}"
     ways = [f"{command('submit')} {job} ... {override} sweeps on a Ray cluster"]
-    if job == PRETRAIN.name and key in ("seed", "constraint"):
+    if job in trainings() and key in ("seed", "constraint"):
         here = f"seeds=[{values}]" if key == "seed" else f"arms=[{values}]"
-        ways.append(f"{command('ablate')} ... '{here}' runs one after the other on this machine")
+        training = "" if job == PRETRAIN.name else f"job={job} "
+        ways.append(f"{command('ablate')} {training}... '{here}' runs one after the other on this machine")
     return f"{found}; {'; '.join(ways)}" if job in RECIPES else found

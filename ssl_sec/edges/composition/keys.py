@@ -14,6 +14,8 @@ from ssl_sec.errors import nearest
 from ssl_sec.recipes.registry import PRETRAIN, RECIPES
 from ssl_sec.settings import to_values
 
+# Between a job that runs trainings and the training: `ablate_of_face` has the keys of an ablation and of jobs.face.
+OF = "_of_"
 _TYPES = {str: "text", int: "integer", float: "number", bool: "true or false"}
 _BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 
@@ -40,21 +42,10 @@ def kind_of(job: str) -> type[Any]:
     """The dataclass of a job's configuration."""
     if job in RECIPES:
         return RECIPES[job].config
-    if job == "ablate":
-        bases = (config.AblateConfig, PRETRAIN.config)
-        return dataclasses.make_dataclass("Ablation", [], bases=bases, frozen=True, kw_only=True)
-    if job == "study":
-        from ssl_sec.edges.config.study import StudyConfig
-
-        return dataclasses.make_dataclass("Study", [], bases=(StudyConfig, PRETRAIN.config), frozen=True, kw_only=True)
-    if job == "tune":
-        from ssl_sec.edges.config.tune import TuneConfig
-
-        bases = (TuneConfig, PRETRAIN.config)
-        return dataclasses.make_dataclass("Tuning", [], bases=bases, frozen=True, kw_only=True)
-    if job == "preview":
-        bases = (config.PreviewConfig, PRETRAIN.config)
-        return dataclasses.make_dataclass("Preview", [], bases=bases, frozen=True, kw_only=True)
+    own, _, training = job.partition(OF)
+    if own in ("ablate", "preview", "study", "tune"):
+        bases = (_own_kind_of(own), RECIPES[training or PRETRAIN.name].config)
+        return dataclasses.make_dataclass(own.capitalize(), [], bases=bases, frozen=True, kw_only=True)
     if job == "export":
         from ssl_sec.edges.config.export import ExportConfig  # with torch
 
@@ -72,6 +63,19 @@ def kind_of(job: str) -> type[Any]:
 
         return TransferConfig
     return {"align": config.AlignConfig, "replay": config.ReplayConfig, "report": config.ReportConfig}[job]
+
+
+def _own_kind_of(job: str) -> type[Any]:
+    """The dataclass of the keys that a job has beside those of a training."""
+    if job == "study":
+        from ssl_sec.edges.config.study import StudyConfig
+
+        return StudyConfig
+    if job == "tune":
+        from ssl_sec.edges.config.tune import TuneConfig
+
+        return TuneConfig
+    return {"ablate": config.AblateConfig, "preview": config.PreviewConfig}[job]
 
 
 def keys_of(kind: type[Any], values: Mapping[str, Any], path: str = "") -> Iterator[Key]:

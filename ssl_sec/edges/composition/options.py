@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, ConfigFile, config_file, doubled, own_options
-from ssl_sec.edges.composition.keys import defaults_of, kind_of, kinds_by_name, misfit, summary_of
+from ssl_sec.edges.composition.keys import OF, defaults_of, kind_of, kinds_by_name, misfit, summary_of
 from ssl_sec.errors import ConfigError, nearest
-from ssl_sec.recipes.registry import RECIPES
+from ssl_sec.recipes.registry import PRETRAIN, RECIPES
 
 EXPERIMENT = "experiment"
 
@@ -44,9 +44,11 @@ class Primary:
 
 @cache
 def primary(job: str) -> Primary:
-    """The config of a job, `configs/<job>.yaml`."""
-    node = ConfigFile(path=CONFIG_FOLDER / f"{job}.yaml", is_own=False).read()
-    defaults = node.get("defaults", [])
+    """The config of a job, `configs/<job>.yaml`, on that of its training."""
+    own, _, training = job.partition(OF)
+    node = ConfigFile(path=CONFIG_FOLDER / f"{own}.yaml", is_own=False).read()
+    defaults = [training if training and entry == PRETRAIN.name else entry for entry in node.get("defaults", [])]
+    node |= {"defaults": defaults} if defaults else {}
     bases = tuple(entry for entry in defaults if isinstance(entry, str) and entry != "_self_")
     options: dict[str, str] = {}
     values: dict[str, Any] = {}

@@ -25,10 +25,13 @@ class AblateConfig(Settings):
         arms: the arms to compare: options of the group constraint; random, which keeps the initial encoder; or
             overrides of any group or key, several joined by +, such as loss=triplet+constraint=sec.
         seeds: each arm runs once with each of these.
+        job: the training that is run, such as metric_learning for jobs.metric_learning; null for that of the
+            experiment, or pretrain.
     """
 
     arms: Annotated[tuple[str, ...], NotEmpty(), Distinct("arms")]
     seeds: Seeds
+    job: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

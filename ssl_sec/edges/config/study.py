@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ssl_sec.errors import ConfigError, nearest
+from ssl_sec.recipes.registry import trainings
 from ssl_sec.settings import Count, Local, NotEmpty, Seed, Settings, check
 
 
@@ -28,7 +29,7 @@ Seeds = Annotated[tuple[Seed, ...], NotEmpty(), Distinct("seeds")]
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig(Settings):
-    """A study, or a part of it; the other keys are those of a pretraining.
+    """A study, or a part of it; the other keys are those of its training.
 
     Attributes:
         study: the study: a name of configs/study, or the path of such a file.
@@ -63,7 +64,10 @@ class StudyFile(Settings):
         over: key -> values at which the arms are compared, one key at a time; `64+optimiser.learning_rate=0.1` changes
             other keys with the value. null: the recipe as it is.
         search: overrides of jobs.tune for the arms with sweeps, such as trials=8, and of their pretrainings.
-        metric: the metric that the arms are compared by.
+        metric: the metric that the arms are compared by; null for the training's own, of test images if all runs have
+            it: probe/top1, retrieval/recall_at_1, or the accuracy on the first test set of faces.
+        job: the training that is run, such as metric_learning for jobs.metric_learning; null for that of the
+            experiment, or pretrain.
     """
 
     arms: dict[str, tuple[str, ...]]
@@ -72,12 +76,15 @@ class StudyFile(Settings):
     baseline: str | None = None
     over: dict[str, tuple[str, ...]] | None = None
     search: tuple[str, ...] = ()
-    metric: str = "probe/top1"
+    metric: str | None = None
+    job: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check(len(self.arms) > 0, "arms", self.arms, "one arm or more")
         if self.baseline is not None and self.baseline not in self.arms:
             raise ConfigError(f"baseline: found {self.baseline!r}; {nearest(self.baseline, self.arms)}")
+        if self.job is not None and self.job not in trainings():
+            raise ConfigError(f"job: found {self.job!r}; {nearest(self.job, trainings())}")
         for key, values in (self.over or {}).items():
             check(len(values) > 0, f"over.{key}", values, "one value or more")

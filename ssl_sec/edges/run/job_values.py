@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import yaml
 from hydra.core.override_parser.types import Override
 
-from ssl_sec.edges.composition.compose import compose, composed_yaml
+from ssl_sec.edges.composition.compose import compose, composed_yaml, config_of
 from ssl_sec.edges.composition.options import primary
 from ssl_sec.edges.environment import find_cluster
 from ssl_sec.edges.folder.stored_config import require_whole_data, stored_values, with_credentials
@@ -97,7 +97,7 @@ def format_values(job: str, overrides: Sequence[str]) -> str:
     has_run = job in (PROBE.name, FINETUNE.name) and _value_of("run", overrides) is not None
     if has_run or resumed_run(job, overrides) is not None:
         return yaml.safe_dump(values_of(job, overrides), sort_keys=False)
-    return composed_yaml(job, overrides)
+    return composed_yaml(config_of(job, overrides), overrides)
 
 
 def quoted(overrides: Sequence[str]) -> list[str]:

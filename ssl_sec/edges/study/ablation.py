@@ -18,20 +18,20 @@ from pathlib import Path
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import claim_name, new_name, run_name_of
 from ssl_sec.edges.machine import announce
-from ssl_sec.edges.run.driver import require_data, run_training
+from ssl_sec.edges.run.driver import require_data, run_recipe
 from ssl_sec.edges.run.running import running
 from ssl_sec.edges.run.summary import Finished, ui_instructions
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.files import place_at
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.study.cells import KeptCell, as_csv, metrics_of
-from ssl_sec.edges.study.comparison import Comparison
+from ssl_sec.edges.study.comparison import Comparison, deciding_metric
 from ssl_sec.edges.study.plan import Cell
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.errors import Stopped, StorageError, first_line
-from ssl_sec.recipes.pretraining.config import PretrainConfig
-from ssl_sec.recipes.registry import PRETRAIN
+from ssl_sec.recipes.config import TrainingConfig
+from ssl_sec.recipes.registry import RECIPES, RecipeRow
 
 logger = logging.getLogger("ssl_sec")
 
@@ -58,9 +58,9 @@ def _run_all(cells: Sequence[Cell]) -> str:
     results: dict[str, list[Mapping[str, float]]] = {arm: [] for arm in arms}
     kept: list[KeptCell] = []
     finished: Finished | None = None
-    names = _Names(cells)
+    recipe, names = RECIPES[cells[0].job], _Names(cells)
     sweep = _sweep(cells[0].config, arms, seeds, names.sweep_path)
-    with sweep.ended_after(results, lambda: _table(kept, arms)):
+    with sweep.ended_after(results, lambda: _table(recipe, kept, arms)):
         for cell in cells:
             had_begun, begun = names.has(cell), time.monotonic()
             finished = _run(cell, names.of(cell), sweep)
@@ -72,7 +72,7 @@ def _run_all(cells: Sequence[Cell]) -> str:
     assert finished is not None
     names.place.write(f"{new_name('ablation')}.csv", as_csv(kept).encode())
     names.remove()
-    return "\n".join(["", _table(kept, arms), "", ui_instructions(finished, whole_experiment=True)])
+    return "\n".join(["", _table(recipe, kept, arms), "", ui_instructions(finished, whole_experiment=True)])
 
 
 def _stem(cells: Sequence[Cell]) -> Path:
@@ -145,7 +145,7 @@ def _run(cell: Cell, name: str, sweep: Sweep) -> Finished:
     parent = sweep.run_id or cell.config.tracking.parent_run
     tracking = replace(cell.config.tracking, parent_run=parent, tags=tags)
     try:
-        return run_training(PRETRAIN, replace(cell.config, tracking=tracking, run_name=name, resume="auto"))
+        return run_recipe(RECIPES[cell.job], replace(cell.config, tracking=tracking, run_name=name, resume="auto"))
     except Stopped as error:
         raise Stopped("stopped; the same command continues the ablation") from error
 
@@ -162,7 +162,7 @@ def _kept(cell: Cell, finished: Finished, minutes: float) -> KeptCell:
     )
 
 
-def _sweep(config: PretrainConfig, arms: Sequence[str], seeds: Sequence[int], known: Path) -> Sweep:
+def _sweep(config: TrainingConfig, arms: Sequence[str], seeds: Sequence[int], known: Path) -> Sweep:
     """The parent run in MLflow; that of the file, if it exists."""
     identity = identity_of(
         config.tracking,
@@ -176,12 +176,9 @@ def _sweep(config: PretrainConfig, arms: Sequence[str], seeds: Sequence[int], kn
     return Sweep.opened(identity, {"arms": list(arms), "seeds": list(seeds)}, config.output_dir, known)
 
 
-def _table(kept: Sequence[KeptCell], arms: Sequence[str]) -> str:
+def _table(recipe: RecipeRow, kept: Sequence[KeptCell], arms: Sequence[str]) -> str:
     if not kept:
         return ""
     baseline = "none" if "none" in arms else arms[0]
-    # The first that all runs have decides.
-    metrics = PRETRAIN.view_metrics
-    metric = next((name for name in metrics if all(name in cell.metrics for cell in kept)), metrics[0])
-    columns, *rows = Comparison.of(kept, metric, baseline, len(arms) - 1).table()
+    columns, *rows = Comparison.of(kept, deciding_metric(recipe, kept), baseline, len(arms) - 1).table()
     return in_table(rows, columns)

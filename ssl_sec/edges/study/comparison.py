@@ -13,7 +13,7 @@ from ssl_sec.edges.study.cells import KeptCell
 from ssl_sec.edges.study.differences import Difference, adjusted, difference
 from ssl_sec.figures.study import Cause, Interval, causes_figure, forest_figure, values_figure
 from ssl_sec.metrics import chosen_metrics, metric_label
-from ssl_sec.recipes.registry import PROBE, compared_metrics
+from ssl_sec.recipes.registry import PROBE, RecipeRow, compared_metrics
 
 # Effects of an arm on norms and steps: name -> label.
 _CAUSES = {
@@ -222,6 +222,13 @@ def _number(value: str) -> float | None:
         return float(value)
     except ValueError:
         return None
+
+
+def deciding_metric(recipe: RecipeRow, kept: Sequence[KeptCell]) -> str:
+    """The metric by which runs of a recipe are compared: the first of its metrics that all of them have."""
+    names = (*recipe.test_metrics, *recipe.view_metrics)
+    common = set[str]().union(*(cell.metrics for cell in kept)).intersection(*(cell.metrics for cell in kept))
+    return next(iter(chosen_metrics(names, common)), recipe.view_metrics[0])
 
 
 def curves_of(records: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> dict[str, list[tuple[float, float]]]:

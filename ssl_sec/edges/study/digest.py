@@ -11,12 +11,12 @@ from typing import Any
 
 from ssl_sec.edges.tracking.comparing import deciding
 from ssl_sec.effects import file_names, image_files
-from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import to_values
 
 
-def digest_of(config: PretrainConfig, **others: Any) -> str:
+def digest_of(config: TrainingConfig, job: str = PRETRAIN.name, **others: Any) -> str:
     """A digest of all settings that affect the results, except the seed and the places of files.
 
     Files of images count by their names, without their folders.
@@ -25,11 +25,14 @@ def digest_of(config: PretrainConfig, **others: Any) -> str:
 
     Args:
         config: the configuration.
+        job: the job that runs it.
         others: other values that affect the results.
     """
-    files = image_files(PretrainConfig)
+    files = image_files(type(config))
     changed = {key: file_names(value) if key in files else value for key, value in _changed(config)}
-    found = deciding({key: str(value) for key, value in changed.items()}, PRETRAIN.name) | others
+    found = deciding({key: str(value) for key, value in changed.items()}, job) | others
+    if job != PRETRAIN.name:
+        found["job"] = job
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12]
 
 

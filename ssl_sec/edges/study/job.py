@@ -21,7 +21,7 @@ from ssl_sec.edges.run.running import remove_staged, running
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.edges.study.cells import KeptCell, KeptCells, metrics_of
-from ssl_sec.edges.study.comparison import Comparison, curves_of
+from ssl_sec.edges.study.comparison import Comparison, curves_of, deciding_metric
 from ssl_sec.edges.study.plan import CELL_TAGS, ArmAt, Cell, Point, Study, num_comparisons
 from ssl_sec.edges.study.processes import Processes, Task
 from ssl_sec.edges.study.searches import KeptSearches, KeptTrial
@@ -34,7 +34,8 @@ from ssl_sec.errors import ConfigError, Stopped, UserError, writing
 from ssl_sec.figures.study import curves_figure
 from ssl_sec.files import replace_text
 from ssl_sec.metrics import metric_label
-from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.config import TrainingConfig
+from ssl_sec.recipes.registry import RECIPES
 
 logger = logging.getLogger("ssl_sec")
 
@@ -45,7 +46,6 @@ _CURVES = (
     "train/gradient_norm_mean",
     "train/step_angle_mean",
     "train/metric_loss",
-    "val/knn_top1",
 )
 
 _STOPPED = "stopped; the same command continues the study"
@@ -78,6 +78,7 @@ class _Job:
 
     def __init__(self, study: Study) -> None:
         self._study = study
+        self._recipe = RECIPES[study.job]
         self._config = _config_of(study)
         self._folder = local_folder(self._config.output_dir) / self._config.recipe_name
         path = self._cells_path()
@@ -191,7 +192,7 @@ class _Job:
             logger.info("%d of %d runs are done", done, len(cells))
         parent = [] if self._sweep.run_id is None else [f"tracking.parent_run={self._sweep.run_id}"]
         tasks = [
-            Task(name=cell.name, arguments=["pretrain", *cell.overrides, *parent], log=self._log(cell.name))
+            Task(name=cell.name, arguments=[cell.job, *cell.overrides, *parent], log=self._log(cell.name))
             for cell in left.values()
         ]
         continued = {name for name in left if self._has_begun(name)}
@@ -213,7 +214,7 @@ class _Job:
                     whole.append(60 * minutes)
                 waiting = len(cells) - num_ended
                 rest = mean(whole) * waiting / self._study.config.concurrent if whole and waiting else None
-                metric = self._study.file.metric
+                metric = self._metric([kept])
                 shown = f"{metric_label(metric)} {kept.metrics[metric]:.4g}" if metric in kept.metrics else "ended"
                 logger.info(
                     "%s (%d of %d): %s, in %.1f min%s",
@@ -261,8 +262,13 @@ class _Job:
         return kept
 
     def _comparison(self) -> Comparison:
-        file = self._study.file
-        return Comparison.of(self._kept.of(self._cells()), file.metric, self._study.baseline, num_comparisons(file))
+        kept = self._kept.of(self._cells())
+        family = num_comparisons(self._study.file)
+        return Comparison.of(kept, self._metric(kept), self._study.baseline, family)
+
+    def _metric(self, kept: Sequence[KeptCell]) -> str:
+        """The metric that the arms are compared by."""
+        return self._study.file.metric or deciding_metric(self._recipe, kept)
 
     def _upload(self, run: TrackedRun) -> None:
         for path in (self._kept.path, self._searches.path):
@@ -308,7 +314,7 @@ class _Job:
             if is_remote(self._config.output_dir) or not path.is_dir():
                 continue
             label = " ".join(part for part in (cell.point.value, cell.arm) if part)
-            for metric, curve in curves_of(open_folder(path).records(), _CURVES).items():
+            for metric, curve in curves_of(open_folder(path).records(), (*_CURVES, *self._recipe.curves)).items():
                 arms.setdefault(label, {}).setdefault(metric, []).append(curve)
         return curves_figure(arms, f"{self._study.name}: means over the runs of an arm")
 
@@ -323,7 +329,7 @@ class _Job:
         return "\n".join(["", in_table(rows, columns), "", *written, *self._sweep.where])
 
 
-def _config_of(study: Study) -> PretrainConfig:
+def _config_of(study: Study) -> TrainingConfig:
     """The configuration of one of the runs; the parts that the study itself needs are the same in all runs."""
     first = study.arms[0]
     return first.search.config if first.search is not None else study.cells({})[0].config

@@ -10,14 +10,16 @@ from typing import Any
 
 import yaml
 
-from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.composition.compose import compose, on_training, training_of
 from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, config_file, own_folders
 from ssl_sec.edges.config.study import StudyConfig, StudyFile
 from ssl_sec.edges.overrides import in_quotes, parsed, understood
+from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.study.digest import digest_of
 from ssl_sec.edges.tune.space import Search, read_search
 from ssl_sec.errors import ConfigError, first_line, nearest
-from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.config import TrainingConfig
+from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import from_values
 
 # Keys that differ in each run of a study, or that the study itself sets.
@@ -27,6 +29,8 @@ _RESERVED = {
     "resume": "nothing: a study resumes its runs",
 }
 
+# The key that probes a pretraining at its end.
+PROBED = "probe.enabled"
 # The tags in MLflow that distinguish the runs of a study: the last is the digest of a run's configuration.
 CELL_TAGS = ("arm", "point", "cell")
 
@@ -58,18 +62,20 @@ class Cell:
     """A run of a study.
 
     Attributes:
+        job: the training, which is the name of its job.
         arm: arm of the run.
         point: point of the run.
         seed: seed of the run.
-        overrides: overrides of the pretraining.
+        overrides: overrides of the training.
         config: configuration from these overrides.
     """
 
+    job: str
     arm: str
     point: Point
     seed: int
     overrides: tuple[str, ...]
-    config: PretrainConfig
+    config: TrainingConfig
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -90,7 +96,7 @@ class Cell:
     @cached_property
     def digest(self) -> str:
         """The digest of all settings that affect the result, except the seed."""
-        return digest_of(self.config)
+        return digest_of(self.config, self.job)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +132,7 @@ class Study:
 
     Attributes:
         name: the recipe of its runs.
+        job: the training of its runs.
         file: content of its file.
         config: settings of the job.
         seeds: seeds of each arm.
@@ -133,6 +140,7 @@ class Study:
     """
 
     name: str
+    job: str
     file: StudyFile
     config: StudyConfig
     seeds: tuple[int, ...]
@@ -160,9 +168,9 @@ class Study:
         """
         given = {arm.key: (*arm.overrides, *chosen.get(arm.key, ())) for arm in self.arms}
         known = [arm for arm in self.arms if arm.search is None or arm.key in chosen]
-        configs = {arm.key: _config(arm.arm, given[arm.key]) for arm in known}
+        configs = {arm.key: _config(self.job, arm.arm, given[arm.key]) for arm in known}
         return [
-            _cell(arm, seed, given[arm.key], configs[arm.key])
+            _cell(self.job, arm, seed, given[arm.key], configs[arm.key])
             for point, seed in itertools.product(self.points, self.seeds)
             for arm in self.arms_at(point)
             if arm.key in configs
@@ -178,7 +186,7 @@ def read_study(overrides: Sequence[str]) -> Study:
     """The study that the overrides describe.
 
     Args:
-        overrides: overrides of the study, and of all its pretrainings.
+        overrides: overrides of the study, and of all its trainings.
 
     Raises:
         ConfigError: if a key, a value or the study's file is wrong.
@@ -187,8 +195,10 @@ def read_study(overrides: Sequence[str]) -> Study:
     each = {text: parsed(text).key_or_group for text in map(understood, overrides)}
     asked = [parsed(text).value() for text, key in each.items() if key == "study"]
     path, file = load_file(str(asked[-1])) if asked else (Path(), None)
+    both = [*(file.shared if file else ()), *each]
     # Without a file, the composition reports that it is missing.
-    values = compose("study", [*(file.shared if file else ()), *each])
+    job = training_of(both, None if file is None else file.job)
+    values = compose(on_training("study", job), both)
     assert file is not None
     config = from_values(StudyConfig, {key: values[key] for key in own})
     name = path.stem
@@ -201,15 +211,15 @@ def read_study(overrides: Sequence[str]) -> Study:
         *file.shared,
         *typed,
         *([] if "recipe" in typed_keys else [f"recipe={name}"]),
-        *([] if "probe.enabled" in typed_keys else ["probe.enabled=true"]),
+        *([f"{PROBED}=true"] if RECIPES[job].probes_itself and PROBED not in typed_keys else []),
     )
     _require_different_names(file, path)
     arms = _chosen_arms(config, file)
     points = _chosen_points(config, file)
     found = [
-        _arm_at(arm, point, (*shared, *point.overrides), arms[arm], file, path) for point in points for arm in arms
+        _arm_at(job, arm, point, (*shared, *point.overrides), arms[arm], file, path) for point in points for arm in arms
     ]
-    return Study(name=name, file=file, config=config, seeds=config.seeds or file.seeds, arms=found)
+    return Study(name=name, job=job, file=file, config=config, seeds=config.seeds or file.seeds, arms=found)
 
 
 def load_file(study: str) -> tuple[Path, StudyFile]:
@@ -303,7 +313,9 @@ def num_comparisons(file: StudyFile) -> int:
     return (len(file.arms) - 1) * len(points_of(file))
 
 
-def _arm_at(arm: str, point: Point, shared: tuple[str, ...], own: Sequence[str], file: StudyFile, path: Path) -> ArmAt:
+def _arm_at(
+    job: str, arm: str, point: Point, shared: tuple[str, ...], own: Sequence[str], file: StudyFile, path: Path
+) -> ArmAt:
     each = {text: parsed(understood(text)) for text in own}
     for one in each.values():
         if one.key_or_group in _RESERVED:
@@ -312,7 +324,7 @@ def _arm_at(arm: str, point: Point, shared: tuple[str, ...], own: Sequence[str],
     swept = [text for text, one in each.items() if one.is_sweep_override()]
     overrides = (*shared, *(text for text in own if text not in swept))
     if not swept:
-        _config(arm, overrides)
+        _config(job, arm, overrides)
         return ArmAt(arm=arm, point=point, overrides=overrides, search=None)
     name = f"run_name={named(point.label, arm)}-search"
     try:
@@ -322,11 +334,11 @@ def _arm_at(arm: str, point: Point, shared: tuple[str, ...], own: Sequence[str],
     return ArmAt(arm=arm, point=point, overrides=overrides, search=search)
 
 
-def _cell(arm: ArmAt, seed: int, overrides: Sequence[str], config: PretrainConfig) -> Cell:
+def _cell(job: str, arm: ArmAt, seed: int, overrides: Sequence[str], config: TrainingConfig) -> Cell:
     """A run of an arm, with the tags by which it is found in MLflow."""
     name = f"{arm.name}-s{seed}"
     config = replace(config, seed=seed, run_name=name, resume="auto")
-    cell = Cell(arm=arm.arm, point=arm.point, seed=seed, overrides=(), config=config)
+    cell = Cell(job=job, arm=arm.arm, point=arm.point, seed=seed, overrides=(), config=config)
     tags = {**(config.tracking.tags or {}), **cell.tags}
     given = ", ".join(f"{key}: {in_quotes(str(value))}" for key, value in tags.items())
     own = (f"seed={seed}", f"run_name={name}", "resume=auto", f"tracking.tags={{{given}}}")
@@ -334,8 +346,8 @@ def _cell(arm: ArmAt, seed: int, overrides: Sequence[str], config: PretrainConfi
     return replace(cell, overrides=(*overrides, *own), config=replace(config, tracking=tracking))
 
 
-def _config(arm: str, overrides: Sequence[str]) -> PretrainConfig:
+def _config(job: str, arm: str, overrides: Sequence[str]) -> TrainingConfig:
     try:
-        return from_values(PretrainConfig, compose("pretrain", overrides))
+        return from_values(RECIPES[job].training, values_of(job, overrides))
     except ConfigError as error:
         raise ConfigError(f"arms.{arm}: {error}") from None

@@ -17,6 +17,7 @@ from ssl_sec.edges.tune.trials import Trial
 from ssl_sec.errors import ConfigError, writing
 from ssl_sec.files import locked, replace_text
 
+# With steps in place of epochs if the length of the trainings is in steps.
 _COLUMNS = ("arm", "point", "trial", "metric", "epochs", "space", "config", "overrides")
 # Keys that affect the result of a search, besides its metric, its space and its number of trials.
 _DECIDING = ("mode", "searcher", "scheduler", "measurements", "grace_epochs", "reduction_factor")
@@ -31,7 +32,7 @@ class KeptTrial:
         point: name of the point.
         trial: number of the trial in its search.
         metric: the metric on held-out training images.
-        epochs: epochs after which it was last measured.
+        at: epochs or steps after which it was last measured.
         space: the space that was searched, as it was given.
         digest: digest of the search's other settings; empty in the file of an earlier version.
         overrides: overrides of the trial.
@@ -41,7 +42,7 @@ class KeptTrial:
     point: str
     trial: int
     metric: float
-    epochs: int
+    at: int
     space: str
     digest: str
     overrides: tuple[str, ...]
@@ -59,7 +60,7 @@ class KeptTrial:
             point=arm.point.name,
             trial=int(trial.name.rpartition("-")[2]),
             metric=trial.metric,
-            epochs=trial.epoch,
+            at=trial.at,
             space=_space(arm),
             digest=_digest(arm),
             overrides=tuple(trial.overrides),
@@ -102,7 +103,7 @@ class KeptSearches:
                 f"cells: {self.path} has a search of {arm.name} by another metric or with other settings "
                 f"({trials[0].digest} instead of {_digest(arm)}); allowed: another file of cells, or those settings"
             )
-        return max(trials, key=lambda one: search.rank(one.metric, one.epochs)).overrides
+        return max(trials, key=lambda one: search.rank(one.metric, one.at)).overrides
 
     def add(self, arm: ArmAt, trials: Sequence[KeptTrial]) -> None:
         """Adds the trials of an arm's search, the best first.
@@ -114,14 +115,15 @@ class KeptSearches:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with locked(lock_of(self.path)):  # another process may search another arm
                 self._trials = [*(one for one in _read(self.path) if (one.arm, one.point) != arm.key), *trials]
-                replace_text(self.path, self._as_csv())
+                assert arm.search is not None
+                replace_text(self.path, self._as_csv(arm.search.recipe.length))
 
-    def _as_csv(self) -> str:
+    def _as_csv(self, unit: str) -> str:
         rows: list[list[Any]] = []
         for one in sorted(self._trials, key=lambda one: (one.point, one.arm)):
-            values = [one.arm, one.point, one.trial, f"{one.metric:.6g}", one.epochs, one.space, one.digest]
+            values = [one.arm, one.point, one.trial, f"{one.metric:.6g}", one.at, one.space, one.digest]
             rows.append([*values, shlex.join(one.overrides)])
-        return in_csv(_COLUMNS, *rows)
+        return in_csv([unit if column == "epochs" else column for column in _COLUMNS], *rows)
 
 
 def _space(arm: ArmAt) -> str:
@@ -134,8 +136,10 @@ def _space(arm: ArmAt) -> str:
 def _digest(arm: ArmAt) -> str:
     """The digest of the other settings of a search: its metric, and the settings that its trials share."""
     assert arm.search is not None
-    tune = {key: getattr(arm.search.tune, key) for key in _DECIDING}
-    return digest_of(arm.search.config, metric=arm.search.metric, seed=arm.search.config.seed, **tune)
+    search = arm.search
+    tune = {key: getattr(search.tune, key) for key in _DECIDING}
+    tune |= {} if search.tune.grace_steps is None else {"grace_steps": search.tune.grace_steps}
+    return digest_of(search.config, search.recipe.name, metric=search.metric, seed=search.config.seed, **tune)
 
 
 def _read(path: Path) -> list[KeptTrial]:
@@ -146,7 +150,7 @@ def _read(path: Path) -> list[KeptTrial]:
                 point=row["point"],
                 trial=int(row["trial"]),
                 metric=float(row["metric"]),
-                epochs=int(row["epochs"]),
+                at=int(row["steps"] if "steps" in row else row["epochs"]),
                 space=row["space"],
                 digest=row.get("config", ""),
                 overrides=tuple(shlex.split(row["overrides"])),

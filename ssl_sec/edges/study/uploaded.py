@@ -7,7 +7,7 @@ from pathlib import Path
 from ssl_sec.edges.tracking.runs import RunArchive
 from ssl_sec.errors import StorageError, writing
 from ssl_sec.files import replace_text
-from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.config import TrainingConfig
 
 logger = logging.getLogger("ssl_sec")
 
@@ -25,7 +25,7 @@ def searches_path(cells: Path) -> Path:
     return cells.with_name(f"{cells.stem}{SEARCHES}.csv")
 
 
-def download_metrics(config: PretrainConfig, cells: Path) -> None:
+def download_metrics(config: TrainingConfig, cells: Path) -> None:
     """Downloads the metrics of a study's runs and searches from MLflow, if its store has some.
 
     Args:

@@ -1,4 +1,4 @@
-"""Searches the best values of some keys: pretrainings as trials of Ray Tune, in one run of MLflow."""
+"""Searches the best values of some keys: trainings as trials of Ray Tune, in one run of MLflow."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ from ssl_sec.edges.tables import in_markdown
 from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.edges.tune.space import Choices, Interval, Search, chosen_overrides
-from ssl_sec.edges.tune.trial import Plan, PretrainingTrial, last_line, log_of, stop_path, trial_name
+from ssl_sec.edges.tune.trial import Plan, TrainingTrial, last_line, log_of, stop_path, trial_name
 from ssl_sec.edges.tune.trials import Trial, best_first, files_of, records_of, rows_of, table_of
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line, writing
 from ssl_sec.files import replace_text
@@ -68,7 +68,7 @@ def run_tune(search: Search) -> str:
             f"({len(trials)} trials{f', {num_failed} failed' if num_failed else ''}; no test image was looked at)",
             "",
             f"trials: {made}",
-            f"train with the best: {command('pretrain')} {train}",
+            f"train with the best: {command(search.recipe.name)} {train}",
         ]
     )
 
@@ -113,9 +113,10 @@ def _run_as(name: str, folder: Path, search: Search) -> tuple[list[Trial], int, 
         folder=str(folder),
         cwd=os.getcwd(),
         metric=search.metric,
-        every_epochs=config.monitor.every_epochs,
-        epochs=config.epochs,
-        overrides=[*_without_name(search.unprobed), f"recipe={config.recipe_name}", *parent],
+        job=search.recipe.name,
+        every=search.every,
+        length=search.length,
+        overrides=[*_without_name(search.untested), f"recipe={config.recipe_name}", *parent],
     )
     trials: list[Trial] = []
     failures: list[str] = []
@@ -146,7 +147,7 @@ def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial], failures
     progress = _Progress(search, plan)
     state = _state_path(folder, plan["name"])
     trainable = tune.with_resources(
-        tune.with_parameters(PretrainingTrial, plan=plan, space=search.space), _resources(tuning, node_resources())
+        tune.with_parameters(TrainingTrial, plan=plan, space=search.space), _resources(tuning, node_resources())
     )
     run_config = tune.RunConfig(
         name=state.name,
@@ -192,7 +193,7 @@ def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial], failures
                     overrides=chosen_overrides(search.space, values),
                     values=values,
                     metric=float(result.metrics[search.metric]),
-                    epoch=int(result.metrics["epoch"]),
+                    at=int(result.metrics["at"]),
                 )
             )
     trials.sort(key=lambda trial: trial.name)
@@ -262,13 +263,13 @@ class _Progress(Callback):
         measured = [each.last_result for each in ended if metric in (each.last_result or {})]
         if metric not in (trial.last_result or {}):
             return
-        value, epoch = trial.last_result[metric], trial.last_result["epoch"]
+        value, at = trial.last_result[metric], trial.last_result["at"]
         logger.info(
             "%s (%d of %d): %s %.4g%s with %s; best %.4g",
             *(trial, len(ended), tuning.trials, metric, value),
-            "" if epoch == self._search.config.epochs else f" when it was stopped after {epoch} epochs",
+            "" if at == self._search.length else f" when it was stopped after {at} {self._search.recipe.length}",
             ", ".join(chosen_overrides(self._search.space, trial.config)),
-            max(measured, key=lambda last: self._search.rank(last[metric], last["epoch"]))[metric],
+            max(measured, key=lambda last: self._search.rank(last[metric], last["at"]))[metric],
         )
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -334,12 +335,13 @@ def _searcher(search: Search) -> Searcher | SearchAlgorithm:
 
 
 def _scheduler(search: Search) -> TrialScheduler:
-    tuning, epochs = search.tune, search.config.epochs
+    tuning, length = search.tune, search.length
     if tuning.scheduler == "none":
         return FIFOScheduler()
-    grace = max(1, epochs // 8) if tuning.grace_epochs is None else min(tuning.grace_epochs, epochs)
+    grace = tuning.grace_epochs or tuning.grace_steps
+    grace = max(1, length // 8) if grace is None else min(grace, length)
     return AsyncHyperBandScheduler(
-        time_attr="epoch", max_t=max(epochs, 1), grace_period=grace, reduction_factor=tuning.reduction_factor
+        time_attr="at", max_t=max(length, 1), grace_period=grace, reduction_factor=tuning.reduction_factor
     )
 
 
@@ -348,7 +350,7 @@ def _described(search: Search) -> dict[str, Any]:
     space = {
         f"search.{key}": f"{type(dimension).__name__}{asdict(dimension)}" for key, dimension in search.space.items()
     }
-    shared = [one for one in _without_name(search.shared) if parsed(one).key_or_group != "probe.enabled"]
+    shared = [one for one in _without_name(search.shared) if not parsed(one).key_or_group.endswith(".enabled")]
     return {**asdict(search.tune), **space, "overrides": " ".join(sorted(shared))}
 
 
@@ -358,7 +360,7 @@ def _without_name(overrides: Sequence[str]) -> list[str]:
 
 def _without_measurements(search: Search) -> list[str]:
     """The shared overrides without those for measurements and tracking, for a training with a trial's values."""
-    return [one for one in _without_name(search.shared) if not one.startswith(("monitor.every_epochs=", "tracking."))]
+    return [one for one in _without_name(search.shared) if not one.startswith(("monitor.every_", "tracking."))]
 
 
 def _claimed(path: Path, described: Mapping[str, Any]) -> bool:

@@ -7,21 +7,20 @@ from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
-from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.composition.compose import compose, on_training, training_of
 from ssl_sec.edges.config.tune import TuneConfig
 from ssl_sec.edges.overrides import parsed, understood
 from ssl_sec.errors import ConfigError, nearest
-from ssl_sec.recipes.pretraining.config import LOWER_IS_BETTER, MONITORED, PretrainConfig
-from ssl_sec.recipes.registry import PRETRAIN
+from ssl_sec.recipes.config import TrainingConfig
+from ssl_sec.recipes.pretraining.config import LOWER_IS_BETTER, MONITORED
+from ssl_sec.recipes.registry import FINETUNE, PRETRAIN, RECIPES, RecipeRow
 from ssl_sec.settings import from_values
 
 _SWEEPS = "choice(a,b), interval(0.1,1), tag(log,interval(0.001,1)), int(interval(1,8)) or range(1,8)"
 # A text value that begins with one of these is an incomplete sweep.
 _SWEEP_NAMES = ("choice(", "interval(", "tag(", "int(", "range(")
 # Keys that differ in each trial, or by which trials are compared.
-_RESERVED = ("epochs", "output_dir", "probe.enabled", "recipe", "resume", "run_name")
-# Trials choose settings, so they are not probed: that would use the test images.
-_NOT_PROBED = "probe.enabled=false"
+_RESERVED = ("epochs", "steps", "output_dir", "probe.enabled", "evaluation.enabled", "recipe", "resume", "run_name")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,40 +70,53 @@ class Search:
 
     Attributes:
         tune: settings of the search; its mode is not None.
+        recipe: the training of its trials.
         shared: the overrides of every trial, as given.
         space: key -> its values.
         config: configuration of the first trial, with the first value of each key.
     """
 
     tune: TuneConfig
+    recipe: RecipeRow
     shared: tuple[str, ...]
     space: Space
-    config: PretrainConfig
+    config: TrainingConfig
 
     @property
     def metric(self) -> str:
         """The metric by which trials are compared."""
-        assert PRETRAIN.score is not None
-        return self.tune.metric or PRETRAIN.score
+        assert self.recipe.score is not None
+        return self.tune.metric or self.recipe.score
 
     @property
-    def unprobed(self) -> tuple[str, ...]:
-        """The overrides of every trial, without a probe."""
-        return (*self.shared, _NOT_PROBED)
+    def length(self) -> int:
+        """The epochs or steps of a trial."""
+        return int(getattr(self.config, self.recipe.length))
 
-    def rank(self, metric: float, epoch: int) -> tuple[bool, int, float]:
+    @property
+    def every(self) -> int:
+        """The epochs or steps between two measurements."""
+        monitor: Any = getattr(self.config, "monitor")  # noqa: B009  # every training has one of its own kind
+        return int(getattr(monitor, f"every_{self.recipe.length}"))
+
+    @property
+    def untested(self) -> tuple[str, ...]:
+        """The overrides of every trial, which looks at no test image."""
+        return (*self.shared, *_not_tested(self.recipe))
+
+    def rank(self, metric: float, at: int) -> tuple[bool, int, float]:
         """The rank of a trial by its last measurement; a better one is larger.
 
-        Trials that were trained longer come first, since the scheduler has stopped the others for being behind at the
-        same epoch, and some metrics worsen with training; a metric that is not a number is the worst at any epoch.
+        Trials that were trained longer come first, since the scheduler has stopped the others for being behind after
+        the same epochs, and some metrics worsen with training; a metric that is not a number is the worst at any.
 
         Args:
             metric: the last measurement.
-            epoch: epoch of that measurement.
+            at: epochs or steps before that measurement.
         """
         if math.isnan(metric):
-            return False, epoch, 0.0
-        return True, epoch, metric if self.tune.mode == "max" else -metric
+            return False, at, 0.0
+        return True, at, metric if self.tune.mode == "max" else -metric
 
 
 def chosen_overrides(space: Space, values: Mapping[str, Any]) -> list[str]:
@@ -120,7 +132,7 @@ def read_search(overrides: Sequence[str]) -> Search:
     """The search that the overrides describe.
 
     Args:
-        overrides: overrides of the pretraining, some of which are sweeps, and of the search.
+        overrides: overrides of the training, some of which are sweeps, and of the search.
 
     Raises:
         ConfigError: if a key or a value is wrong, or nothing is searched.
@@ -135,16 +147,20 @@ def read_search(overrides: Sequence[str]) -> Search:
     fixed = [text for text, one in each.items() if not one.is_sweep_override()]
     typed = {one.key_or_group for one in each.values()}
     fixed += [] if "runtime" in typed else ["runtime=local"]
-    values = compose("tune", fixed)
+    recipe = RECIPES[training_of(fixed)]
+    if recipe is FINETUNE:
+        raise ConfigError(f"job: found {recipe.name!r}; allowed: pretrain, metric_learning or face")
+    values = compose(on_training("tune", recipe.name), fixed)
     tune = from_values(TuneConfig, {key: values[key] for key in own})
     if values["runtime"]["name"] != "local":
         raise ConfigError(
             f"runtime: found {values['runtime']['name']!r}, must be 'local': a trial is one process, and Ray gives it "
             "its share of the cluster (cpus_per_trial, gpus_per_trial)"
         )
-    if tune.metric is not None and tune.metric not in MONITORED:
+    _require_measured(tune, recipe)
+    if values.get("held_out_share") == 0:
         raise ConfigError(
-            f"metric: found {tune.metric!r}, not measured by the monitor; {nearest(tune.metric, MONITORED)}"
+            f"held_out_share: found 0, must be greater: trials are compared by {recipe.score}, on held-out classes"
         )
     if tune.mode is None:
         tune = replace(tune, mode="min" if tune.metric in LOWER_IS_BETTER else "max")
@@ -157,18 +173,36 @@ def read_search(overrides: Sequence[str]) -> Search:
             f"searched values are {_SWEEPS}"
         )
     shared = [text for text in fixed if text.partition("=")[0] not in own]
-    every = max(1, values["epochs"] // tune.measurements)
-    shared += [] if "monitor.every_epochs" in typed else [f"monitor.every_epochs={every}"]
+    every, key = max(1, int(values[recipe.length] // tune.measurements)), f"monitor.every_{recipe.length}"
+    shared += [] if key in typed else [f"{key}={every}"]
     first = {key: dimension.ends[0] for key, dimension in swept.items()}
-    configs = [_config(shared, first)]
+    configs = [_config(recipe, shared, first)]
     for key, dimension in swept.items():
-        configs += [_config(shared, {**first, key: end}) for end in dimension.ends[1:]]
-    return Search(tune=tune, shared=tuple(shared), space=swept, config=configs[0])
+        configs += [_config(recipe, shared, {**first, key: end}) for end in dimension.ends[1:]]
+    return Search(tune=tune, recipe=recipe, shared=tuple(shared), space=swept, config=configs[0])
 
 
-def _config(shared: Sequence[str], values: Mapping[str, str]) -> PretrainConfig:
+def _require_measured(tune: TuneConfig, recipe: RecipeRow) -> None:
+    """Refuses a metric that is not measured on training images, and a time that is not in the training's unit."""
+    metric = tune.metric
+    if metric is not None and metric not in (MONITORED if recipe is PRETRAIN else (recipe.score,)):
+        known = MONITORED if recipe is PRETRAIN else [str(recipe.score)]
+        raise ConfigError(f"metric: found {metric!r}, not measured by the monitor; {nearest(metric, known)}")
+    for unit in ("epochs", "steps"):
+        if getattr(tune, f"grace_{unit}") is not None and unit != recipe.length:
+            raise ConfigError(
+                f"grace_{unit}: the length of jobs.{recipe.name} is in {recipe.length}; give grace_{recipe.length}"
+            )
+
+
+def _not_tested(recipe: RecipeRow) -> list[str]:
+    """Trials choose settings, so they must not look at test images."""
+    return ["probe.enabled=false" if recipe.probes_itself else "evaluation.enabled=false"]
+
+
+def _config(recipe: RecipeRow, shared: Sequence[str], values: Mapping[str, str]) -> TrainingConfig:
     chosen = [f"{key}={value}" for key, value in values.items()]
-    return from_values(PretrainConfig, compose("pretrain", [*shared, _NOT_PROBED, *chosen]))
+    return from_values(recipe.training, compose(recipe.name, [*shared, *_not_tested(recipe), *chosen]))
 
 
 def _dimension(override: Override) -> Choices | Interval:

@@ -1,4 +1,4 @@
-"""A trial of a search: a pretraining in its own process, whose measurements go to Ray Tune.
+"""A trial of a search: a training in its own process, whose measurements go to Ray Tune.
 
 It is the same command that a user would start: it has its own folder and its run in MLflow, it saves and resumes, and
 its effects on memory and devices end with it.
@@ -30,8 +30,9 @@ class Plan(TypedDict):
         folder: folder that contains their folders.
         cwd: working directory of the trials.
         metric: the metric that is compared.
-        every_epochs: epochs between two measurements.
-        epochs: epochs of each trial.
+        job: the training, which is the name of its job.
+        every: epochs or steps between two measurements.
+        length: epochs or steps of each trial.
         overrides: overrides in Hydra's grammar.
     """
 
@@ -39,8 +40,9 @@ class Plan(TypedDict):
     folder: str
     cwd: str
     metric: str
-    every_epochs: int
-    epochs: int
+    job: str
+    every: int
+    length: int
     overrides: list[str]
 
 
@@ -90,13 +92,13 @@ def reason_of(code: int, log: Path, begin: int = 0) -> str:
     return last_line(log, begin) or f"exit code {code}"
 
 
-class PretrainingTrial(Trainable):
-    """A pretraining as Ray Tune sees it: a step is a measurement."""
+class TrainingTrial(Trainable):
+    """A training as Ray Tune sees it: a step is a measurement."""
 
     _run: "subprocess.Popen[bytes] | None" = None
 
     def setup(self, config: dict[str, Any], *, plan: Plan, space: Space) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Starts the pretraining, or resumes it if it has begun; does neither while the search stops.
+        """Starts the training, or resumes it if it has begun; does neither while the search stops.
 
         Args:
             config: key -> chosen value.
@@ -111,10 +113,10 @@ class PretrainingTrial(Trainable):
         if stop_path(plan).exists():
             return
         overrides = [*plan["overrides"], *chosen_overrides(space, config), f"run_name={name}", "resume=auto"]
-        self._run = start_command(["pretrain", *overrides], self._log, cwd=plan["cwd"])
+        self._run = start_command([plan["job"], *overrides], self._log, cwd=plan["cwd"])
 
     def step(self) -> dict[str, Any]:
-        """The next measurement; the last one again when the pretraining has ended; nothing when the search stops.
+        """The next measurement; the last one again when the training has ended; nothing when the search stops.
 
         Raises:
             RuntimeError: if it failed, with its last line.
@@ -128,11 +130,11 @@ class PretrainingTrial(Trainable):
             ended = self._run.poll()  # checked before the metrics are read, so that none is missed
             found = [record["metrics"] for record in json_lines(self._folder / "metrics.jsonl") if "metrics" in record]
             values = [metrics[self._plan["metric"]] for metrics in found if self._plan["metric"] in metrics]
-            epoch = (self._num_reported + 1) * self._plan["every_epochs"]
+            at = (self._num_reported + 1) * self._plan["every"]
             # After the last measurement the scheduler would stop the trial while it still saves and uploads.
-            if len(values) > self._num_reported and epoch < self._plan["epochs"]:
+            if len(values) > self._num_reported and at < self._plan["length"]:
                 self._num_reported += 1
-                return self._result(values[self._num_reported - 1], epoch)
+                return self._result(values[self._num_reported - 1], at)
             if ended is not None:
                 break
             try:
@@ -147,10 +149,10 @@ class PretrainingTrial(Trainable):
                 f"metric: found {self._plan['metric']!r}, which is not measured; {nearest(self._plan['metric'], known)}"
             )
             raise self._failure(reason)
-        return {**self._result(values[-1], self._plan["epochs"]), "done": True}
+        return {**self._result(values[-1], self._plan["length"]), "done": True}
 
     def cleanup(self) -> None:
-        """Stops the pretraining, which saves its state."""
+        """Stops the training, which saves its state."""
         if self._run is None or self._run.poll() is not None:
             return
         self._run.send_signal(signal.SIGTERM)
@@ -161,11 +163,11 @@ class PretrainingTrial(Trainable):
             self._run.wait()
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
-        """Does nothing: the pretraining saves itself."""
+        """Does nothing: the training saves itself."""
         return {}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
-        """Does nothing: the pretraining resumes from its own folder."""
+        """Does nothing: the training resumes from its own folder."""
 
     def _failure(self, reason: str) -> RuntimeError:
         """The error of a trial, whose log ends with the reason: the job that warns of it reads only the log."""
@@ -174,5 +176,5 @@ class PretrainingTrial(Trainable):
                 log.write(f"error: {reason}\n")
         return RuntimeError(reason)
 
-    def _result(self, value: float, epoch: int) -> dict[str, Any]:
-        return {self._plan["metric"]: value, "epoch": epoch}
+    def _result(self, value: float, at: int) -> dict[str, Any]:
+        return {self._plan["metric"]: value, "at": at}

@@ -22,22 +22,22 @@ class Trial:
         overrides: overrides of the trial, `key=value` for each key.
         values: the overrides as plain values, by key.
         metric: its last measurement.
-        epoch: epoch of that measurement.
+        at: epochs or steps before that measurement.
     """
 
     name: str
     overrides: Sequence[str]
     values: Mapping[str, float | str]
     metric: float
-    epoch: int
+    at: int
 
 
 def rows_of(trials: Sequence[Trial], search: Search) -> list[list[str]]:
     """The header of a table of trials, and its rows."""
-    rows = [["trial", *search.space, search.metric, "epochs"]]
+    rows = [["trial", *search.space, search.metric, search.recipe.length]]
     for trial in trials:
         values = [one.partition("=")[2] for one in trial.overrides]
-        rows.append([trial.name, *values, f"{trial.metric:.4g}", str(trial.epoch)])
+        rows.append([trial.name, *values, f"{trial.metric:.4g}", str(trial.at)])
     return rows
 
 
@@ -48,12 +48,12 @@ def table_of(trials: Sequence[Trial], search: Search) -> str:
 
 
 def best_first(search: Search, trials: Sequence[Trial]) -> list[Trial]:
-    """The trials sorted by the epoch that they reached, and those of one epoch by their metric."""
+    """The trials sorted by the epochs or steps that they reached, and those of the same by their metric."""
     return sorted(trials, key=partial(_rank, search), reverse=True)
 
 
 def _rank(search: Search, trial: Trial) -> tuple[bool, int, float]:
-    return search.rank(trial.metric, trial.epoch)
+    return search.rank(trial.metric, trial.at)
 
 
 def records_of(search: Search, trials: Sequence[Trial]) -> list[dict[str, Any]]:
@@ -69,8 +69,8 @@ def files_of(search: Search, trials: Sequence[Trial], folder: Path) -> list[Path
     """The table as CSV, and the picture."""
     folder.mkdir(parents=True, exist_ok=True)
     table, picture = folder / "trials.csv", folder / "parallel.png"
-    rows = [[trial.name, *trial.values.values(), trial.metric, trial.epoch] for trial in trials]
-    replace_text(table, in_csv(["trial", *search.space, search.metric, "epochs"], *rows))
+    rows = [[trial.name, *trial.values.values(), trial.metric, trial.at] for trial in trials]
+    replace_text(table, in_csv(["trial", *search.space, search.metric, search.recipe.length], *rows))
     axes = [
         Axis(name=key, values=[trial.values[key] for trial in trials], is_log=isinstance(one, Interval) and one.is_log)
         for key, one in search.space.items()

@@ -46,6 +46,7 @@ class FaceEvaluationConfig(Settings, key="evaluation"):
     """How the test sets are measured, once, after the last step.
 
     Attributes:
+        enabled: whether they are measured; the trials of a search look at no test image.
         flips: how an image and its mirror image are combined: "none" embeds the image alone, "sum_of_directions" adds
             the normalised embeddings of both, "sum_of_embeddings" the raw ones.
         pca: number of principal components that embeddings are reduced to, 1 to `head.dim`; None for all. For pairs and
@@ -55,6 +56,7 @@ class FaceEvaluationConfig(Settings, key="evaluation"):
             the embeddings are normalised (NormFace, Table 1); without `pca`.
     """
 
+    enabled: bool = True
     flips: Literal["none", "sum_of_directions", "sum_of_embeddings"] = "sum_of_directions"
     pca: Count | None = None
     fars: tuple[FalseAcceptRate, ...] = (1e-3, 1e-2, 1e-1)

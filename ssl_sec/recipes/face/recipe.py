@@ -109,14 +109,14 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
 
     monitor_every = config.monitor.every_epochs * recipe.sampler.steps_per_epoch
     train_recipe(config, recipe, runtime, store, monitor, monitor_every, at_start=True)
-    for title, test_set in test_sets.items():
+    for title, test_set in test_sets.items() if config.evaluation.enabled else ():
         log_once(runtime, "measuring %s", title)
         kept = store.test_set_path(title) if runtime.rank == 0 else None
         metrics = test_set.measure(embed, protocols, kept)
         runtime.report(recipe.total_steps, {f"face/{title}_{name}": value for name, value in metrics.items()})
     if config.head.dim == 2:
         _keep_plane(config, recipe, trained_on, runtime, store)
-    if divided is not None:
+    if divided is not None and config.evaluation.enabled:
         log_once(runtime, "classifying the %s other images of the training classes", f"{len(divided.test):,}")
         metrics = classification_metrics(recipe.objective.loss, *extract(divided.test), divided.tail)
         runtime.report(recipe.total_steps, metrics)

@@ -51,6 +51,7 @@ class RetrievalConfig(Settings, key="evaluation"):
     """The measures on the test classes, once, after the last step.
 
     Attributes:
+        enabled: whether they are measured; the trials of a search look at no test image.
         ks: the K of Recall@K, each ≥ 1.
         clustering: whether k-means, NMI and F1 are computed; In-Shop reports none.
         kmeans_starts: initial centres that k-means starts from, ≥ 1; the best start counts.
@@ -59,6 +60,7 @@ class RetrievalConfig(Settings, key="evaluation"):
         seed: seed of k-means.
     """
 
+    enabled: bool = True
     ks: Annotated[tuple[Count, ...], NotEmpty()] = (1, 2, 4, 8)
     clustering: bool = True
     kmeans_starts: Count = 1

@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 def draw(run: RunRecord) -> dict[str, Figure]:
     """Draws the figures of the SEC and SFT papers: curves, t-SNE of the test images, and all that reports compare."""
+    if not run.features_path.exists():  # the test images were not measured
+        return training_figures(run)
     saved = torch.load(run.features_path, weights_only=True)
     embeddings, labels = saved["features"], saved["labels"]
     figures = training_figures(run)
@@ -70,6 +72,8 @@ def measure(run: RunRecord) -> dict[str, Any]:
 
     Embeddings are those of the test images; directions move between those of the watched training images.
     """
+    if not run.features_path.exists():  # the test images were not measured
+        return {}
     saved = torch.load(run.features_path, weights_only=True)
     embeddings, labels = saved["features"], saved["labels"]
     numbers: dict[str, Any] = {}

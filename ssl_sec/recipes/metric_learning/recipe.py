@@ -68,6 +68,10 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
     tested = test if config.monitor.test_classes else None
     monitor = _Monitor(watched_name, with_crop(watched, centre), tested, embed, store, runtime)
     train_recipe(config, recipe, runtime, store, monitor, config.monitor.every_steps, at_start=True)
+    if runtime.rank == 0:
+        save_network(recipe, store, with_head=True)
+    if not config.evaluation.enabled:
+        return
     asking = "" if test.queries is None else f", {int(test.queries.sum()):,} of them queries"
     log_once(runtime, "measuring retrieval on %s images of the test classes%s", f"{len(test):,}", asking)
     (embeddings, labels, test), (trained, *_) = embed(test), embed(with_crop(trained_on, centre))
@@ -79,7 +83,6 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
             **_variation_metrics(embeddings, labels),
         }
         runtime.report(recipe.total_steps, metrics)
-        save_network(recipe, store, with_head=True)
         kept = {"features": embeddings.cpu(), "labels": labels.cpu(), "training_norms": norms(trained).cpu()}
         torch.save(kept, store.features_path)
         shown = examples(test.read, embeddings, config.evaluation.neighbours, test.queries)

@@ -280,6 +280,7 @@ def test_a_mistake_is_one_line_with_the_nearest_name(overrides, message):
     [
         ("metric_learning", ["epochs=3"], "epochs: unknown key; did you mean 'steps'?"),
         ("face", ["seed=1,2"], "must be one; python -m jobs.submit face ... seed=1,2 sweeps on a Ray cluster"),
+        ("face", ["seed=1,2"], "python -m jobs.ablate job=face ... 'seeds=[1,2]' runs one after the other"),
         (
             "embed",
             ["run=a", "output=b", "data.on_bad_image=skip"],

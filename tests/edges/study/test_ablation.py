@@ -124,7 +124,7 @@ def test_only_an_ablation_that_was_interrupted_continues(place, quick, trained, 
     command = [*quick, "runtime=local", "arms=[none,sec]", "seeds=[0,1]"]
     if place == "object storage":
         command += [f"output_dir={request.getfixturevalue('s3')}", "tracking.uri=sqlite:////dev/null/none"]
-    run = ablation.run_training
+    run = ablation.run_recipe
 
     def stopped(recipe, config):
         if len(trained) == 2:
@@ -132,7 +132,7 @@ def test_only_an_ablation_that_was_interrupted_continues(place, quick, trained, 
         return run(recipe, config)
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(ablation, "run_training", stopped)
+        patch.setattr(ablation, "run_recipe", stopped)
         ablate(command)
     with caplog.at_level(logging.INFO, "ssl_sec"):
         ablate([*command, "seeds=[1,2]"])  # another one
@@ -153,7 +153,7 @@ def test_only_an_ablation_that_was_interrupted_continues(place, quick, trained, 
 def test_an_ablation_that_another_process_runs_is_refused(quick, trained, monkeypatch):
     command = [*quick, "runtime=local", "arms=[none,sec]", "seeds=[0]"]
     monkeypatch.setattr("ssl_sec.edges.run.running._FREE_WITHIN_S", 0.0)
-    run = ablation.run_training
+    run = ablation.run_recipe
 
     def run_beside(recipe, config):
         with pytest.raises(
@@ -162,7 +162,7 @@ def test_an_ablation_that_another_process_runs_is_refused(quick, trained, monkey
             ablate(command)
         return run(recipe, config)
 
-    monkeypatch.setattr(ablation, "run_training", run_beside)
+    monkeypatch.setattr(ablation, "run_recipe", run_beside)
     ablate(command)
     assert len(trained) == 2
 
@@ -179,7 +179,7 @@ def trained(monkeypatch, tmp_path: Path) -> list[PretrainConfig]:
         metrics = {"probe/top1": 10.0 * len(configs), "probe/top5": 99.0, "probe/knn_top1": 50.0}
         return Finished(folder=folder, uri="http://mlflow", run_id=None, experiment_id=None, metrics=metrics)
 
-    monkeypatch.setattr(ablation, "run_training", run)
+    monkeypatch.setattr(ablation, "run_recipe", run)
     return configs
 
 

@@ -145,7 +145,7 @@ def test_every_search_is_followed_by_the_runs_of_its_point(made, tmp_path, monke
 
     def run_search(search):
         events.append(f"search {search.config.global_batch_size}")
-        return [Trial(name="s-001", overrides=[], values={}, metric=40.0, epoch=8)], 0, folder
+        return [Trial(name="s-001", overrides=[], values={}, metric=40.0, at=8)], 0, folder
 
     monkeypatch.setattr("ssl_sec.edges.tune.job.run_search", run_search)
     run()
@@ -324,7 +324,7 @@ def test_a_search_is_kept_and_its_arm_runs_with_the_best_trial(made, tmp_path, m
     def run_search(search):
         searched.append((search.config.run_name, search.config.tracking.parent_run))
         trials = [
-            Trial(name=f"s-00{n}", overrides=[f"optimiser.learning_rate={n / 10}"], values={}, metric=m, epoch=8)
+            Trial(name=f"s-00{n}", overrides=[f"optimiser.learning_rate={n / 10}"], values={}, metric=m, at=8)
             for n, m in ((2, 40.0), (1, 39.0), (3, 38.0))
         ]
         return trials, 0, folder

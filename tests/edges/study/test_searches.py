@@ -19,7 +19,7 @@ def test_the_best_kept_trial_is_that_of_the_searchs_mode(tmp_path, mode, best):
     (tmp_path / "mine.yaml").write_text(FILE.replace("MODE", mode))
     none, sec = read_study([f"study={tmp_path / 'mine.yaml'}"]).arms
     trials = [
-        Trial(name=f"s-00{n}", overrides=[f"optimiser.learning_rate=0.{n}"], values={}, metric=metric, epoch=epoch)
+        Trial(name=f"s-00{n}", overrides=[f"optimiser.learning_rate=0.{n}"], values={}, metric=metric, at=epoch)
         for n, metric, epoch in (
             *((2, -2.0, 8), (3, -1.0, 8), (1, -3.0, 8), (4, math.nan, 8)),
             *((5, 0.0, 1), (6, -9.0, 1)),  # stopped after an epoch, at which all others were better

@@ -36,7 +36,7 @@ def test_sweeps_are_searched_and_other_overrides_are_shared():
         "monitor.neighbours": Choices(values=("5", "10", "15")),
     }
     assert search.shared == (*DIGITS, "seed=3", "runtime=local", "monitor.every_epochs=2")
-    assert search.unprobed == (*search.shared, "probe.enabled=false")
+    assert search.untested == (*search.shared, "probe.enabled=false")
     assert (search.config.seed, search.config.monitor.every_epochs, search.metric) == (3, 2, "val/knn_top1")
     values = {
         "constraint": "sec",
@@ -60,7 +60,7 @@ def test_explicit_overrides_are_kept():
 def test_trials_are_not_probed_whatever_is_given(asked: str):
     search = read_search([*DIGITS, asked, "optimiser.learning_rate=interval(0.1,1)"])
     assert not search.config.probe.enabled
-    trial = compose("pretrain", [*search.unprobed, *chosen_overrides(search.space, {"optimiser.learning_rate": 0.2})])
+    trial = compose("pretrain", [*search.untested, *chosen_overrides(search.space, {"optimiser.learning_rate": 0.2})])
     assert trial["probe"]["enabled"] is False
 
 
@@ -107,7 +107,7 @@ def test_a_mistake_is_one_line(overrides: list[str], message: str):
 @pytest.mark.parametrize(("mode", "expected"), [("max", [3.0, 2.0, math.nan]), ("min", [2.0, 3.0, math.nan])])
 def test_a_trial_with_a_nan_score_is_the_worst(mode: str, expected: list[float]):
     search = read_search([*DIGITS, "seed=1,2", f"mode={mode}"])
-    trials = [Trial(name="t-1", overrides=[], values={}, metric=metric, epoch=1) for metric in (math.nan, 2.0, 3.0)]
+    trials = [Trial(name="t-1", overrides=[], values={}, metric=metric, at=1) for metric in (math.nan, 2.0, 3.0)]
     found = [trial.metric for trial in best_first(search, trials)]
     assert found[:2] == expected[:2] and math.isnan(found[2])
 
@@ -118,7 +118,7 @@ def test_a_trial_that_was_stopped_is_behind_those_that_were_not(mode: str):
     search = read_search([*DIGITS, "seed=1,2", "metric=val/alignment", f"mode={mode}"])
     measured = [(0.9, 2), (0.5, 16), (0.1, 2), (0.6, 16), (math.nan, 16)]
     trials = [
-        Trial(name=f"t-{number}", overrides=[], values={}, metric=metric, epoch=epoch)
+        Trial(name=f"t-{number}", overrides=[], values={}, metric=metric, at=epoch)
         for number, (metric, epoch) in enumerate(measured)
     ]
     longest, stopped = ([3, 1], [0, 2]) if mode == "max" else ([1, 3], [2, 0])

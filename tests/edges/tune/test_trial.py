@@ -11,7 +11,7 @@ import pytest
 
 from ssl_sec.edges.folder.text import json_lines
 from ssl_sec.edges.tune.space import Choices, Interval
-from ssl_sec.edges.tune.trial import Plan, PretrainingTrial, last_line, log_of, reason_of, stop_path, trial_name
+from ssl_sec.edges.tune.trial import Plan, TrainingTrial, last_line, log_of, reason_of, stop_path, trial_name
 from tests.edges.conftest import QUICK
 
 SPACE = {
@@ -20,7 +20,7 @@ SPACE = {
 }
 
 
-class Trial(PretrainingTrial):
+class Trial(TrainingTrial):
     """A trial without Ray."""
 
     def __init__(self) -> None:
@@ -39,8 +39,9 @@ def plan(folder: Path, **changes: Any) -> Plan:
         folder=str(folder / "r"),
         cwd=os.getcwd(),
         metric="val/knn_top1",
-        every_epochs=1,
-        epochs=3,
+        job="pretrain",
+        every=1,
+        length=3,
         overrides=[*QUICK, *given],
     )
     return Plan(**{**shared, **changes})
@@ -50,7 +51,7 @@ def test_each_step_is_a_measurement_and_the_last_awaits_the_end(tmp_path: Path):
     trial = Trial()
     trial.setup({"optimiser.learning_rate": 0.3, "constraint": "sec"}, plan=plan(tmp_path), space=SPACE)
     results = [trial.step() for _ in range(3)]
-    assert [result["epoch"] for result in results] == [1, 2, 3]
+    assert [result["at"] for result in results] == [1, 2, 3]
     assert [result.get("done", False) for result in results] == [False, False, True]
     folder = tmp_path / "r/search-001"
     assert "learning_rate: 0.3" in (folder / "config.yaml").read_text()
@@ -66,7 +67,7 @@ def test_each_step_is_a_measurement_and_the_last_awaits_the_end(tmp_path: Path):
 @pytest.mark.slow
 def test_a_trial_that_is_stopped_saves_and_continues(tmp_path: Path):
     values = {"optimiser.learning_rate": 0.3, "constraint": "none"}
-    longer = plan(tmp_path, epochs=200, overrides=[*plan(tmp_path)["overrides"], "epochs=200"])
+    longer = plan(tmp_path, length=200, overrides=[*plan(tmp_path)["overrides"], "epochs=200"])
     trial = Trial()
     trial.setup(values, plan=longer, space=SPACE)
     first = trial.step()
@@ -142,7 +143,7 @@ def test_a_trial_ends_with_the_process_that_started_it(tmp_path: Path):
     parent = os.fork()
     if parent == 0:  # a worker that is killed
         trial = Trial()
-        longer = plan(tmp_path, epochs=500, overrides=[*plan(tmp_path)["overrides"], "epochs=500"])
+        longer = plan(tmp_path, length=500, overrides=[*plan(tmp_path)["overrides"], "epochs=500"])
         trial.setup({"optimiser.learning_rate": 0.3, "constraint": "none"}, plan=longer, space=SPACE)
         assert trial._run is not None
         (tmp_path / "pid").write_text(str(trial._run.pid))
