@@ -279,8 +279,12 @@ def test_a_mistake_is_one_line_with_the_nearest_name(overrides, message):
     ("job", "overrides", "message"),
     [
         ("metric_learning", ["epochs=3"], "epochs: unknown key; did you mean 'steps'?"),
-        ("face", ["seed=1,2"], "must be one; python -m jobs.submit face ... seed=1,2 sweeps on a Ray cluster"),
-        ("face", ["seed=1,2"], "python -m jobs.ablate job=face ... 'seeds=[1,2]' runs one after the other"),
+        (
+            "face",
+            ["seed=1,2"],
+            "must be one; python -m jobs.submit face ... seed=1,2 sweeps on a Ray cluster; python -m jobs.ablate "
+            "job=face ... 'seeds=[1,2]' runs one after the other on this machine",
+        ),
         (
             "embed",
             ["run=a", "output=b", "data.on_bad_image=skip"],
