@@ -196,7 +196,7 @@ def curves_figure(
     Returns:
         The figure; None if no arm has a curve.
     """
-    metrics = list(dict.fromkeys(name for one in arms.values() for name, runs in one.items() if runs))
+    metrics = list(dict.fromkeys(name for one in arms.values() for name, runs in one.items() if any(runs)))
     if not metrics:
         return None
     figure, all_axes = small_plots(len(metrics), (4.6, 3.2), margin=0.5)
