@@ -10,6 +10,7 @@ import fcntl
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -155,6 +156,9 @@ def _measure(part: Part, sheet: Sheet) -> None:
     if before.get("state") in ("stopped", "running"):
         # The durations that add up over calls.
         sheet.results.update({key: before[key] for key in ("seconds", "train_s") if key in before})
+    elif before.get("state") == "done":  # it runs again, and a finished training would give its old results
+        for path in sheet.run_paths:
+            shutil.rmtree(path, ignore_errors=True)
     sheet.write()
     start = time.time()
     try:

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from benchmarks.campaign.recipes import change, load_recipes
@@ -109,8 +108,8 @@ def train(
 
 def folders_of(sheet: Sheet) -> tuple[RunFolder, RunFolder]:
     """The folders of a part's pretraining and of its probe."""
-    folder = RunFolder(Path(sheet.plan.checkpoints) / sheet.name)
-    return folder, RunFolder(folder.path.with_name(f"{sheet.name}-probe"))
+    folder, probe_folder = map(RunFolder, sheet.run_paths)
+    return folder, probe_folder
 
 
 def _write(sheet: Sheet, **results: Any) -> None:

@@ -193,6 +193,24 @@ def test_a_stopped_training_run_resumes_from_its_checkpoint_and_is_probed(tmp_pa
     assert [worker["rank"] for worker in folder.workers()] == [0, 0]
 
 
+def test_a_training_run_that_is_done_runs_again_from_its_start(tmp_path):
+    plan = Plan(
+        output=str(tmp_path / "campaign"),
+        checkpoints=str(tmp_path / "runs"),
+        data=prepare_data(None, tmp_path / "campaign"),
+        rehearsal=True,
+    )
+    some = parts.select_parts(plan, ["search-resnet18-sec-0"])
+    sheet = Sheet(plan, some[0].name)
+    running.set_deadline(plan.folder, minutes=10)
+    for again in ((), (some[0].name,)):
+        assert running.work(plan, some, again)
+        assert sheet.read()["state"] == "done" and sheet.read()["steps"] > 0, sheet.read()
+        left = sheet.run_paths[0] / "of_the_first"
+        assert not left.exists()
+        left.touch()
+
+
 class FakeContender:
     """A contender without a network, whose steps take a millisecond of a clock."""
 
