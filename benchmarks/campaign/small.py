@@ -25,7 +25,7 @@ from benchmarks.campaign.recipes import change, load_recipes, load_trials
 from benchmarks.campaign.running import Part
 from benchmarks.campaign.scale import SMALL_STUDIES, Scale
 from benchmarks.campaign.sheet import COMMITTED, Plan, Sheet
-from benchmarks.campaign.study import SEARCH_SEED, SEARCHED, find_best, search_name
+from benchmarks.campaign.study import SEARCH_SEED, SEARCHED, NoTrialError, find_best, search_name
 from benchmarks.campaign.training import folders_of, train, train_and_probe
 from benchmarks.measure import describe_environment, describe_error
 from ssl_sec.data.config import FolderConfig, ParquetConfig
@@ -168,9 +168,13 @@ def _changes(plan: Plan, scale: Scale, task: Task) -> dict[str, Any]:
     return find_best(plan, task.arm, searched)[1] if searched else {}
 
 
-def _digest(plan: Plan, scale: Scale, task: Task) -> str:
-    """The digest of a task's configuration, as in `jobs.study`."""
-    return digest_of(from_values(PretrainConfig, change(load_recipes()[task.arm], _changes(plan, scale, task))))
+def _digest(plan: Plan, scale: Scale, task: Task) -> str | None:
+    """The digest of a task's configuration, as in `jobs.study`; None if all trials of its arm failed."""
+    try:
+        changes = _changes(plan, scale, task)
+    except NoTrialError:  # which the sheet of the task will say
+        return None
+    return digest_of(from_values(PretrainConfig, change(load_recipes()[task.arm], changes)))
 
 
 def _prepare_process(processes: int) -> None:

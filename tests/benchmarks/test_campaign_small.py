@@ -165,6 +165,17 @@ def test_results_of_another_configuration_are_computed_again(plan, committed):
     assert Sheet(plan, TRIAL.name).read_state() is None
 
 
+def test_an_arm_whose_trials_all_failed_does_not_stop_the_others(plan, committed, tmp_path, monkeypatch):
+    committed(_result(plan, TRIAL), {**_result(plan, TRIAL), "trial": None, "seed": RUN.seed})
+    monkeypatch.setattr(small, "_STUDIES", tmp_path)
+    (tmp_path / "sec_cpu.csv").write_text("config,seed\n0123456789ab,3\n")
+    Sheet(plan, TRIAL.name).write("failed", error="out of memory")
+    small._take_committed(plan, TINY, "sec_cpu", [RUN])
+    assert small._without_known(plan, TINY, "sec_cpu", [RUN]) == [RUN]
+    small._run(plan, TINY, RUN)
+    assert small._read(plan, [RUN])[0]["error"] == f"NoTrialError: all trials of {ARM} failed"
+
+
 def test_runs_of_another_machine_are_left_out(plan, tmp_path, monkeypatch):
     monkeypatch.setattr(small, "_STUDIES", tmp_path)
     arm = "when_cpu-epochs_5-none"
