@@ -153,8 +153,8 @@ def _measure(part: Part, sheet: Sheet) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     state: State = "done"
     before = sheet.read()
-    if before.get("state") in ("stopped", "running"):
-        # The durations that add up over calls.
+    if before.get("state") in ("stopped", "running", "failed"):
+        # The durations that add up over calls; a training that failed continues from its checkpoint, too.
         sheet.results.update({key: before[key] for key in ("seconds", "train_s") if key in before})
     elif before.get("state") == "done":  # it runs again, and a finished training would give its old results
         for path in sheet.run_paths:

@@ -195,11 +195,13 @@ def _run(plan: Plan, scale: Scale, task: Task) -> None:
     sheet = Sheet(plan, task.name)
     if sheet.read_state() == "done":
         return
-    begun = time.monotonic()
+    is_continued = sheet.read_state() != "failed"  # of which nothing is left
+    before, begun = float(sheet.read().get("train_s", 0.0)) if is_continued else 0.0, time.monotonic()
+    sheet.write(train_s=before)
     try:
         run = train_and_probe if task.trial is None else train
         run(sheet, scale, task.arm, task.seed, {**_ON_GPU, **_changes(plan, scale, task)})
-        minutes = (time.monotonic() - begun) / 60
+        minutes = (before + time.monotonic() - begun) / 60
         sheet.write("done", minutes=minutes, config=_digest(plan, scale, task), **_summarise(sheet))
     except Stopped as stopped:  # by a signal to all processes of the campaign; its checkpoint is resumed
         sheet.write("stopped", error=first_line(stopped))

@@ -84,6 +84,16 @@ def test_a_failed_part_keeps_its_reason_and_the_others_run(plan, tmp_path):
     assert Sheet(plan, "b").read()["error"] == "its process ended with SIGKILL"
 
 
+def test_the_time_of_a_training_that_failed_counts_where_it_continues(plan, tmp_path):
+    def fails(sheet):
+        sheet.write(train_s=sheet.read().get("train_s", 0.0) + 5.0)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    for again in ((), ("a",)):
+        running.work(plan, [counting("a", tmp_path / "log", fails)], again)
+    assert Sheet(plan, "a").read()["train_s"] == 10.0
+
+
 def test_a_part_is_stopped_at_its_limit_and_the_next_one_runs(plan, tmp_path):
     some = [counting("a", tmp_path / "log", lambda sheet: time.sleep(60), limit_s=0.3), counting("b", tmp_path / "log")]
     running.work(plan, some)

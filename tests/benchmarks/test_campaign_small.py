@@ -117,7 +117,9 @@ def test_a_stopped_run_is_resumed(plan, monkeypatch):
     small._run(plan, TINY, task)
     assert Sheet(plan, task.name).read_state() == "stopped"
     assert small._read(plan, [task]) == []
+    Sheet(plan, task.name).write("stopped", train_s=600.0)
     small._run(plan, TINY, task)
+    assert 10 < small._read(plan, [task])[0]["minutes"] < 11
     assert begun == [False, True, False]  # the run, the rest of it, its probe
     assert [run["last"]["train/epoch"] for run in small._read(plan, [task])] == [2.0]
     assert not folder.path.exists()
