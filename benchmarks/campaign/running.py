@@ -119,7 +119,7 @@ def work(plan: Plan, parts: Sequence[Part], again: Sequence[str] = ()) -> bool:
 
 def _run_part(plan: Plan, part: Part, sheet: Sheet) -> None:
     """Runs a part in its own process, and stops it when its time is up."""
-    process = multiprocessing.get_context("fork").Process(target=_measure, args=(part, sheet))
+    process = multiprocessing.get_context("fork").Process(target=_measure, args=(part, sheet, os.getpid()))
     process.start()
     assert process.pid is not None
     start, terminated_at, reason = time.time(), None, ""
@@ -145,11 +145,18 @@ def _describe_exit(code: int | None) -> str:
     return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
 
 
-def _measure(part: Part, sheet: Sheet) -> None:
+def end_with(parent: int) -> None:
+    """Makes the kernel kill this process when its parent dies: two processes must never work on a run."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        if os.getppid() != parent:  # it has already died
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _measure(part: Part, sheet: Sheet, worker: int) -> None:
     """Measures a part, in its process."""
     os.setsid()
-    if sys.platform == "linux":  # it ends with the worker: two processes must never work on a run
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    end_with(worker)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     state: State = "done"
     before = sheet.read()

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.campaign.recipes import change, load_recipes, load_trials
-from benchmarks.campaign.running import Part
+from benchmarks.campaign.running import Part, end_with
 from benchmarks.campaign.scale import SMALL_STUDIES, Scale
 from benchmarks.campaign.sheet import COMMITTED, Plan, Sheet
 from benchmarks.campaign.study import SEARCH_SEED, SEARCHED, NoTrialError, find_best, search_name
@@ -98,7 +98,8 @@ def _measure(sheet: Sheet, scale: Scale, study: str) -> None:
         data={**sheet.plan.data, "max_images": load_recipes()[arms[0]]["data"]["max_images"]},
     )
     sheet.write(environment=describe_environment(), planned=len(runs))
-    pool = ProcessPoolExecutor(scale.processes, get_context("spawn"), _prepare_process, (scale.processes,))
+    started_by = scale.processes, os.getpid()
+    pool = ProcessPoolExecutor(scale.processes, get_context("spawn"), _prepare_process, started_by)
     with pool:
         for tasks in (trials, runs):
             if not plan.rehearsal:
@@ -177,8 +178,9 @@ def _digest(plan: Plan, scale: Scale, task: Task) -> str | None:
     return digest_of(from_values(PretrainConfig, change(load_recipes()[task.arm], changes)))
 
 
-def _prepare_process(processes: int) -> None:
+def _prepare_process(processes: int, parent: int) -> None:
     """Gives a process its share of the cores, and makes it keep its decoded images for its next runs."""
+    end_with(parent)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // processes))
     for kind in (FolderConfig, ParquetConfig):
         kind._open = _keep_images(kind._open)
