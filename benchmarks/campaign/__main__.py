@@ -111,7 +111,11 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoints", type=Path, help="folder of the training runs; default: <output>/runs")
     parser.add_argument("--parts", nargs="+", default=[], metavar="PATTERN", help="run only these parts, as 'speed-*'")
     parser.add_argument(
-        "--again", nargs="+", default=[], metavar="PATTERN", help="run these parts again if they are done or failed"
+        "--again",
+        nargs="+",
+        default=[],
+        metavar="PATTERN",
+        help="run these parts again: a training run that is done from its start, one that failed from its checkpoint",
     )
     parser.add_argument("--commit", help="commit of the code, if git or its history is missing")
     parser.add_argument(

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch
 from benchmarks import evaluation, growth, measure, options, throughput
 from benchmarks.campaign import outcomes
 from benchmarks.campaign.recipes import OPEN, TUNED
-from benchmarks.campaign.running import Part
+from benchmarks.campaign.running import Part, end_with
 from benchmarks.campaign.scale import FULL, TINY, Scale
 from benchmarks.campaign.sheet import Plan, Sheet
 from benchmarks.campaign.small import list_small_parts
@@ -85,7 +86,12 @@ def _run_tests(sheet: Sheet, scale: Scale) -> None:
         command.append(f"--timeout={_SECONDS_PER_TEST}")
     sheet.write(environment=describe_environment())
     environment = {**os.environ, outcomes.FILE: str(path)}
-    with subprocess.Popen([sys.executable, *command], cwd=Path(__file__).parents[2], env=environment) as pytest:
+    with subprocess.Popen(
+        [sys.executable, *command],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        preexec_fn=partial(end_with, os.getpid()),
+    ) as pytest:
         while (code := pytest.poll()) is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 pytest.wait(5)

@@ -46,6 +46,8 @@ Results = Mapping[str, Mapping[str, Any]]
 def report(folder: Path, root: Path = ROOT, committed: Path = COMMITTED) -> int:
     """Copies a campaign's results into the repository and writes the regions; returns the exit code.
 
+    A part that is not done does not replace one that is.
+
     Args:
         folder: the campaign's folder, or its results; those in the repository write the regions again.
         root: the repository.
@@ -63,8 +65,12 @@ def report(folder: Path, root: Path = ROOT, committed: Path = COMMITTED) -> int:
         raise ConfigError(f"--report: {folder} is a rehearsal; its numbers are not results")
     if not is_committed:
         committed.mkdir(parents=True, exist_ok=True)
-        for name in results:
-            shutil.copy(found / f"{name}.json", committed)
+        kept = read(committed)
+        for name, result in results.items():
+            if kept.get(name, {}).get("state") == "done" and result.get("state") != "done":
+                print(f"{name}: {result.get('state')}; the repository keeps the result of another campaign")
+            else:
+                shutil.copy(found / f"{name}.json", committed)
     for path in keep_cells(results, root / "docs" / "studies"):
         print(path)
     for path in (root / page for page in PAGES):

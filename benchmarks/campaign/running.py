@@ -10,6 +10,7 @@ import fcntl
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -118,7 +119,7 @@ def work(plan: Plan, parts: Sequence[Part], again: Sequence[str] = ()) -> bool:
 
 def _run_part(plan: Plan, part: Part, sheet: Sheet) -> None:
     """Runs a part in its own process, and stops it when its time is up."""
-    process = multiprocessing.get_context("fork").Process(target=_measure, args=(part, sheet))
+    process = multiprocessing.get_context("fork").Process(target=_measure, args=(part, sheet, os.getpid()))
     process.start()
     assert process.pid is not None
     start, terminated_at, reason = time.time(), None, ""
@@ -144,17 +145,27 @@ def _describe_exit(code: int | None) -> str:
     return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
 
 
-def _measure(part: Part, sheet: Sheet) -> None:
+def end_with(parent: int) -> None:
+    """Makes the kernel kill this process when its parent dies: two processes must never work on a run."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        if os.getppid() != parent:  # it has already died
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _measure(part: Part, sheet: Sheet, worker: int) -> None:
     """Measures a part, in its process."""
     os.setsid()
-    if sys.platform == "linux":  # it ends with the worker: two processes must never work on a run
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    end_with(worker)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     state: State = "done"
     before = sheet.read()
-    if before.get("state") in ("stopped", "running"):
-        # The durations that add up over calls.
+    if before.get("state") in ("stopped", "running", "failed"):
+        # The durations that add up over calls; a training that failed continues from its checkpoint, too.
         sheet.results.update({key: before[key] for key in ("seconds", "train_s") if key in before})
+    elif before.get("state") == "done":  # it runs again, and a finished training would give its old results
+        for path in sheet.run_paths:
+            shutil.rmtree(path, ignore_errors=True)
     sheet.write()
     start = time.time()
     try:

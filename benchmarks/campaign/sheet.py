@@ -73,6 +73,12 @@ class Sheet:
         """The file."""
         return self.plan.folder / "results" / f"{self.name}.json"
 
+    @property
+    def run_paths(self) -> tuple[Path, Path]:
+        """The folders of the part's pretraining and of its probe, if it is a training run."""
+        folder = Path(self.plan.checkpoints) / self.name
+        return folder, folder.with_name(f"{self.name}-probe")
+
     def read(self) -> dict[str, Any]:
         """Reads the file; returns nothing if it does not exist."""
         return json.loads(self.path.read_text()) if self.path.exists() else {}

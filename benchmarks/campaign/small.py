@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from benchmarks.campaign.recipes import change, load_recipes, load_trials
-from benchmarks.campaign.running import Part
+from benchmarks.campaign.running import Part, end_with
 from benchmarks.campaign.scale import SMALL_STUDIES, Scale
 from benchmarks.campaign.sheet import COMMITTED, Plan, Sheet
-from benchmarks.campaign.study import SEARCH_SEED, SEARCHED, find_best, search_name
+from benchmarks.campaign.study import SEARCH_SEED, SEARCHED, NoTrialError, find_best, search_name
 from benchmarks.campaign.training import folders_of, train, train_and_probe
 from benchmarks.measure import describe_environment, describe_error
 from ssl_sec.data.config import FolderConfig, ParquetConfig
@@ -98,7 +98,8 @@ def _measure(sheet: Sheet, scale: Scale, study: str) -> None:
         data={**sheet.plan.data, "max_images": load_recipes()[arms[0]]["data"]["max_images"]},
     )
     sheet.write(environment=describe_environment(), planned=len(runs))
-    pool = ProcessPoolExecutor(scale.processes, get_context("spawn"), _prepare_process, (scale.processes,))
+    started_by = scale.processes, os.getpid()
+    pool = ProcessPoolExecutor(scale.processes, get_context("spawn"), _prepare_process, started_by)
     with pool:
         for tasks in (trials, runs):
             if not plan.rehearsal:
@@ -168,13 +169,18 @@ def _changes(plan: Plan, scale: Scale, task: Task) -> dict[str, Any]:
     return find_best(plan, task.arm, searched)[1] if searched else {}
 
 
-def _digest(plan: Plan, scale: Scale, task: Task) -> str:
-    """The digest of a task's configuration, as in `jobs.study`."""
-    return digest_of(from_values(PretrainConfig, change(load_recipes()[task.arm], _changes(plan, scale, task))))
+def _digest(plan: Plan, scale: Scale, task: Task) -> str | None:
+    """The digest of a task's configuration, as in `jobs.study`; None if all trials of its arm failed."""
+    try:
+        changes = _changes(plan, scale, task)
+    except NoTrialError:  # which the sheet of the task will say
+        return None
+    return digest_of(from_values(PretrainConfig, change(load_recipes()[task.arm], changes)))
 
 
-def _prepare_process(processes: int) -> None:
+def _prepare_process(processes: int, parent: int) -> None:
     """Gives a process its share of the cores, and makes it keep its decoded images for its next runs."""
+    end_with(parent)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // processes))
     for kind in (FolderConfig, ParquetConfig):
         kind._open = _keep_images(kind._open)
@@ -191,11 +197,13 @@ def _run(plan: Plan, scale: Scale, task: Task) -> None:
     sheet = Sheet(plan, task.name)
     if sheet.read_state() == "done":
         return
-    begun = time.monotonic()
+    is_continued = sheet.read_state() != "failed"  # of which nothing is left
+    before, begun = float(sheet.read().get("train_s", 0.0)) if is_continued else 0.0, time.monotonic()
+    sheet.write(train_s=before)
     try:
         run = train_and_probe if task.trial is None else train
         run(sheet, scale, task.arm, task.seed, {**_ON_GPU, **_changes(plan, scale, task)})
-        minutes = (time.monotonic() - begun) / 60
+        minutes = (before + time.monotonic() - begun) / 60
         sheet.write("done", minutes=minutes, config=_digest(plan, scale, task), **_summarise(sheet))
     except Stopped as stopped:  # by a signal to all processes of the campaign; its checkpoint is resumed
         sheet.write("stopped", error=first_line(stopped))

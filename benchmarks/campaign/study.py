@@ -57,6 +57,10 @@ def _train_long(sheet: Sheet, scale: Scale, arms: tuple[str, ...]) -> None:
     train_and_probe(sheet, scale, f"study-resnet18-{arm}", 0, {**each[arm][1], "epochs": LONG_EPOCHS})
 
 
+class NoTrialError(RuntimeError):
+    """All trials of an arm's search failed."""
+
+
 def find_best(plan: Plan, arm: str, num_trials: int) -> tuple[float, dict[str, Any]]:
     """Finds the best trial of an arm's search.
 
@@ -70,7 +74,7 @@ def find_best(plan: Plan, arm: str, num_trials: int) -> tuple[float, dict[str, A
 
     Raises:
         Stopped: a trial has not run yet.
-        RuntimeError: all trials failed.
+        NoTrialError: all trials failed.
     """
     found: list[tuple[float, dict[str, Any]]] = []
     for trial in range(num_trials):
@@ -80,7 +84,7 @@ def find_best(plan: Plan, arm: str, num_trials: int) -> tuple[float, dict[str, A
         if sheet["state"] == "done":
             found.append((sheet[SEARCHED], load_trials()[arm][trial]))
     if not found:
-        raise RuntimeError(f"all trials of {arm} failed")
+        raise NoTrialError(f"all trials of {arm} failed")
     return max(found, key=lambda one: one[0])
 
 

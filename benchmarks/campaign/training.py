@@ -16,8 +16,10 @@ from benchmarks.campaign.scale import Scale
 from benchmarks.campaign.sheet import Plan, Sheet
 from benchmarks.measure import choose_device, describe_environment
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.run.worker import Worker, work
-from ssl_sec.errors import Stopped
+from ssl_sec.edges.study.digest import digest_of
+from ssl_sec.errors import Stopped, UserError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.settings import from_values, to_values
@@ -85,7 +87,12 @@ def train(
         raise ValueError("a training run needs --data")
     config = from_values(PretrainConfig, make_run_values(sheet.plan, scale, recipe, seed, changes))
     folder, _ = folders_of(sheet)
-    before, begun = float(sheet.read().get("train_s", 0.0)), time.monotonic()
+    is_other = folder.holds_run and not _is_run_of(folder, config)
+    if is_other:
+        print(f"  {folder.path} has other settings, as of an earlier version: it starts again", flush=True)
+        for path in filter(Path.exists, sheet.run_paths):
+            shutil.rmtree(path)
+    before, begun = 0.0 if is_other else float(sheet.read().get("train_s", 0.0)), time.monotonic()
     is_new = folder.outcome() != "finished"
     sheet.write(
         environment=describe_environment(),
@@ -107,10 +114,19 @@ def train(
     return config
 
 
+def _is_run_of(folder: RunFolder, config: PretrainConfig) -> bool:
+    """Whether the run in a folder has the settings of a configuration, except for those without effect."""
+    try:
+        found = from_values(PretrainConfig, stored_values(folder.config_path))
+    except UserError:  # of a version with other keys
+        return False
+    return (found.seed, digest_of(found)) == (config.seed, digest_of(config))
+
+
 def folders_of(sheet: Sheet) -> tuple[RunFolder, RunFolder]:
     """The folders of a part's pretraining and of its probe."""
-    folder = RunFolder(Path(sheet.plan.checkpoints) / sheet.name)
-    return folder, RunFolder(folder.path.with_name(f"{sheet.name}-probe"))
+    folder, probe_folder = map(RunFolder, sheet.run_paths)
+    return folder, probe_folder
 
 
 def _write(sheet: Sheet, **results: Any) -> None:

@@ -197,6 +197,7 @@ class Recipe:
             for theirs, own in zip(state["optimiser"]["param_groups"], self.optimiser.param_groups, strict=True)
         ]
         self.optimiser.load_state_dict({**state["optimiser"], "param_groups": groups})
+        self._lay_out_optimiser_state()
         if self.observer is not None and "observer" in state:  # else its key may have changed: it starts anew
             self.observer.load_state_dict(state["observer"])
         if self.best is not None:
@@ -204,3 +205,13 @@ class Recipe:
         if self.teacher is not None:
             self.teacher.load_state_dict(state["teacher"])
         return int(state["step"])
+
+    def _lay_out_optimiser_state(self) -> None:
+        """Gives the optimiser's state the memory layout of the weights: fused optimisers rely on it.
+
+        The saved run may have had another one (`runtime.channels_last`).
+        """
+        for parameter, state in self.optimiser.state.items():
+            for name, value in state.items():
+                if getattr(value, "shape", None) == parameter.shape and value.stride() != parameter.stride():
+                    state[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)

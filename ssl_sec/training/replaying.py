@@ -102,4 +102,5 @@ class Replayed(Generic[Result_co]):
         try:
             self._recorded = self._graphs.record(lambda: self._function(*self._inputs))
         except RuntimeError as error:
+            self._inputs = ()  # memory may be short
             logger.warning("the steps are not recorded as CUDA graphs: %s", first_line(error))

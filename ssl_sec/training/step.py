@@ -160,6 +160,8 @@ def update_weights(
         if recipe.teacher is not None:
             taught["targets"] = recipe.teacher(*_by_size(views))
     embeddings = in_full_precision(embeddings)
+    if not embeddings.requires_grad:  # of pixels, where the templates of the classes alone are trained
+        embeddings.requires_grad_()
     embeddings.retain_grad()
     terms = recipe.objective(embeddings, labels, step, eta, features, recipe.head, **taught)
     terms.total.backward()

@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 import json
 import multiprocessing
@@ -19,6 +20,7 @@ from benchmarks.campaign.data import prepare_data
 from benchmarks.campaign.running import Part
 from benchmarks.campaign.sheet import Plan, Sheet
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.errors import Stopped
 from tests.fakes import FakeClock
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +82,16 @@ def test_a_failed_part_keeps_its_reason_and_the_others_run(plan, tmp_path):
     assert Sheet(plan, "a").read()["rows"] == [1]
     assert Sheet(plan, "a").read()["error"].startswith("OutOfMemoryError: CUDA out of memory")
     assert Sheet(plan, "b").read()["error"] == "its process ended with SIGKILL"
+
+
+def test_the_time_of_a_training_that_failed_counts_where_it_continues(plan, tmp_path):
+    def fails(sheet):
+        sheet.write(train_s=sheet.read().get("train_s", 0.0) + 5.0)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    for again in ((), ("a",)):
+        running.work(plan, [counting("a", tmp_path / "log", fails)], again)
+    assert Sheet(plan, "a").read()["train_s"] == 10.0
 
 
 def test_a_part_is_stopped_at_its_limit_and_the_next_one_runs(plan, tmp_path):
@@ -191,6 +203,52 @@ def test_a_stopped_training_run_resumes_from_its_checkpoint_and_is_probed(tmp_pa
     assert 0 <= found["probe/top1"] <= 100 and found["recipe"] == "cifar10_sec_100"
     assert folder.encoder_path.exists() and not folder.checkpoints_path.exists()
     assert [worker["rank"] for worker in folder.workers()] == [0, 0]
+
+
+def test_a_run_that_began_with_other_settings_starts_again(tmp_path, monkeypatch):
+    """As after a change of the recipes: its epochs would else be partly of the one, partly of the other."""
+    plan = Plan(
+        output=str(tmp_path / "campaign"),
+        checkpoints=str(tmp_path / "runs"),
+        data=prepare_data(None, tmp_path / "campaign"),
+        rehearsal=True,
+    )
+    sheet = Sheet(plan, "train-resnet18-sec-s0")
+    folder, _ = training.folders_of(sheet)
+    rates = iter((0.1, 0.1, 0.2, 0.2))
+    work, begun = training.work, []
+
+    def stop_at_first(job, values, run_folder, worker):
+        begun.append((values["optimiser"]["learning_rate"], run_folder.newest_step()))
+        if len(begun) in (1, 3):
+            run_folder.stop_path.touch()
+        work(job, values, run_folder, worker)
+
+    monkeypatch.setattr(training, "work", stop_at_first)
+    for number, rate in enumerate(rates):
+        changes = {"epochs": 2, "optimiser.learning_rate": rate, "log_every_steps": 1 + number}
+        with contextlib.suppress(Stopped):
+            training.train(sheet, parts.TINY, "resnet18-sec", 0, changes)
+    assert begun == [(0.1, None), (0.1, 1), (0.2, None), (0.2, 1)]
+    assert folder.outcome() == "finished" and sheet.read()["changes"]["optimiser.learning_rate"] == 0.2
+
+
+def test_a_training_run_that_is_done_runs_again_from_its_start(tmp_path):
+    plan = Plan(
+        output=str(tmp_path / "campaign"),
+        checkpoints=str(tmp_path / "runs"),
+        data=prepare_data(None, tmp_path / "campaign"),
+        rehearsal=True,
+    )
+    some = parts.select_parts(plan, ["search-resnet18-sec-0"])
+    sheet = Sheet(plan, some[0].name)
+    running.set_deadline(plan.folder, minutes=10)
+    for again in ((), (some[0].name,)):
+        assert running.work(plan, some, again)
+        assert sheet.read()["state"] == "done" and sheet.read()["steps"] > 0, sheet.read()
+        left = sheet.run_paths[0] / "of_the_first"
+        assert not left.exists()
+        left.touch()
 
 
 class FakeContender:

@@ -143,6 +143,13 @@ def test_a_report_copies_the_results_and_fills_the_regions(tmp_path):
     assert "5 collected, 4 passed, 1 failed, 0 skipped.\n- a::b: why" in log
     assert report.report(committed, tmp_path, committed) == 0  # from the committed results
     assert [(tmp_path / page).read_text() for page in report.PAGES] == written
+    for state, top1 in (("failed", 10.0), ("stopped", 10.0), ("done", 85.0)):  # of a later campaign
+        name = "train-resnet50-ntxent-s0"
+        part = {"part": name, "state": state, "probe/top1": top1, "probe/top5": 99.0, "probe/knn_top1": 80.0}
+        measure.write_json(tmp_path / "later" / "results" / f"{name}.json", part)
+        assert report.report(tmp_path / "later", tmp_path, committed) == 0
+        shown = "85.00 | 84.76 | +0.24" if state == "done" else "84.50 | 84.76 | -0.26"
+        assert f"| `cifar10_ntxent_100` | {shown} | 80.00 | 1 |" in (tmp_path / report.PAGES[2]).read_text()
 
 
 def test_a_rehearsal_is_refused(tmp_path):

@@ -2,7 +2,12 @@
 
 import json
 import math
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +19,7 @@ from benchmarks.campaign.training import make_run_values
 from ssl_sec.edges.study.cells import KeptCells
 from ssl_sec.edges.study.plan import load_file, read_study
 from ssl_sec.edges.study.searches import KeptSearches
+from tests.benchmarks.test_campaign import until
 
 FILES = ["data.train=[/any/train.parquet]", "data.test=[/any/test.parquet]"]
 
@@ -117,10 +123,30 @@ def test_a_stopped_run_is_resumed(plan, monkeypatch):
     small._run(plan, TINY, task)
     assert Sheet(plan, task.name).read_state() == "stopped"
     assert small._read(plan, [task]) == []
+    Sheet(plan, task.name).write("stopped", train_s=600.0)
     small._run(plan, TINY, task)
+    assert 10 < small._read(plan, [task])[0]["minutes"] < 11
     assert begun == [False, True, False]  # the run, the rest of it, its probe
     assert [run["last"]["train/epoch"] for run in small._read(plan, [task])] == [2.0]
     assert not folder.path.exists()
+
+
+def hold_a_pool(path):
+    pool = ProcessPoolExecutor(1, get_context("spawn"), small._prepare_process, (1, os.getpid()))
+    path.write_text(str(pool.submit(os.getpid).result()))
+    time.sleep(60)
+
+
+def test_the_processes_of_a_study_end_with_the_part_that_started_them(tmp_path):
+    """They would go on with their runs, which the next worker begins, too."""
+    path = tmp_path / "pid"
+    part = get_context("spawn").Process(target=hold_a_pool, args=(path,))
+    part.start()
+    until(lambda: path.exists() and path.read_text())
+    part.kill()
+    part.join()
+    ended = Path(f"/proc/{path.read_text()}")
+    until(lambda: not ended.exists() or "Z" in (ended / "stat").read_text().split()[2], seconds=10)
 
 
 ARM = "sec_cpu-dcl-none"
@@ -163,6 +189,17 @@ def test_results_of_another_configuration_are_computed_again(plan, committed):
     committed(_result(plan, TRIAL, config="0123456789ab"))
     small._take_committed(plan, TINY, "sec_cpu", [TRIAL])
     assert Sheet(plan, TRIAL.name).read_state() is None
+
+
+def test_an_arm_whose_trials_all_failed_does_not_stop_the_others(plan, committed, tmp_path, monkeypatch):
+    committed(_result(plan, TRIAL), {**_result(plan, TRIAL), "trial": None, "seed": RUN.seed})
+    monkeypatch.setattr(small, "_STUDIES", tmp_path)
+    (tmp_path / "sec_cpu.csv").write_text("config,seed\n0123456789ab,3\n")
+    Sheet(plan, TRIAL.name).write("failed", error="out of memory")
+    small._take_committed(plan, TINY, "sec_cpu", [RUN])
+    assert small._without_known(plan, TINY, "sec_cpu", [RUN]) == [RUN]
+    small._run(plan, TINY, RUN)
+    assert small._read(plan, [RUN])[0]["error"] == f"NoTrialError: all trials of {ARM} failed"
 
 
 def test_runs_of_another_machine_are_left_out(plan, tmp_path, monkeypatch):

@@ -20,13 +20,22 @@ RUNTIME = {"name": "local", "channels_last": True, "compile": False}
 
 
 def recipe_on(
-    device, *, precision="float32", fused=None, graphs=False, optimiser="sgd", constraint="sec_ema", total_steps=12
+    device,
+    *,
+    precision="float32",
+    channels_last=True,
+    fused=None,
+    graphs=False,
+    optimiser="sgd",
+    constraint="sec_ema",
+    total_steps=12,
 ):
     """The recipe and its runtime.
 
     Args:
         device: of the images and the network.
         precision: of the forward pass.
+        channels_last: whether that is the memory layout of weights and activations.
         fused: whether views are made in one launch; None for wherever that is possible.
         graphs: whether steps are recorded and replayed.
         optimiser: sgd, lars or adamw.
@@ -49,7 +58,7 @@ def recipe_on(
         "loss": {"name": "ntxent"},
         "constraint": {"name": constraint, "eta": 1.0, **({"rho": 0.3} if constraint == "sec_ema" else {})},
         "optimiser": {"name": optimiser, "learning_rate": LEARNING_RATE, "warmup_epochs": 0},
-        "runtime": {**RUNTIME, "precision": precision, "graphs": graphs},
+        "runtime": {**RUNTIME, "precision": precision, "channels_last": channels_last, "graphs": graphs},
         "epochs": 2,
         "global_batch_size": BATCH_SIZE,
     }

@@ -87,3 +87,18 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_been(device, fused, is_asked_fo
         torch.testing.assert_close(end["encoder"], whole["encoder"], rtol=1e-2, atol=4e-3)
         torch.testing.assert_close(end["objective"], whole["objective"], rtol=5e-3, atol=1e-5)
     assert whole["objective"]["constraint.mean_norm"] > 0
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("optimiser", ["sgd", "lars", "adamw"])
+def test_a_run_resumes_in_the_other_memory_layout(device, optimiser, channels_last):
+    """Fused optimisers on a GPU refuse a state that is laid out in another way than the weights."""
+    with deterministic():
+        whole, runtime = recipe_on(device, optimiser=optimiser)
+        trained(whole, runtime)
+        stopped, broken_off = recipe_on(device, optimiser=optimiser, channels_last=channels_last)
+        broken_off.stop_at = 3  # the third report is that of step 6
+        trained(stopped, broken_off)
+        resumed, after = recipe_on(device, optimiser=optimiser, channels_last=not channels_last)
+        trained(resumed, after, first_step=resumed.restore(broken_off.last_state()))
+    torch.testing.assert_close(after.last_state()["encoder"], runtime.last_state()["encoder"], rtol=3e-2, atol=3e-3)

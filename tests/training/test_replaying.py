@@ -1,5 +1,6 @@
 """A replayed function equals the called one, and computes once per call."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -66,6 +67,20 @@ def test_functions_that_cannot_be_recorded_are_called(caplog):
         replayed(torch.ones(3))
     assert total.tolist() == [6.0] * 3 and graphs.replays == 0
     assert [each.getMessage() for each in caplog.records] == ["the steps are not recorded as CUDA graphs: no memory"]
+
+
+def test_where_memory_is_short_no_copy_of_the_inputs_is_kept():
+    class Short(FakeGraphs):
+        def record(self, function):
+            function()
+            raise torch.OutOfMemoryError("no memory")
+
+    seen = []
+    replayed = Replayed(lambda values: seen.append(weakref.ref(values)), Short())
+    given = [torch.ones(3) for _ in range(WARM_UP_CALLS + 1)]
+    for values in given:
+        replayed(values)
+    assert [ref() is not None for ref in seen] == [True, True, True, False, True]
 
 
 def test_replayed_steps_keep_the_entries_that_are_drawn_for_each(graphs):

@@ -7,6 +7,7 @@ from ssl_sec.errors import ConfigError
 from tests.fakes import FakeRuntime
 from tests.recipes import test_metric_learning as metric_learning
 from tests.recipes import test_pretraining as pretraining
+from tests.recipes.test_pretraining import assert_the_same_curve
 from tests.workers import on_workers
 
 PIXELS = {"encoder": {"name": "pixels"}, "head": {"name": "identity", "dim": 64}, "constraint": {"name": "none"}}
@@ -25,8 +26,13 @@ def without_steps(recipe, optimiser):
 
 def measured(folder, changes):
     """What this worker reported at the end."""
+    return reported(folder, changes)[-1][1]
+
+
+def reported(folder, changes):
+    """What this worker reported."""
     runtime, _ = metric_learning.run(folder, FakeRuntime(rank(), world_size()), **changes)
-    return runtime.reports[-1][1]
+    return [(step, metrics) for step, metrics, _ in runtime.reports]
 
 
 @pytest.mark.parametrize(("recipe", "optimiser"), CASES, ids=str)
@@ -48,3 +54,16 @@ def test_a_network_without_parameters_is_not_trained(tmp_path, recipe):
     changes = {**PIXELS, **({"transform": {"name": "none"}} if recipe is metric_learning else {})}
     with pytest.raises(ConfigError, match="^encoder: found 'pixels' with head=identity, which have nothing to train; "):
         recipe.run(tmp_path, **changes)
+
+
+@pytest.mark.distributed
+def test_templates_are_trained_on_the_pixels_themselves_and_equally_on_two_workers(tmp_path):
+    """The embeddings move nothing, and still have a gradient, of which figures are reported."""
+    optimiser = {**ADAM, "name": "sgd", "learning_rate": 0.1, "clip_norm": 0.05}
+    changes = {**PIXELS, "optimiser": optimiser, "transform": {"name": "none"}, "loss": {"name": "softmax"}}
+    alone = reported(tmp_path, changes)
+    losses = [metrics["train/loss"] for _, metrics in alone if "train/loss" in metrics]
+    assert losses[-1] < 0.99 * losses[0]
+    assert alone[1][1]["train/turn_mean"] > 0 == alone[1][1]["train/step_angle_mean"]
+    first, _ = on_workers(2, tmp_path, reported, tmp_path, changes)
+    assert_the_same_curve(first, alone)

@@ -1,17 +1,24 @@
 """Runs of the recipes with clipped gradients, and with the optimisers that are not their defaults."""
 
+from functools import partial
+
 import pytest
 import torch
+from torch import nn
 
 from ssl_sec.collectives import rank, world_size
 from ssl_sec.errors import Stopped
+from ssl_sec.networks import Network
+from ssl_sec.training.optimisers.groups import parameter_groups
 from tests.fakes import FakeRuntime, assert_identical
 from tests.recipes import test_finetuning, test_metric_learning, test_pretraining
 from tests.recipes.face import test_recipe
 from tests.recipes.test_pretraining import assert_the_same_curve, curve
+from tests.training import test_step
 from tests.workers import on_workers
 
 NORM = "train/weight_gradient_norm"
+LAYOUTS = torch.channels_last, torch.contiguous_format
 STEPPED = {"name": "adamw", "learning_rate": 1e-3, "backbone_learning_rate": 5e-4, "decay_at_steps": [6]}
 PROXIES = {**test_metric_learning.PROXIES, "optimiser": {**STEPPED, "template_learning_rate": 1e-2, "clip_norm": 0.5}}
 DIVIDED = {"share_classes_from": 2}
@@ -95,3 +102,26 @@ def test_a_polynomial_is_tied_to_the_length_of_the_run():
     tied = test_recipe.config(optimiser={"name": "sgd_polynomial"}).tied_to_the_length()
     assert tied == ["optimiser.learning_rate (it falls over the whole run)", "constraint.ramp"]
     assert test_recipe.config().tied_to_the_length() == ["constraint.ramp"]
+
+
+def of_convolutions(optimiser_of, layout):
+    """A run with an optimiser in one launch, as on a GPU, and its weights in a memory layout."""
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Conv2d(1, 5, 2), nn.ReLU(), nn.Conv2d(5, 6, 2), nn.Flatten())
+    network = Network(encoder, nn.Linear(6, 4)).double().to(memory_format=layout)
+    optimiser = optimiser_of(parameter_groups([network], 1e-2), lr=0.0, fused=True)
+    return test_step.recipe(encoder=encoder, head=network.head, model=network, optimiser=optimiser)
+
+
+@pytest.mark.parametrize("optimiser_of", [partial(torch.optim.SGD, momentum=0.9), torch.optim.AdamW], ids=str)
+@pytest.mark.parametrize("layouts", [LAYOUTS, LAYOUTS[::-1]], ids=str)
+def test_a_run_resumes_with_weights_in_another_memory_layout(optimiser_of, layouts):
+    """On a GPU, fused optimisers refuse a state in another layout than the weights; on a CPU they mistake it."""
+    before, after = layouts
+    whole = test_step.run(of_convolutions(optimiser_of, before))
+    stopped = FakeRuntime(stop_at=5)
+    with pytest.raises(Stopped):
+        test_step.run(of_convolutions(optimiser_of, before), runtime=stopped)
+    resumed = of_convolutions(optimiser_of, after)
+    end = test_step.run(resumed, first_step=resumed.restore(stopped.last_state()))
+    torch.testing.assert_close(end.last_state()["encoder"], whole.last_state()["encoder"], rtol=1e-9, atol=1e-12)
