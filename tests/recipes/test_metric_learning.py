@@ -251,7 +251,7 @@ def test_test_images_that_can_find_nothing_are_counted_in_the_log(tmp_path, capl
     changes = {"data": {"name": "folder", "root": root}, "augment": crop, "steps": 0, "held_out_share": 0.0}
     with caplog.at_level("INFO"):
         run(tmp_path, global_batch_size=8, sampler={"name": "classes", "images_per_class": 2}, **changes)
-    expected = "1 of the test images have no other of their class to find: they are wrong at any K"
+    expected = "1 of the test images has no other of its class to find: it is wrong at any K"
     assert caplog.messages.count(expected) == 1
 
 
