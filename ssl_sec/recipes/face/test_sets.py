@@ -98,13 +98,15 @@ class PairsTestSet:
         first, second = embeddings[pairs.first], embeddings[pairs.second]
         accuracy = kfold_accuracy(first, second, pairs.same, pairs.folds, protocols.pca)
         scores = cosines(first, second)
-        quality = pair_quality(first, second)[pairs.same]
-        far = max(protocols.fars)
-        refused = ~accepted_at_far(scores, pairs.same, far)
-        if keep is not None:
+        discards: dict[str, Tensor] = {}
+        auc = None
+        if protocols.fars:
+            far = max(protocols.fars)
+            quality, refused = pair_quality(first, second)[pairs.same], ~accepted_at_far(scores, pairs.same, far)
             discards = {"quality": quality, "refused": refused, "far": torch.tensor(far, dtype=torch.float64)}
+            auc = quality_auc(quality, refused)
+        if keep is not None:
             _keep_scores(keep, scores, pairs.same, embeddings, {**_hardest(pairs, scores), **discards})
-        auc = quality_auc(quality, refused)
         return {
             **_accuracies("accuracy", accuracy),
             **(self._accuracies_by_similarity(first, second) if protocols.similarities else {}),
