@@ -57,6 +57,8 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
     image_set = on_device(config.data.open_by_class("train", crop), runtime.device)
     # Opened before the training, so that a missing test split is an error at once.
     test = on_device(config.data.open_by_class("test", centre), runtime.device)
+    if len(test) < 2:
+        raise DataError(f"{test.name}: found one image, must be two or more, which rank each other")
     if runtime.rank == 0:
         _warn_of_hopeless(test)
     trained_on, watched, watched_name = hold_out(image_set, config.held_out_share)
