@@ -256,7 +256,9 @@ def test_test_images_that_can_find_nothing_are_counted_in_the_log(tmp_path, capl
 
 
 def test_a_single_test_image_is_refused_before_the_training(tmp_path):
-    files = {f"train/{label}/{number}.png": plain(20 * label + number, 16, 16) for label in range(4) for number in (1, 2)}
+    files = {
+        f"train/{label}/{number}.png": plain(20 * label + number, 16, 16) for label in range(4) for number in (1, 2)
+    }
     root = write_folder(tmp_path / "photos", {**files, "test/x/1.png": plain(9, 16, 16)})
     changes = {"data": {"name": "folder", "root": str(root)}, "augment": {"short_side_px": 16, "size_px": 16}}
     batches = {"global_batch_size": 4, "sampler": {"name": "classes", "images_per_class": 2}}
@@ -379,6 +381,11 @@ def test_proxies_have_a_rate_of_their_own(tmp_path, with_proxies):
             {"optimiser": PROXIES["optimiser"]},
             ConfigError,
             r"^optimiser\.template_learning_rate: found 0\.1, must be null with loss=triplet$",
+        ),
+        (
+            {"loss": {"name": "center"}, "optimiser": PROXIES["optimiser"]},
+            ConfigError,
+            r"^optimiser\.template_learning_rate: found 0\.1, must be null with loss=center$",
         ),
     ],
 )
