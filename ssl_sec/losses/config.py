@@ -14,6 +14,7 @@ from ssl_sec.errors import ConfigError
 from ssl_sec.losses.generators.base import RowGenerator
 from ssl_sec.losses.generators.dvml import VariationalSynthesis
 from ssl_sec.losses.generators.hdml import HardnessAwareSynthesis
+from ssl_sec.losses.templates.base import TemplateLoss
 from ssl_sec.losses.transform import Centres
 from ssl_sec.settings import BelowOne, Count, Declared, Positive, Range, Settings, check, declare_settings
 
@@ -56,6 +57,11 @@ class _ClassLossConfig(Declared, key="loss"):
     def build(self, num_classes: int, dim: int) -> losses.Loss:
         """The loss for `num_classes` classes and embeddings of `dim` dimensions."""
         return self._construct(num_classes=num_classes, dim=dim)
+
+    @property
+    def has_templates(self) -> bool:
+        """Whether the loss learns a template for each class."""
+        return issubclass(losses.CLASS_LOSSES[self.name], TemplateLoss)
 
 
 CONFIGS: Mapping[str, type[Any]] = {
@@ -133,6 +139,11 @@ class CombinedConfig(_ClassLossConfig):
         return losses.CombinedLoss(
             self.first.build(num_classes, dim), self.second.build(num_classes, dim), weight=self.weight
         )
+
+    @property
+    def has_templates(self) -> bool:
+        """Whether one of the losses learns a template for each class."""
+        return self.first.has_templates or self.second.has_templates
 
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from ssl_sec.recipes.metric_learning.config import MetricLearningConfig, Retriev
 from ssl_sec.recipes.metric_learning.recipe import build_recipe, retrieval_metrics, watched_images
 from ssl_sec.recipes.metric_learning.recipe import run as learn_metric
 from ssl_sec.settings import from_values
-from tests.data.files import encode, write_folder
+from tests.data.files import encode, plain, write_folder
 from tests.fakes import FakeRuntime, FakeStore, assert_identical
 from tests.recipes.test_pretraining import assert_the_same_curve, assert_views_are_equal, curve
 from tests.workers import on_workers
@@ -251,8 +251,21 @@ def test_test_images_that_can_find_nothing_are_counted_in_the_log(tmp_path, capl
     changes = {"data": {"name": "folder", "root": root}, "augment": crop, "steps": 0, "held_out_share": 0.0}
     with caplog.at_level("INFO"):
         run(tmp_path, global_batch_size=8, sampler={"name": "classes", "images_per_class": 2}, **changes)
-    expected = "1 of the test images have no other of their class to find: they are wrong at any K"
+    expected = "1 of the test images has no other of its class to find: it is wrong at any K"
     assert caplog.messages.count(expected) == 1
+
+
+def test_a_single_test_image_is_refused_before_the_training(tmp_path):
+    files = {
+        f"train/{label}/{number}.png": plain(20 * label + number, 16, 16) for label in range(4) for number in (1, 2)
+    }
+    root = write_folder(tmp_path / "photos", {**files, "test/x/1.png": plain(9, 16, 16)})
+    changes = {"data": {"name": "folder", "root": str(root)}, "augment": {"short_side_px": 16, "size_px": 16}}
+    batches = {"global_batch_size": 4, "sampler": {"name": "classes", "images_per_class": 2}}
+    runtime = FakeRuntime()
+    with pytest.raises(DataError, match=r"folder/test: found one image, must be two or more, which rank each other"):
+        run(tmp_path, runtime, steps=1, held_out_share=0.0, **changes, **batches)
+    assert not runtime.reports
 
 
 @pytest.mark.parametrize("max_images", [50, 900, 3000])
@@ -368,6 +381,11 @@ def test_proxies_have_a_rate_of_their_own(tmp_path, with_proxies):
             {"optimiser": PROXIES["optimiser"]},
             ConfigError,
             r"^optimiser\.template_learning_rate: found 0\.1, must be null with loss=triplet$",
+        ),
+        (
+            {"loss": {"name": "center"}, "optimiser": PROXIES["optimiser"]},
+            ConfigError,
+            r"^optimiser\.template_learning_rate: found 0\.1, must be null with loss=center$",
         ),
     ],
 )

@@ -23,7 +23,7 @@ class _PairsConfig(Settings, key="test_sets"):
 
     Attributes:
         title: its name in metrics and plots; None takes that of the file of pairs.
-        resident_limit_mib: a set that is no larger once decoded is kept in memory.
+        resident_limit_mib: images that are no larger once decoded are kept in memory.
     """
 
     title: str | None = None

@@ -68,7 +68,7 @@ def open_folder(
         train = _find_train(root)
         folders = (train,) if split == "train" else _find_test(root)
         if split == "train":
-            _warn_of_names(root, train)
+            _warn_of_names(root, train, needs_gallery=shared_classes is False)
         if labels is None:
             labels = train != root and _has_classes(train, root)
         if labels:
@@ -136,12 +136,16 @@ def _find_test(root: Path) -> tuple[Path, ...]:
     return folders
 
 
-def _warn_of_names(root: Path, train: Path) -> None:
-    """Warns of folders beside `train` that are not read, and of splits in capital letters, which are none."""
+def _warn_of_names(root: Path, train: Path, *, needs_gallery: bool) -> None:
+    """Warns of folders beside `train` that are not read, and of splits in capital letters, which are none.
+
+    Of query/ without gallery/, or the reverse, only if that is no error (`needs_gallery`).
+    """
     with os.scandir(root) as entries:
         folders = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     has_both = all((root / name).is_dir() for name in QUERY_AND_GALLERY)
-    splits = ("train", *TEST_FOLDERS, *(QUERY_AND_GALLERY if has_both else ()))
+    is_error = needs_gallery and not any((root / name).is_dir() for name in TEST_FOLDERS)
+    splits = ("train", *TEST_FOLDERS, *(QUERY_AND_GALLERY if has_both or is_error else ()))
     if train == root:
         if capitals := [f"{display(name)}/" for name in folders if name.lower() in splits]:
             logger.warning(

@@ -205,17 +205,21 @@ def _keys(job: str, values: Mapping[str, Any], options: Mapping[str, str]) -> st
 
 
 def _entries(job: str, values: Mapping[str, Any]) -> str:
-    """The keys of the entries that a list may hold."""
+    """The keys of the entries that a list may hold; those that an earlier entry has alike are only named."""
     lines: list[str] = []
     for name in values:
+        earlier: list[Key] = []
         for place, kind in enumerate(listed_kinds(kind_of(job), name)):
             keys = keys_of_entry(kind)
             (named,) = [key for key in keys if key.name == "name"]
             chosen = named.allowed if named.value == "???" else as_typed(named.value)
             if place == 0:
                 lines += [f"{name}=[{{name: {chosen}, ...}}, ...] is a list of:"]
-            lines += ["", *_wrapped(f"{{name: {chosen}}}  {summary_of(kind)}", "  ")]
-            lines += [line for key in keys if key.name != "name" for line in _key(key, ": ")]
+            alike, new = ([key for key in keys if (key in earlier) == known] for known in (True, False))
+            shared = f" As above: {', '.join(key.name for key in alike)}." if alike else ""
+            lines += ["", *_wrapped(f"{{name: {chosen}}}  {summary_of(kind)}{shared}", "  ")]
+            lines += [line for key in new if key.name != "name" for line in _key(key, ": ")]
+            earlier += new
     return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ssl_sec.edges.report.files import Report
 from ssl_sec.edges.report.table import remove_probe
 from ssl_sec.edges.tables import deviation
-from ssl_sec.edges.tracking.comparing import differing
+from ssl_sec.edges.tracking.comparing import telling
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, newest_of_each_seed
 from ssl_sec.errors import ConfigError, counted
 from ssl_sec.figures.comparing import Comparison
@@ -109,11 +109,11 @@ def _make_labels(settings: Sequence[Mapping[str, str]]) -> list[str]:
         one.get("recipe", "?") if several else one.get("constraint.name", "?").replace("none", "no constraint")
         for one in settings
     ]
-    of_recipe = [] if several else [key for key in differing(settings) if not key.startswith("constraint.")]
     labels: list[str] = []
     for name, one in zip(names, settings, strict=True):
         alike = [each for each, other in zip(settings, names, strict=True) if other == name]
-        keys = sorted({*differing(alike), *of_recipe})
+        of_recipe = [] if several else [key for key in telling(one, settings) if not key.startswith("constraint.")]
+        keys = sorted({*telling(one, alike), *of_recipe})
         labels.append(", ".join([name, *(f"{key} {one.get(key, 'not given')}" for key in keys)]))
     return labels
 

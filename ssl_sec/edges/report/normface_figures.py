@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from ssl_sec.edges.report.files import Report
-from ssl_sec.edges.tracking.comparing import differing
+from ssl_sec.edges.tracking.comparing import telling
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, newest_of_each_seed
 from ssl_sec.errors import ConfigError, counted
 from ssl_sec.figures.normface import AtWeight, bounds_figure, weights_figure
@@ -127,8 +127,8 @@ def _make_labels(settings: Sequence[dict[str, str]]) -> list[str]:
     for loss, one in zip(losses, settings, strict=True):
         same_recipe = [other for other in settings if other.get("recipe") == one.get("recipe")]
         same_losses = [other for name, other in zip(losses, settings, strict=True) if name == loss]
-        keys = {key for key in differing(same_recipe) if not key.startswith("loss.")}
-        keys |= set(differing(same_losses)) - {"recipe"}
+        keys = {key for key in telling(one, same_recipe) if not key.startswith("loss.")}
+        keys |= set(telling(one, same_losses)) - {"recipe"}
         labels.append(", ".join([loss, *(f"{key} {one.get(key, 'not given')}" for key in sorted(keys))]))
     return labels
 

@@ -33,6 +33,37 @@ def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
     return [key for key in keys if len({one.get(key) for one in settings}) > 1]
 
 
+def telling(one: Mapping[str, str], settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """The differing keys that distinguish some settings, without those that follow from the options' names.
+
+    Only some losses have `loss.scale`: if these have one value, `loss.name` tells as much, and nothing tells of the
+    others that they have none.
+
+    Args:
+        one: the settings, which are among the others.
+        settings: those that are compared.
+    """
+
+    def is_told(lacking: Mapping[str, str], key: str, having: Sequence[Mapping[str, str]]) -> bool:
+        return all(_options_above(key, lacking) != _options_above(key, other) for other in having)
+
+    found: list[str] = []
+    for key in differing(settings):
+        having = [other for other in settings if key in other]
+        varies = len({other[key] for other in having}) > 1
+        unlike = [other for other in settings if key not in other and not is_told(other, key, having)]
+        if (varies or unlike) if key in one else not is_told(one, key, having):
+            found.append(key)
+    return found
+
+
+def _options_above(key: str, settings: Mapping[str, str]) -> list[str | None]:
+    """The names of the options that decide whether there is such a key: of `loss.first.scale`, of both losses."""
+    parts = key.split(".")
+    names = [".".join([*parts[:end], "name"]) for end in range(1, len(parts))]
+    return [settings.get(name) for name in names if name != key]
+
+
 def is_expected(key: str, expected: str | None, found: str | None) -> bool:
     """Whether a setting of a run is the one that its recipe expects.
 

@@ -85,7 +85,8 @@ class AdaFaceLoss(TemplateSoftmaxLoss):
     angle that is reduced by m. No gradient passes through q.
 
     μ and σ are moving averages of the mean and the standard deviation of the norms of the global batch. They start with
-    the first batch; in the authors' code they start at 20 and 100, and norms above 100 count as 100.
+    the first batch; in the authors' code they start at 20 and 100, and norms above 100 count as 100. In training mode a
+    call moves them, by the whole batch, whatever the anchors.
 
     Args:
         num_classes: n ≥ 2.

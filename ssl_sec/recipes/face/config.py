@@ -17,9 +17,7 @@ from ssl_sec.data.selection_config import (
 )
 from ssl_sec.effects import NoEffect
 from ssl_sec.errors import ConfigError
-from ssl_sec.losses import CLASS_LOSSES, Loss
-from ssl_sec.losses.config import ClassLossConfig, CombinedConfig, NoTransformConfig, PairLossConfig, TransformConfig
-from ssl_sec.losses.templates.base import TemplateLoss
+from ssl_sec.losses.config import ClassLossConfig, NoTransformConfig, PairLossConfig, TransformConfig
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
 from ssl_sec.recipes.face.test_set_config import FalseAcceptRate, TestSetConfig
 from ssl_sec.settings import BelowOne, Count, Range, Settings, check
@@ -111,7 +109,8 @@ class FaceConfig(TrainingConfig):
         if isinstance(self.split, HeadAndTailConfig):
             check(self.held_out_share == 0, "held_out_share", self.held_out_share, "0 with split=head_and_tail")
             allowed = "one with a template for each class with split=head_and_tail, such as 'cosface'"
-            check(_has_templates(self.loss), "loss", self.loss.name, allowed)
+            has_templates = not isinstance(self.loss, PairLossConfig) and self.loss.has_templates
+            check(has_templates, "loss", self.loss.name, allowed)
         if isinstance(self.loss, PairLossConfig) and isinstance(self.sampler, ShuffledSamplerConfig):
             raise ConfigError(
                 f"sampler: found 'shuffled', must be 'classes' with loss={self.loss.name}, "
@@ -126,12 +125,6 @@ class FaceConfig(TrainingConfig):
     def open_evaluated(self, data: DataConfig) -> ImageSet:
         """The training images of a data set; the test sets are configured separately."""
         return data.open("train")
-
-
-def _has_templates(loss: ClassLossConfig | PairLossConfig) -> bool:
-    if isinstance(loss, CombinedConfig):
-        return _has_templates(loss.first) or _has_templates(loss.second)
-    return issubclass(CLASS_LOSSES.get(loss.name, Loss), TemplateLoss)
 
 
 CONFIG = FaceConfig

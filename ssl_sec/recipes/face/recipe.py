@@ -30,7 +30,7 @@ from ssl_sec.losses.templates.softmax import class_probabilities
 from ssl_sec.recipes.assembly import RunStore, assemble, build_loss, extractor, hold_out, save_network, train_recipe
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.face.test_set_config import open_test_set
-from ssl_sec.recipes.face.test_sets import Embed, Protocols
+from ssl_sec.recipes.face.test_sets import Embed, OpenSetTestSet, Protocols
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.class_sharding import template_losses
 from ssl_sec.training.recipe import Recipe
@@ -75,6 +75,11 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     # Opened before the training, so that missing files are errors at once.
     decoding = Decoding(image_size_px=min(height, width), num_channels=num_channels)
     test_sets = {each.shown_title: open_test_set(each, decoding) for each in config.test_sets}
+    evaluation = config.evaluation
+    protocols = Protocols(pca=evaluation.pca, fars=evaluation.fars, similarities=evaluation.similarities)
+    for each in test_sets.values():
+        if isinstance(each, OpenSetTestSet):
+            each.require_components(protocols)
     tested = frozenset[str]().union(*(each.people for each in test_sets.values()))
     unnamed = [title for title, each in test_sets.items() if not each.people]
     if config.leave_out_tested and unnamed:
@@ -96,8 +101,6 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     def embed(image_set: ImageSet, indices: Int64[Tensor, " images"]) -> Float[Tensor, "images dim"]:
         return extract(image_set, indices)[0].cpu()
 
-    evaluation = config.evaluation
-    protocols = Protocols(pca=evaluation.pca, fars=evaluation.fars, similarities=evaluation.similarities)
     verification = _Monitor(watched_name, watched, config.monitor.max_pairs, embed, runtime)
 
     def monitor(steps_taken: int) -> dict[str, float]:
@@ -174,9 +177,8 @@ def _build_loss(config: FaceConfig, image_set: ImageSet) -> Loss:
     if isinstance(config.loss, PairLossConfig):
         alone = int((image_set.labels.bincount() == 1).sum())
         if alone:
-            raise DataError(
-                f"{image_set.name}: {alone} people have one image; loss={config.loss.name} needs two of each or more"
-            )
+            people = "1 person has" if alone == 1 else f"{alone} people have"
+            raise DataError(f"{image_set.name}: {people} one image; loss={config.loss.name} needs two of each or more")
     return build_loss(config, config.loss, image_set, config.share_classes_from)
 
 

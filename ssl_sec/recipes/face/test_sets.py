@@ -98,13 +98,15 @@ class PairsTestSet:
         first, second = embeddings[pairs.first], embeddings[pairs.second]
         accuracy = kfold_accuracy(first, second, pairs.same, pairs.folds, protocols.pca)
         scores = cosines(first, second)
-        quality = pair_quality(first, second)[pairs.same]
-        far = max(protocols.fars)
-        refused = ~accepted_at_far(scores, pairs.same, far)
-        if keep is not None:
+        discards: dict[str, Tensor] = {}
+        auc = None
+        if protocols.fars:
+            far = max(protocols.fars)
+            quality, refused = pair_quality(first, second)[pairs.same], ~accepted_at_far(scores, pairs.same, far)
             discards = {"quality": quality, "refused": refused, "far": torch.tensor(far, dtype=torch.float64)}
+            auc = quality_auc(quality, refused)
+        if keep is not None:
             _keep_scores(keep, scores, pairs.same, embeddings, {**_hardest(pairs, scores), **discards})
-        auc = quality_auc(quality, refused)
         return {
             **_accuracies("accuracy", accuracy),
             **(self._accuracies_by_similarity(first, second) if protocols.similarities else {}),
@@ -149,22 +151,32 @@ class OpenSetTestSet:
     trials: tuple[OpenSetTrial, ...]
     people: frozenset[str]
 
+    def require_components(self, protocols: Protocols) -> None:
+        """Checks, before any training, that each trial leaves people on whom components can be fitted.
+
+        Raises:
+            DataError: a trial tests everyone.
+        """
+        labels = self.images.labels
+        for number, trial in enumerate(self.trials if protocols.pca is not None else (), start=1):
+            if torch.isin(labels, labels[torch.cat([trial.gallery, trial.probes])]).all():
+                raise DataError(
+                    f"evaluation.pca: found {protocols.pca}, but trial {number} of {self.images.name} tests everyone; "
+                    "needed: people on whom the components are fitted, or evaluation.pca=null"
+                )
+
     def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
         """TAR at FAR = 0.1 %, and DIR at rank 1 and FAR = 1 %: the mean minus the standard deviation over trials."""
+        self.require_components(protocols)
         embeddings = embed(self.images, torch.arange(len(self.images)))
         labels = self.images.labels
         rates: defaultdict[str, list[float]] = defaultdict(list)
-        for number, trial in enumerate(self.trials, start=1):
+        for trial in self.trials:
             tested = torch.cat([trial.gallery, trial.probes])
             rows = embeddings
             if protocols.pca is not None:
                 # BLUFR trains on all images of the people whom a trial does not test.
                 others = embeddings[~torch.isin(labels, labels[tested])]
-                if len(others) == 0:
-                    raise DataError(
-                        f"evaluation.pca: found {protocols.pca}, but trial {number} of {self.images.name} tests "
-                        "everyone; needed: people on whom the components are fitted, or evaluation.pca=null"
-                    )
                 rows = fit_components([others], protocols.pca).reduce(embeddings)
             for far, rate in all_pairs_tar_at_far(rows[tested], labels[tested], _VERIFICATION_FARS).items():
                 rates[f"tar_at_far_{power_of_ten(far)}"].append(100 * rate)

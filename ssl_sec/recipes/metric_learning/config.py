@@ -101,11 +101,12 @@ class MetricLearningConfig(TrainingConfig):
             of_pairs = not isinstance(self.sampler, ShuffledSamplerConfig)
             needed = f"'classes' or 'triplets' with loss={self.loss.name}, which needs two images of a class"
             check(of_pairs, "sampler", self.sampler.name, needed)
-            rate = self.optimiser.template_learning_rate
-            check(rate is None, "optimiser.template_learning_rate", rate, f"null with loss={self.loss.name}")
         elif isinstance(self.transform, GeneratorConfig):
             needed = f"'none', 'sft', 'sftd' or 'ftl' with loss={self.loss.name}, which has a template for each class"
             raise ConfigError(f"transform: found {self.transform.name!r}, must be {needed}")
+        if isinstance(self.loss, PairLossConfig) or not self.loss.has_templates:
+            rate = self.optimiser.template_learning_rate
+            check(rate is None, "optimiser.template_learning_rate", rate, f"null with loss={self.loss.name}")
 
     @property
     def length(self) -> int | float:

@@ -57,6 +57,8 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
     image_set = on_device(config.data.open_by_class("train", crop), runtime.device)
     # Opened before the training, so that a missing test split is an error at once.
     test = on_device(config.data.open_by_class("test", centre), runtime.device)
+    if len(test) < 2:
+        raise DataError(f"{test.name}: found one image, must be two or more, which rank each other")
     if runtime.rank == 0:
         _warn_of_hopeless(test)
     trained_on, watched, watched_name = hold_out(image_set, config.held_out_share)
@@ -158,11 +160,12 @@ def _warn_of_hopeless(test: ImageSet) -> None:
     count = num_without_positive(test.labels, test.queries)
     if not count:
         return
+    has, its, wrong = ("has", "its", "it is") if count == 1 else ("have", "their", "they are")
     if test.queries is None:
-        found = f"{count:,} of the test images have no other of their class to find"
+        found = f"{count:,} of the test images {has} no other of {its} class to find"
     else:
-        found = f"{count:,} of the {int(test.queries.sum()):,} queries have no image of their class in the gallery"
-    logger.warning("%s: they are wrong at any K", found)
+        found = f"{count:,} of the {int(test.queries.sum()):,} queries {has} no image of {its} class in the gallery"
+    logger.warning("%s: %s wrong at any K", found, wrong)
 
 
 def _embed_readable(

@@ -112,6 +112,28 @@ def test_two_constraints_show_their_learning_rates(store):
     }
 
 
+def test_keys_that_only_some_losses_have_are_shown_where_they_tell_more_than_the_loss(store):
+    of_losses = (
+        {"name": "triplet", "margin": "1.0"},
+        {"name": "adaface", "margin": "0.4", "rho": "0.01", "scale": "64.0"},
+        {"name": "magface", "least_norm": "10.0", "scale": "32.0"},
+        {"name": "magface", "least_norm": "20.0", "scale": "32.0"},
+        {"name": "combined", "first.name": "adaface", "first.rho": "0.1", "second.name": "center"},
+        {"name": "combined", "first.name": "center", "second.name": "adaface", "second.rho": "0.1"},
+    )
+    for keys in of_losses:
+        given = {f"loss.{key}".replace(".", "__"): value for key, value in keys.items()}
+        store.trained("metric_learning", "cars", 0, {"test/recall_at_1": [1.0, 2.0]}, **given)
+    assert {row["arm"].removeprefix("no constraint, ") for row in store.report(figure=4).rows} == {
+        "loss.margin 1.0, loss.name triplet",
+        "loss.margin 0.4, loss.name adaface, loss.scale 64.0",
+        "loss.least_norm 10.0, loss.name magface, loss.scale 32.0",
+        "loss.least_norm 20.0, loss.name magface, loss.scale 32.0",
+        "loss.first.name adaface, loss.name combined, loss.second.name center",
+        "loss.first.name center, loss.name combined, loss.second.name adaface",
+    }
+
+
 def test_each_loss_has_a_panel_of_the_curve_that_most_arms_have(store):
     both = {"test/recall_at_1": [1.0, 2.0], "val/recall_at_1": [5.0, 6.0]}
     for name, metrics in (("triplet", both), ("triplet_sec", both), ("ms", {"val/recall_at_1": [3.0, 4.0]})):

@@ -346,7 +346,7 @@ def test_a_person_with_one_image_is_refused_where_a_loss_needs_two(tmp_path):
         "global_batch_size": 6,
     }
     data = {"name": "folder", "root": str(tmp_path), "num_channels": 1}
-    with pytest.raises(DataError, match="1 people have one image; loss=triplet needs two of each or more"):
+    with pytest.raises(DataError, match="1 person has one image; loss=triplet needs two of each or more"):
         run(tmp_path, data=data, **changes)
 
 
@@ -356,6 +356,16 @@ def test_images_that_are_not_square_are_refused_before_test_sets_would_be_cut_to
     message = "folder/train: found images of 6 x 8 pixels, must be square, as those of test_sets are"
     with pytest.raises(DataError, match=message):
         run(tmp_path, data=data, test_sets=[tested], global_batch_size=4)
+
+
+def test_components_that_no_people_are_left_for_are_refused_before_the_training(tmp_path):
+    files = {f"{person}/{number}.png": plain(20 * person + number, 8, 8) for person in range(4) for number in range(3)}
+    drawn = {"num_trials": 1, "num_gallery": 2, "num_training_people": 0}
+    test_set = {"name": "blufr", "root": str(write_folder(tmp_path / "lfw", files)), **drawn}
+    machine = FakeRuntime()
+    with pytest.raises(DataError, match=r"evaluation.pca: found 2, but trial 1 of blufr tests everyone"):
+        run(tmp_path, machine, test_sets=[test_set], evaluation={"pca": 2}, epochs=1)
+    assert not machine.reports
 
 
 def test_a_checkpoint_of_other_classes_is_refused(whole):

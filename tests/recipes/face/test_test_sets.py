@@ -99,6 +99,17 @@ def test_norms_that_tell_which_pairs_are_refused(root, tmp_path):
     assert found["tar_at_far_1e-1"] == pytest.approx(100 * (~refused).double().mean())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_rates_may_be_asked_for(root, kind, tmp_path):
+    test_set = opened(kind, root, **({"fars": ()} if kind == "templates" else {}))
+    found = test_set.measure(Exact(PERFECT), Protocols(fars=()), tmp_path / "kept.pt")
+    fixed = NAMES[kind] if kind in ("blufr", "drawn") else set()  # BLUFR's own rates
+    assert {name for name in found if "_at_far" in name and not name.endswith("_std")} == fixed
+    if kind == "pairs":
+        assert found["accuracy"] == 100 and "norm_auc" not in found
+        assert "refused" not in torch.load(tmp_path / "kept.pt", weights_only=True)
+
+
 @pytest.mark.parametrize("weights", ["none", "norms", "scores", "both"])
 def test_faces_of_templates_are_weighted_as_by_insightface(root, tmp_path, weights):
     table = torch.randn(256, 3, generator=torch.Generator().manual_seed(1)) + 0.5
