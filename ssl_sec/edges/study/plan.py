@@ -17,7 +17,8 @@ from ssl_sec.edges.overrides import in_quotes, parsed, understood
 from ssl_sec.edges.study.digest import digest_of
 from ssl_sec.edges.tune.space import Search, read_search
 from ssl_sec.errors import ConfigError, first_line, nearest
-from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.pretraining.config import MONITORED, PretrainConfig
+from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import from_values
 
 # Keys that differ in each run of a study, or that the study itself sets.
@@ -198,10 +199,10 @@ def read_study(overrides: Sequence[str]) -> Study:
         if key in typed_keys:
             raise ConfigError(f"{key}: a study sets it; allowed: {_RESERVED[key]}")
     shared = (
+        "probe.enabled=true",
         *file.shared,
         *typed,
         *([] if "recipe" in typed_keys else [f"recipe={name}"]),
-        *([] if "probe.enabled" in typed_keys else ["probe.enabled=true"]),
     )
     _require_different_names(file, path)
     arms = _chosen_arms(config, file)
@@ -315,8 +316,10 @@ def _arm_at(arm: str, point: Point, shared: tuple[str, ...], own: Sequence[str],
         _config(arm, overrides)
         return ArmAt(arm=arm, point=point, overrides=overrides, search=None)
     name = f"run_name={named(point.label, arm)}-search"
+    # Of images without labels, the usual metric of a search is not measured.
+    metric = [f"metric={file.metric}"] if file.metric in MONITORED and file.metric != PRETRAIN.score else []
     try:
-        search = read_search([*overrides, *file.search, *swept, name])
+        search = read_search([*overrides, *metric, *file.search, *swept, name])
     except ConfigError as error:
         raise ConfigError(f"{path}: arms.{arm}: {error}") from None
     return ArmAt(arm=arm, point=point, overrides=overrides, search=search)
