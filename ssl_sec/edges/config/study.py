@@ -63,7 +63,8 @@ class StudyFile(Settings):
         baseline: the arm that the others are compared with; null for the first.
         over: key -> values at which the arms are compared, one key at a time; `64+optimiser.learning_rate=0.1` changes
             other keys with the value. null: the recipe as it is.
-        search: overrides of jobs.tune for the arms with sweeps, such as trials=8, and of their pretrainings.
+        search: overrides of jobs.tune for the arms with sweeps, such as trials=8, and of their trainings. Trials are
+            compared by the study's metric if that is one of the monitor's, and otherwise by that of jobs.tune.
         metric: the metric that the arms are compared by; null for the training's own, of test images if all runs have
             it: probe/top1, retrieval/recall_at_1, or the accuracy on the first test set of faces.
         job: the training that is run, such as metric_learning for jobs.metric_learning; null for that of the

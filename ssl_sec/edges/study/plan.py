@@ -19,7 +19,8 @@ from ssl_sec.edges.study.digest import digest_of
 from ssl_sec.edges.tune.space import Search, read_search
 from ssl_sec.errors import ConfigError, first_line, nearest
 from ssl_sec.recipes.config import TrainingConfig
-from ssl_sec.recipes.registry import RECIPES
+from ssl_sec.recipes.pretraining.config import MONITORED
+from ssl_sec.recipes.registry import PRETRAIN, RECIPES
 from ssl_sec.settings import from_values
 
 # Keys that differ in each run of a study, or that the study itself sets.
@@ -208,10 +209,10 @@ def read_study(overrides: Sequence[str]) -> Study:
         if key in typed_keys:
             raise ConfigError(f"{key}: a study sets it; allowed: {_RESERVED[key]}")
     shared = (
+        *([f"{PROBED}=true"] if RECIPES[job].probes_itself else []),
         *file.shared,
         *typed,
         *([] if "recipe" in typed_keys else [f"recipe={name}"]),
-        *([f"{PROBED}=true"] if RECIPES[job].probes_itself and PROBED not in typed_keys else []),
     )
     _require_different_names(file, path)
     arms = _chosen_arms(config, file)
@@ -327,8 +328,10 @@ def _arm_at(
         _config(job, arm, overrides)
         return ArmAt(arm=arm, point=point, overrides=overrides, search=None)
     name = f"run_name={named(point.label, arm)}-search"
+    # Of images without labels, the usual metric of a search is not measured.
+    metric = [f"metric={file.metric}"] if file.metric in MONITORED and file.metric != PRETRAIN.score else []
     try:
-        search = read_search([*overrides, *file.search, *swept, name])
+        search = read_search([*overrides, *metric, *file.search, *swept, name])
     except ConfigError as error:
         raise ConfigError(f"{path}: arms.{arm}: {error}") from None
     return ArmAt(arm=arm, point=point, overrides=overrides, search=search)

@@ -29,6 +29,7 @@ from ssl_sec.edges.tracking.store import (
     all_pages,
     connect_to_store,
     is_unknown,
+    moved_store,
     quoted,
     sqlite_file,
     store_errors,
@@ -276,6 +277,10 @@ class RunArchive:
                 raise full from error
             if run.status != "FINISHED":
                 raise unfinished(word, run.status, run.job, run.folder, (), run.folder) from error
+            with self._errors():
+                location = self.client.get_run(run.run_id).info.artifact_uri
+            if (moved := moved_store(self.client.tracking_uri, location)) is not None:
+                raise ConfigError(f"run: found {word!r}, but {moved}; or give run=<folder of the run>") from error
             raise ConfigError(
                 f"run: found {word!r}, but it has no encoder in MLflow at {self.client.tracking_uri}; allowed: a "
                 f"finished run of {joined_jobs(jobs)}"

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # a machine without git is fine
 # We retry a server that cannot be reached ourselves; MLflow would block a call for minutes.
@@ -124,6 +125,33 @@ def _require_address(uri: str, key: str) -> None:
 def sqlite_file(uri: str) -> Path | None:
     """The file of a sqlite store; None for another store."""
     return Path(uri.removeprefix("sqlite:///").partition("?")[0]) if uri.startswith("sqlite:///") else None
+
+
+def artifacts_beside(file: Path) -> Path:
+    """The folder of the files of runs in a sqlite store."""
+    return file.resolve().parent / "mlartifacts"
+
+
+def moved_store(uri: str, location: str | None) -> str | None:
+    """That a sqlite store is in another folder than where it was made, as a clause; None if it is not.
+
+    MLflow stores the addresses of files as absolute paths, and makes a folder that is not there again.
+
+    Args:
+        uri: address of the store.
+        location: MLflow's address of the files of a run or of an experiment.
+    """
+    file, parts = sqlite_file(uri), urlsplit(location or "")
+    if file is None or parts.scheme != "file":
+        return None
+    here, kept = artifacts_beside(file), Path(url2pathname(parts.path))
+    made = next((path for path in (kept, *kept.parents) if path.name == here.name), None)
+    if made is None or made.resolve() == here:
+        return None
+    return (
+        f"the store was made in {made.parent} and is now in {here.parent}, but MLflow looks for its files, and keeps "
+        f"new ones, in {made}: move the store back, or make {made.parent} a link to its new place"
+    )
 
 
 def connect_to_store(uri: str) -> MlflowClient:

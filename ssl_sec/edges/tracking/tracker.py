@@ -5,6 +5,7 @@ Tracking never stops training: whatever happens to MLflow, the metrics are in th
 
 import contextlib
 import getpass
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,8 +43,10 @@ from ssl_sec.edges.tracking.notes import describe_end, description, resumed, wit
 from ssl_sec.edges.tracking.pages import scores_view
 from ssl_sec.edges.tracking.provenance import DIRTY_TAG
 from ssl_sec.edges.tracking.store import (
+    artifacts_beside,
     connect_to_store,
     is_unknown,
+    moved_store,
     refusals,
     sqlite_file,
     store_errors,
@@ -51,6 +54,8 @@ from ssl_sec.edges.tracking.store import (
 )
 from ssl_sec.errors import StorageError
 from ssl_sec.settings import flattened
+
+logger = logging.getLogger("ssl_sec")
 
 # The id of the Ray job that made the run.
 JOB_ID_TAG = "ray.job_id"
@@ -343,7 +348,7 @@ def _experiment_id(client: MlflowClient, identity: RunIdentity) -> str:
     experiment = client.get_experiment_by_name(identity.experiment)
     if experiment is None:
         file = sqlite_file(identity.uri)
-        location = None if file is None else (file.resolve().parent / "mlartifacts").as_uri()
+        location = None if file is None else artifacts_beside(file).as_uri()
         try:
             # The UI opens an experiment of this kind on its training runs.
             tags = {"mlflow.experimentKind": "custom_model_development", **view}
@@ -357,6 +362,8 @@ def _experiment_id(client: MlflowClient, identity: RunIdentity) -> str:
             f"tracking.experiment: {identity.experiment!r} was deleted in MLflow; restore it with `mlflow experiments "
             f"restore --experiment-id {experiment.experiment_id}`, or give tracking.experiment=<name>"
         )
+    if (moved := moved_store(identity.uri, experiment.artifact_location)) is not None:
+        logger.warning("%s: %s", identity.uri, moved)
     for key in view.keys() - experiment.tags.keys():
         client.set_experiment_tag(str(experiment.experiment_id), key, view[key])
     return str(experiment.experiment_id)

@@ -378,10 +378,11 @@ def _claimed(path: Path, described: Mapping[str, Any]) -> bool:
             raise StorageError(
                 f"run_name: {path} cannot be read: {first_line(error)}; allowed: another name"
             ) from error
+        name = path.name.removesuffix(".tune.json")
         for key in {**before, **now}:
             if before.get(key) != now.get(key):
                 raise ConfigError(
-                    f"run_name: {path.name.partition('.')[0]} is another search, with {key} {before.get(key)!r} "
+                    f"run_name: {name} is another search, with {key} {before.get(key)!r} "
                     f"instead of {now.get(key)!r}; allowed: another name"
                 )
         return False

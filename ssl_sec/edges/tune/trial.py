@@ -6,6 +6,7 @@ its effects on memory and devices end with it.
 
 import signal
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -15,6 +16,7 @@ from ssl_sec.edges.folder.text import json_lines, text_of
 from ssl_sec.edges.run.supervision import describe_signal, start_command
 from ssl_sec.edges.tune.space import Space, chosen_overrides
 from ssl_sec.errors import nearest
+from ssl_sec.recipes.pretraining.config import MONITORED, OF_LABELS
 
 # Time between two checks for new measurements of a trial.
 _LOOK_EVERY_S = 0.5
@@ -92,6 +94,13 @@ def reason_of(code: int, log: Path, begin: int = 0) -> str:
     return last_line(log, begin) or f"exit code {code}"
 
 
+def _not_measured(metric: str, known: Iterable[str]) -> str:
+    """Why a trial has no value of a metric; names those that it has."""
+    measured = [name for name in known if name in MONITORED]
+    why = "needs labelled images" if metric in OF_LABELS else "is not measured"
+    return f"metric: found {metric!r}, which {why}; {nearest(metric, measured)}"
+
+
 class TrainingTrial(Trainable):
     """A training as Ray Tune sees it: a step is a measurement."""
 
@@ -135,6 +144,10 @@ class TrainingTrial(Trainable):
             if len(values) > self._num_reported and at < self._plan["length"]:
                 self._num_reported += 1
                 return self._result(values[self._num_reported - 1], at)
+            known = {name for metrics in found for name in metrics}
+            if not values and not known.isdisjoint(MONITORED):  # it would not be measured later, either
+                self.cleanup()
+                raise self._failure(_not_measured(self._plan["metric"], known))
             if ended is not None:
                 break
             try:
@@ -144,11 +157,7 @@ class TrainingTrial(Trainable):
         if ended != 0:
             raise self._failure(reason_of(ended, self._log, self._begin))
         if not values:
-            known = {name for metrics in found for name in metrics}
-            reason = (
-                f"metric: found {self._plan['metric']!r}, which is not measured; {nearest(self._plan['metric'], known)}"
-            )
-            raise self._failure(reason)
+            raise self._failure(_not_measured(self._plan["metric"], known))
         return {**self._result(values[-1], self._plan["length"]), "done": True}
 
     def cleanup(self) -> None:

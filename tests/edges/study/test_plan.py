@@ -124,6 +124,25 @@ def test_a_search_is_not_probed_whatever_the_runs_are(file, asked):
     assert cell.config.probe.enabled is (asked != "probe.enabled=false")
 
 
+def test_runs_are_probed_unless_the_file_says_otherwise_or_the_command(file):
+    file.write_text(FILE.replace("epochs=2]", "epochs=2, probe.enabled=false]"))
+    assert not any(cell.config.probe.enabled for cell in read(file).cells({}))
+    assert all(cell.config.probe.enabled for cell in read(file, "probe.enabled=true").cells({}))
+
+
+def test_a_search_uses_the_metric_of_its_study_if_the_monitor_measures_it(file):
+    def metric(text):
+        file.write_text(text)
+        search = read(file).arms[0].search
+        assert search is not None
+        return search.metric, search.tune.mode
+
+    assert metric(SEARCHED) == ("val/knn_top1", "max")
+    assert metric(SEARCHED + "metric: val/uniformity\n") == ("val/uniformity", "min")
+    given = SEARCHED.replace("seed=100]", "seed=100, metric=val/probe_top1]")
+    assert metric(given + "metric: val/rankme\n") == ("val/probe_top1", "max")
+
+
 def test_arms_with_sweeps_are_searched_first(file):
     file.write_text(SEARCHED)
     made = read(file)

@@ -47,6 +47,32 @@ def test_an_impossible_address_of_a_store_is_refused(uri):
         require_store(uri, "tracking.uri")
 
 
+def test_a_store_that_was_moved_is_named_with_the_place_of_its_files(tmp_path: Path, caplog):
+    def start(folder: str, name: str) -> TrackedRun:
+        identity = RunIdentity(
+            uri=f"sqlite:///{tmp_path / folder}/mlflow.db", experiment="photos", name=name, tags={"job": "pretrain"}
+        )
+        return TrackedRun.start(identity, {})
+
+    run = start("my photos", "one")
+    run.client.log_text(run.run_id, "{}", "config.yaml")
+    run.end("FINISHED")
+    start("my photos", "two")
+    assert not caplog.messages
+    (tmp_path / "my photos").rename(tmp_path / "moved")
+    moved = f"the store was made in {tmp_path}/my photos and is now in {tmp_path}/moved, but MLflow looks"
+    archive = RunArchive.open(TrackingConfig(), tmp_path / "moved")
+    found = archive.find(run.run_id, "run")
+    with pytest.raises(ConfigError, match=f"^run: found 'one', but {moved} .*; or give run=<folder of the run>$"):
+        archive.download_network(found, ["pretrain"], tmp_path, word="one")
+    start("moved", "three")
+    (warning,) = caplog.messages
+    assert f"mlflow.db: {moved}" in warning
+    (tmp_path / "my photos").symlink_to(tmp_path / "moved")
+    start("moved", "four")
+    assert len(caplog.messages) == 1
+
+
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path):
     (tmp_path / "text").write_text("a file with other things in it")
     with pytest.raises(StorageError, match="text, which is not an SQLite database"):

@@ -39,6 +39,12 @@ def test_a_damaged_description_of_a_search_is_one_line(tmp_path: Path):
         _claimed(tmp_path / "it.tune.json", {"trials": 2})
 
 
+def test_another_search_is_named_as_it_is(tmp_path: Path):
+    assert _claimed(tmp_path / "0.5-none-search.tune.json", {"trials": 2})
+    with pytest.raises(ConfigError, match="run_name: 0.5-none-search is another search, with trials 2 instead of 3"):
+        _claimed(tmp_path / "0.5-none-search.tune.json", {"trials": 3})
+
+
 def test_the_address_of_a_dashboard_is_refused_before_a_search_is_made(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
     search = read_search(["experiment=digits", "epochs=16", "constraint=choice(none,sec)", f"output_dir={tmp_path}"])

@@ -138,6 +138,25 @@ def test_a_metric_that_is_not_measured_is_named(tmp_path: Path):
     assert last_line(log_of(other, trial.trial_name)).startswith("metric: found 'val/knn'")
 
 
+def test_a_trial_that_lacks_the_metric_at_its_first_measurement_is_stopped_then(tmp_path: Path, monkeypatch):
+    def start(arguments: object, log: Path, cwd: str) -> "subprocess.Popen[bytes]":
+        log.parent.mkdir(parents=True)
+        (tmp_path / "r/search-001").mkdir()
+        records = '{"step": 0, "metrics": {"train/loss": 4.0}}\n{"step": 4, "metrics": {"val/rankme": 2.0}}\n'
+        (tmp_path / "r/search-001/metrics.jsonl").write_text(records)
+        return subprocess.Popen(["sleep", "60"])
+
+    monkeypatch.setattr("ssl_sec.edges.tune.trial.start_command", start)
+    trial = Trial()
+    trial.setup({"optimiser.learning_rate": 0.3, "constraint": "none"}, plan=plan(tmp_path), space=SPACE)
+    reason = "metric: found 'val/knn_top1', which needs labelled images; allowed: val/rankme"
+    with pytest.raises(RuntimeError, match=f"^{reason}$"):
+        trial.step()
+    assert trial._run is not None
+    assert trial._run.poll() == -signal.SIGTERM
+    assert last_line(log_of(plan(tmp_path), trial.trial_name)) == reason
+
+
 @pytest.mark.slow
 def test_a_trial_ends_with_the_process_that_started_it(tmp_path: Path):
     parent = os.fork()

@@ -19,7 +19,7 @@ from ssl_sec.recipes.face.test_set_config import (
     open_test_set,
 )
 from ssl_sec.recipes.face.test_sets import FaceTestSet
-from tests.data.files import plain, write_folder
+from tests.data.files import plain, write_digit_pairs, write_folder
 
 NUM_PEOPLE, PER_PERSON = 8, 3
 PEOPLE = [f"Person_{number}" for number in range(NUM_PEOPLE)]
@@ -128,3 +128,10 @@ def opened(kind: str, folder: Path, /, **changes) -> FaceTestSet:
 @pytest.fixture(scope="package")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_lists(tmp_path_factory.mktemp("faces"))
+
+
+@pytest.fixture(scope="module")
+def tested(tmp_path_factory):
+    """A test_set of test digits."""
+    pairs, images = write_digit_pairs(tmp_path_factory.mktemp("people"))
+    return {"name": "pairs", "title": "digits", "pairs": str(pairs), "images": str(images)}

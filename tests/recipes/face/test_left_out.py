@@ -1,6 +1,7 @@
 """Classes of the training set that have the name of a test set's person are left out, unless they have only numbers."""
 
 import pytest
+from PIL import Image
 
 from tests.data.faces.test_records import entry, write_records
 from tests.data.files import plain, write_folder, write_parquet
@@ -58,3 +59,16 @@ def test_folders_with_numbers_leave_out_names_and_not_numbers_of_classes(tmp_pat
     assert [size for _, size in store.described] == [num_left]
     said = any(text.endswith("its people have numbers, not names: nobody is left out") for text in caplog.messages)
     assert said == (num_left == 24)
+
+
+def test_people_of_a_test_set_are_left_out(tmp_path, tested):
+    folder = tmp_path / "train"
+    for label in range(12):
+        (folder / f"digit {label}").mkdir(parents=True)
+        for number in range(30):
+            Image.new("L", (8, 8), 20 * label + number % 7).save(folder / f"digit {label}" / f"{number}.png")
+    data = {"name": "folder", "root": str(tmp_path), "num_channels": 1}
+    for leave_out, people in ((True, 2), (False, 12)):
+        state = {"test_sets": [tested], "data": data, "leave_out_tested": leave_out, "epochs": 1}
+        runtime, _ = run(tmp_path, global_batch_size=20, **state)
+        assert runtime.last_state()["objective"]["loss.weight"].shape == (people, 16)

@@ -60,13 +60,6 @@ def run(folder, machine=None, state=None, **changes):
 
 
 @pytest.fixture(scope="module")
-def tested(tmp_path_factory):
-    """A test_set of test digits."""
-    pairs, images = write_digit_pairs(tmp_path_factory.mktemp("people"))
-    return {"name": "pairs", "title": "digits", "pairs": str(pairs), "images": str(images)}
-
-
-@pytest.fixture(scope="module")
 def whole(tmp_path_factory, tested):
     """An uninterrupted run of two epochs of four steps on one worker."""
     return run(tmp_path_factory.mktemp("whole"), test_sets=[tested])
@@ -229,19 +222,6 @@ def test_a_test_set_that_names_nobody_is_said_to_leave_nobody_out(tmp_path, test
         run(tmp_path, test_sets=[tested, flat], epochs=0, leave_out_tested=leave_out)
     said = "test sets without names of people, none of whom can be left out: flat"
     assert caplog.messages.count(said) == int(leave_out)
-
-
-def test_people_of_a_test_set_are_left_out(tmp_path, tested):
-    folder = tmp_path / "train"
-    for label in range(12):
-        (folder / f"digit {label}").mkdir(parents=True)
-        for number in range(30):
-            Image.new("L", (8, 8), 20 * label + number % 7).save(folder / f"digit {label}" / f"{number}.png")
-    data = {"name": "folder", "root": str(tmp_path), "num_channels": 1}
-    for leave_out, people in ((True, 2), (False, 12)):
-        state = {"test_sets": [tested], "data": data, "leave_out_tested": leave_out, "epochs": 1}
-        runtime, _ = run(tmp_path, global_batch_size=20, **state)
-        assert runtime.last_state()["objective"]["loss.weight"].shape == (people, 16)
 
 
 @pytest.mark.parametrize(("epochs", "is_said"), [(3, True), (4, False), (0, False)])
