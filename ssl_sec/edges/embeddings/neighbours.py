@@ -50,7 +50,7 @@ def run_neighbours(config: NeighboursConfig) -> Findings:
 
     Raises:
         ConfigError: if there are fewer images than neighbours, or the output holds another search or the embeddings.
-        DataError: if the embeddings cannot be read.
+        DataError: if the embeddings cannot be read, or are of one image that has no others.
         StorageError: if the output cannot be written.
         Stopped: if the job was interrupted; whole parts are kept.
     """
@@ -58,6 +58,8 @@ def run_neighbours(config: NeighboursConfig) -> Findings:
     work = SearchWork(config=config)
     base, queries = work.open()
     num_others = len(base) - (queries is base)
+    if not num_others:
+        raise DataError(f"embeddings: found 1 image in {config.embeddings}, must be two or more, or give queries")
     check(config.k <= num_others, "k", config.k, f"1 to {num_others:,}, the number of other images")
     logger.info("embeddings: %s of %d dimensions", f"{len(base):,}", base.dim)
     centre = base.mean() if config.centred else None

@@ -36,7 +36,7 @@ from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
 from ssl_sec.edges.tracking.provenance import keep_code
-from ssl_sec.edges.tracking.store import require_store, tracking_uri
+from ssl_sec.edges.tracking.store import require_store, sqlite_file, tracking_uri
 from ssl_sec.errors import ConfigError, Stopped
 from ssl_sec.recipes.config import UNLEARNED, RunConfig, TrainingConfig
 from ssl_sec.recipes.finetuning.config import FinetuneConfig
@@ -193,6 +193,12 @@ def run_replay(config: ReplayConfig) -> Finished:
         )
     identity = replace(folder.identity, uri=config.uri or with_credentials(folder.identity.uri, "uri"))
     require_store(identity.uri, "uri")
+    file, before = sqlite_file(identity.uri), folder.identity.tags.get("folder", folder.location)
+    if config.uri is None and before != folder.location and file is not None and not file.exists():
+        raise ConfigError(
+            f"uri: found null, but the store that the run had in {before}, {identity.uri}, is not there; allowed: the "
+            "store's new address, or this one, which makes it again"
+        )
     recipe = RECIPES[job]
     config_of_run = from_values(recipe.config, stored_values(folder.config_path))
     with _reserved(folder, at_stop="the upload is completed first"):

@@ -15,7 +15,7 @@ from typing import Any
 import mlflow
 import numpy as np
 import torch
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunStatus, SourceType
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunInfo, RunStatus, SourceType
 from mlflow.entities.lifecycle_stage import LifecycleStage
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
@@ -131,9 +131,10 @@ class TrackedRun:
             }
             tags[MLFLOW_RUN_NOTE] = description(tags)
             tags = {key: value[:_TAG_LIMIT] for key, value in tags.items()}
-            run_id = client.create_run(experiment_id, tags=tags, run_name=identity.name).info.run_id
-            on_created(run_id)
-            run = cls(client, run_id, experiment_id)
+            created = client.create_run(experiment_id, tags=tags, run_name=identity.name).info
+            _warn_of_move(identity.uri, created)
+            on_created(created.run_id)
+            run = cls(client, created.run_id, experiment_id)
             run._log_parameters(flattened(masked_values(values)))
         return run
 
@@ -153,6 +154,7 @@ class TrackedRun:
                     return None
                 raise
             run = client.get_run(run_id)
+            _warn_of_move(uri, run.info)
             if ENDED_TAG in run.data.tags:
                 client.delete_tag(run_id, ENDED_TAG)
             tracked = cls(client, run_id, run.info.experiment_id)
@@ -338,6 +340,12 @@ def _fluent(uri: str) -> Iterator[None]:
             mlflow.set_tracking_uri(None)  # pyright: ignore[reportArgumentType]
 
 
+def _warn_of_move(uri: str, run: RunInfo) -> None:
+    """Warns that the files of a run go to the place where a sqlite store was made."""
+    if (moved := moved_store(uri, run.artifact_uri)) is not None:
+        logger.warning("%s: %s", uri, moved)
+
+
 def _experiment_id(client: MlflowClient, identity: RunIdentity) -> str:
     """The id of the experiment, which is created if need be; artifacts of a sqlite store are kept beside its file.
 
@@ -362,8 +370,6 @@ def _experiment_id(client: MlflowClient, identity: RunIdentity) -> str:
             f"tracking.experiment: {identity.experiment!r} was deleted in MLflow; restore it with `mlflow experiments "
             f"restore --experiment-id {experiment.experiment_id}`, or give tracking.experiment=<name>"
         )
-    if (moved := moved_store(identity.uri, experiment.artifact_location)) is not None:
-        logger.warning("%s: %s", identity.uri, moved)
     for key in view.keys() - experiment.tags.keys():
         client.set_experiment_tag(str(experiment.experiment_id), key, view[key])
     return str(experiment.experiment_id)

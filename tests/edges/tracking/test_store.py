@@ -68,9 +68,11 @@ def test_a_store_that_was_moved_is_named_with_the_place_of_its_files(tmp_path: P
     start("moved", "three")
     (warning,) = caplog.messages
     assert f"mlflow.db: {moved}" in warning
+    assert TrackedRun.reopen(f"sqlite:///{tmp_path}/moved/mlflow.db", run.run_id) is not None
+    assert caplog.messages == 2 * [warning]
     (tmp_path / "my photos").symlink_to(tmp_path / "moved")
     start("moved", "four")
-    assert len(caplog.messages) == 1
+    assert len(caplog.messages) == 2
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path):

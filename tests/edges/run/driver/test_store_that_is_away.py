@@ -180,6 +180,17 @@ def test_a_replay_of_a_folder_without_its_features_ends_the_run_with_the_reason(
     assert MlflowClient(finished.uri).get_run(finished.run_id).info.status == "FAILED"
 
 
+def test_a_replay_of_a_moved_folder_makes_no_store_at_its_old_place(quick, tmp_path: Path):
+    finished = run_training(PRETRAIN, pretrain_config([*quick, f"output_dir={tmp_path}/old", "run_name=it"]))
+    (tmp_path / "old").rename(tmp_path / "new")
+    folder = str(tmp_path / "new" / finished.folder.path.relative_to(tmp_path / "old"))
+    with pytest.raises(ConfigError, match=f"^uri: found null, but the store that .*{tmp_path}/old/mlflow.db, is not"):
+        run_replay(ReplayConfig(folder=folder))
+    assert not (tmp_path / "old").exists()
+    replayed = run_replay(ReplayConfig(folder=folder, uri=f"sqlite:///{tmp_path}/new/mlflow.db"))
+    assert replayed.run_id == finished.run_id
+
+
 def test_a_folder_without_a_run_cannot_be_replayed(tmp_path: Path):
     with pytest.raises(ConfigError, match="folder: .* holds no run"):
         run_replay(ReplayConfig(folder=str(tmp_path)))
