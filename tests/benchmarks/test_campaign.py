@@ -167,13 +167,14 @@ def test_a_folder_has_one_campaign(plan):
         Plan(output=plan.output, checkpoints=plan.checkpoints).save()
 
 
+def rehearsal_with_images(folder):
+    output = folder / "campaign"
+    data = prepare_data(None, output)
+    return Plan(output=str(output), checkpoints=str(folder / "runs"), data=data, rehearsal=True)
+
+
 def test_a_stopped_training_run_resumes_from_its_checkpoint_and_is_probed(tmp_path, monkeypatch):
-    plan = Plan(
-        output=str(tmp_path / "campaign"),
-        checkpoints=str(tmp_path / "runs"),
-        data=prepare_data(None, tmp_path / "campaign"),
-        rehearsal=True,
-    )
+    plan = rehearsal_with_images(tmp_path)
     monkeypatch.setitem(parts.TINY.training, "epochs", 8)
     monkeypatch.setitem(parts.TINY.training, "monitor", {"every_epochs": 8, "max_images": 40})
     some = parts.select_parts(plan, ["train-resnet18-sec-s0"])
@@ -207,12 +208,7 @@ def test_a_stopped_training_run_resumes_from_its_checkpoint_and_is_probed(tmp_pa
 
 def test_a_run_that_began_with_other_settings_starts_again(tmp_path, monkeypatch):
     """As after a change of the recipes: its epochs would else be partly of the one, partly of the other."""
-    plan = Plan(
-        output=str(tmp_path / "campaign"),
-        checkpoints=str(tmp_path / "runs"),
-        data=prepare_data(None, tmp_path / "campaign"),
-        rehearsal=True,
-    )
+    plan = rehearsal_with_images(tmp_path)
     sheet = Sheet(plan, "train-resnet18-sec-s0")
     folder, _ = training.folders_of(sheet)
     rates = iter((0.1, 0.1, 0.2, 0.2))
@@ -234,12 +230,7 @@ def test_a_run_that_began_with_other_settings_starts_again(tmp_path, monkeypatch
 
 
 def test_a_training_run_that_is_done_runs_again_from_its_start(tmp_path):
-    plan = Plan(
-        output=str(tmp_path / "campaign"),
-        checkpoints=str(tmp_path / "runs"),
-        data=prepare_data(None, tmp_path / "campaign"),
-        rehearsal=True,
-    )
+    plan = rehearsal_with_images(tmp_path)
     some = parts.select_parts(plan, ["search-resnet18-sec-0"])
     sheet = Sheet(plan, some[0].name)
     running.set_deadline(plan.folder, minutes=10)
