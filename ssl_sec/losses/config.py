@@ -15,6 +15,7 @@ from ssl_sec.losses.generators.base import RowGenerator
 from ssl_sec.losses.generators.dvml import VariationalSynthesis
 from ssl_sec.losses.generators.hdml import HardnessAwareSynthesis
 from ssl_sec.losses.templates.base import TemplateLoss
+from ssl_sec.losses.templates.softmax import TemplateSoftmaxLoss
 from ssl_sec.losses.transform import Centres
 from ssl_sec.settings import BelowOne, Count, Declared, Positive, Range, Settings, check, declare_settings
 
@@ -61,7 +62,11 @@ class _ClassLossConfig(Declared, key="loss"):
     @property
     def has_templates(self) -> bool:
         """Whether the loss learns a template for each class."""
-        return issubclass(losses.CLASS_LOSSES[self.name], TemplateLoss)
+        return self.is_made_of(TemplateLoss)
+
+    def is_made_of(self, kind: type[losses.Loss]) -> bool:
+        """Whether the loss, or one of those that it combines, is of a kind."""
+        return issubclass(losses.CLASS_LOSSES[self.name], kind)
 
 
 CONFIGS: Mapping[str, type[Any]] = {
@@ -140,16 +145,21 @@ class CombinedConfig(_ClassLossConfig):
             self.first.build(num_classes, dim), self.second.build(num_classes, dim), weight=self.weight
         )
 
-    @property
-    def has_templates(self) -> bool:
-        """Whether one of the losses learns a template for each class."""
-        return self.first.has_templates or self.second.has_templates
+    def is_made_of(self, kind: type[losses.Loss]) -> bool:
+        """Whether one of the losses is of a kind."""
+        return self.first.is_made_of(kind) or self.second.is_made_of(kind)
 
 
 if TYPE_CHECKING:
     ClassLossConfig = _ClassLossConfig
 else:
     ClassLossConfig = _OneClassLossConfig | CombinedConfig
+
+
+def check_class_sample_rate(rate: float, loss: PairLossConfig | ClassLossConfig) -> None:
+    """Refuses to sample the classes of a loss that is no softmax over them."""
+    is_softmax = not isinstance(loss, PairLossConfig) and loss.is_made_of(TemplateSoftmaxLoss)
+    check(rate == 1 or is_softmax, "class_sample_rate", rate, f"1 with loss={loss.name}, no softmax over the classes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,6 +27,7 @@ from ssl_sec.errors import ConfigError, DataError, counted
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.losses import Loss, TeacherLoss
 from ssl_sec.losses.config import ClassLossConfig, PairLossConfig, TeacherLossConfig, Transformed
+from ssl_sec.losses.templates.softmax import sample_classes
 from ssl_sec.networks import Encoder, Network, save_weights
 from ssl_sec.networks.batch_norm import globalise_batch_norm
 from ssl_sec.networks.convolutions import lay_out
@@ -163,7 +164,11 @@ def assemble(
 
 
 def build_loss(
-    config: TrainingConfig, loss: PairLossConfig | ClassLossConfig, image_set: ImageSet, share_classes_from: int
+    config: TrainingConfig,
+    loss: PairLossConfig | ClassLossConfig,
+    image_set: ImageSet,
+    share_classes_from: int,
+    class_sample_rate: float,
 ) -> Loss:
     """The loss of a run; the templates of its classes depend on the run's seed alone.
 
@@ -172,6 +177,7 @@ def build_loss(
         loss: its loss.
         image_set: the images to train on.
         share_classes_from: number of classes from which their templates are sharded over the workers.
+        class_sample_rate: share of the classes that a step's rows are compared with, in (0, 1].
     """
     if isinstance(loss, PairLossConfig):
         return loss.build()
@@ -179,6 +185,7 @@ def build_loss(
     with torch.device("meta"):
         built = loss.build(num_classes, config.head.dim)
     draw_templates(built, config.seed, sharded=num_classes >= share_classes_from)
+    sample_classes(built, class_sample_rate, config.seed)
     return built
 
 

@@ -25,6 +25,7 @@ from ssl_sec.data.samplers import worker_rows
 from ssl_sec.errors import Stopped
 from ssl_sec.losses.generators.base import RowGenerator
 from ssl_sec.losses.geometry import angles, in_full_precision, norms, turn_tangents
+from ssl_sec.losses.templates.softmax import draw_classes
 from ssl_sec.networks.dropout import draw_dropout
 from ssl_sec.networks.encoder import Network
 from ssl_sec.training.class_sharding import held_templates
@@ -262,6 +263,7 @@ def train(
         )
         num_views = sum(map(len, views)) // len(batch.images)
         draw_dropout(recipe.head, step, rows, num_views, runtime.device)
+        draw_classes(recipe.objective.loss, step)
         taken = step + 1
         last = taken == recipe.total_steps
         at_epoch_end = taken % sampler.steps_per_epoch == 0

@@ -13,6 +13,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from ssl_sec.losses import SphericalConstraint, SphericalFeatureTransform, tiles
+from ssl_sec.losses.templates.softmax import draw_classes, sample_classes
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.schedules import FaceRamp, LinearRamp
 from tests.losses.cases import ALL_LOSSES, DIM, NUM_CLASSES, rows
@@ -28,11 +29,13 @@ STEPS = 9  # over the face ramp's start and end, and steps in which centres have
 ETA = LinearRamp(0.7, STEPS)
 
 
-def compare(case, mode=None, device="cpu", backend="aot_eager", eta=ETA):
+def compare(case, mode=None, device="cpu", backend="aot_eager", eta=ETA, class_sample_rate=1.0):
     def build():
         options = MODES.get(mode)
         transform = None if options is None else SphericalFeatureTransform(NUM_CLASSES, DIM, **options).double()
-        return Objective(case.build(), SphericalConstraint(rho=0.3), eta, transform).to(device).train()
+        loss = case.build()
+        sample_classes(loss, class_sample_rate, seed=0)
+        return Objective(loss, SphericalConstraint(rho=0.3), eta, transform).to(device).train()
 
     torch.compiler.reset()
     counters.clear()
@@ -41,6 +44,8 @@ def compare(case, mode=None, device="cpu", backend="aot_eager", eta=ETA):
     labels, apart = case.arrange(LABELS).to(device), 0.0
     for step in range(STEPS):
         ours, theirs = (rows(len(labels), seed=step).to(device).requires_grad_() for _ in range(2))
+        draw_classes(other, step)
+        draw_classes(eager, step)
         terms, expected = compiled(ours, labels, step), eager(theirs, labels, step)
         terms.total.backward()
         expected.total.backward()
@@ -54,11 +59,13 @@ def compare(case, mode=None, device="cpu", backend="aot_eager", eta=ETA):
 def main(device, backend, *names):
     by_name = {case.name: case for case in ALL_LOSSES}
     compared = {}
-    for name in names or (*by_name, *MODES, "face ramp", "ntxent in tiles"):
+    for name in names or (*by_name, *MODES, "face ramp", "ntxent in tiles", "sampled classes"):
         if name in MODES:
             compared[name] = compare(by_name["triplet"], name, device, backend)
         elif name == "face ramp":
             compared[name] = compare(by_name["ntxent"], None, device, backend, FaceRamp(0.7, 2))
+        elif name == "sampled classes":
+            compared[name] = compare(by_name["arcface"], None, device, backend, class_sample_rate=0.5)
         elif name == "ntxent in tiles":
             tiles.CPU_TILE_ROWS = tiles.GPU_TILE_ROWS = 6
             compared[name] = compare(by_name["ntxent"], None, device, backend)

@@ -24,6 +24,7 @@ NAMES = [
     "picked centres",
     "face ramp",
     "ntxent in tiles",
+    "sampled classes",
 ]
 
 

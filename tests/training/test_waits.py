@@ -51,11 +51,12 @@ def metric_learning(optimiser, runtime, images, transform="none", loss="triplet"
     return test_metric_learning.build_recipe(config, images, runtime)
 
 
-def faces(optimiser, runtime, images, **options):
+def faces(optimiser, runtime, images, loss="c_contrastive", class_sample_rate=1.0, **options):
     config = test_recipe.config(
         runtime=FLOAT32,
         optimiser={"name": optimiser, **options},
-        loss={"name": "c_contrastive"},
+        loss={"name": loss},
+        class_sample_rate=class_sample_rate,
         global_batch_size=40,
     )
     return test_recipe.build_recipe(config, images, runtime)
@@ -70,6 +71,7 @@ CASES = {
     "dvml, adam": (partial(metric_learning, transform="dvml"), "adam"),
     "contrastive with sft, adam": (partial(metric_learning, transform="sft", loss="contrastive"), "adam"),
     "agents, sgd": (partial(faces, decay_at_epochs=[]), "sgd_epochs"),
+    "sampled classes, sgd": (partial(faces, loss="arcface", class_sample_rate=0.3, decay_at_epochs=[]), "sgd_epochs"),
     "agents, adamw, clipped": (partial(faces, clip_norm=0.1), "adamw"),
     "pretraining, clipped": (partial(pretraining, clip_norm=0.1), "sgd"),
 }

@@ -175,10 +175,6 @@ class RowTemplateLoss(TemplateLoss):
             terms = self._terms(embeddings, labels, slice(None))[anchors]
         return terms.sum() / len(labels)
 
+    @abstractmethod
     def _terms(self, embeddings: Embeddings, labels: Labels, chosen: slice) -> Float[Tensor, " rows"]:
         """The terms of the chosen rows of a batch."""
-        return self._term(self._compare(embeddings[chosen], labels[chosen]))
-
-    @abstractmethod
-    def _term(self, compared: Compared) -> Float[Tensor, " rows"]:
-        """The term of each row."""

@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ssl_sec.losses.templates.base import Compared, RowTemplateLoss
+from ssl_sec.losses.base import Embeddings, Labels
+from ssl_sec.losses.templates.base import RowTemplateLoss
 from ssl_sec.losses.tiles import over_tiles, without_own
 from ssl_sec.settings import Range
 
@@ -28,7 +29,8 @@ class AgentLoss(RowTemplateLoss):
         Range(ge=0).check("margin", margin)
         self.margin = margin
 
-    def _term(self, compared: Compared) -> Float[Tensor, " rows"]:
+    def _terms(self, embeddings: Embeddings, labels: Labels, chosen: slice) -> Float[Tensor, " rows"]:
+        compared = self._compare(embeddings[chosen], labels[chosen])
         hinges = over_tiles(self._sum_of_hinges, *compared).sum(1)
         if self._parts is not None:
             hinges = self._parts.sum(hinges)

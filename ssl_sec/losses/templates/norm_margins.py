@@ -74,7 +74,7 @@ class MagFaceLoss(TemplateSoftmaxLoss):
         place = (lengths - self.least_norm) / (self.greatest_norm - self.least_norm)
         radians = self.least_margin_radians + place * (self.greatest_margin_radians - self.least_margin_radians)
         of_norms = 1 / lengths + lengths / self.greatest_norm**2
-        return self._cross_entropy(compared, turned(compared.own, radians)) + self.norm_weight * of_norms
+        return self._cross_entropy(compared, turned(compared.own, radians), labels) + self.norm_weight * of_norms
 
 
 class AdaFaceLoss(TemplateSoftmaxLoss):
@@ -122,7 +122,7 @@ class AdaFaceLoss(TemplateSoftmaxLoss):
         quality = (self.concentration * (lengths - mean) / (deviation + _LEAST_DEVIATION)).clamp(-1, 1)[chosen]
         compared = self._compare(embeddings[chosen], labels[chosen])
         shifted = _shifted(compared.own, -self.margin * quality)
-        return self._cross_entropy(compared, shifted - self.margin * (1 + quality))
+        return self._cross_entropy(compared, shifted - self.margin * (1 + quality), labels)
 
 
 def _shifted(cosines: Float[Tensor, " rows"], radians: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, require_classes
+from ssl_sec.losses.classes import classes_of, take_rows
 from ssl_sec.losses.geometry import in_full_precision
 from ssl_sec.losses.templates.base import TEMPLATE_STD, Compared, RowTemplateLoss
+from ssl_sec.losses.templates.sampling import ClassSample
 from ssl_sec.losses.tiles import over_tiles, without_own
 from ssl_sec.settings import Range, check
 
@@ -55,23 +57,76 @@ def class_probabilities(loss: nn.Module, embeddings: Float[Tensor, "rows dim"]) 
     return None
 
 
+def sample_classes(loss: nn.Module, rate: float, seed: int) -> None:
+    """Lets the softmaxes in a loss compare with a part of the classes; see `TemplateSoftmaxLoss.sample_classes`."""
+    for module in loss.modules():
+        if isinstance(module, TemplateSoftmaxLoss):
+            module.sample_classes(rate, seed)
+
+
+def draw_classes(loss: nn.Module, step: int) -> None:
+    """Draws the classes of a step for the softmaxes in a loss; see `TemplateSoftmaxLoss.draw_classes`."""
+    for module in loss.modules():
+        if isinstance(module, TemplateSoftmaxLoss):
+            module.draw_classes(step)
+
+
 class TemplateSoftmaxLoss(RowTemplateLoss):
-    """−log softmax of logits at the own class, log(1 + Σ_{k ≠ y} exp(z_k − z_y)), with z = s · similarity."""
+    """−log softmax of logits at the own class, log(1 + Σ_{k ≠ y} exp(z_k − z_y)), with z = s · similarity.
+
+    Attributes:
+        sample: the classes k of a step, in training; None for all classes in each.
+    """
 
     scale: float | nn.Parameter
+    sample: ClassSample | None
 
     def __init__(self, num_classes: int, dim: int, scale: float = 1.0) -> None:
         super().__init__(num_classes, dim)
         Range(gt=0).check("scale", scale)
         self.scale = scale
+        self.sample = None
 
-    def _term(self, compared: Compared) -> Float[Tensor, " rows"]:
-        return self._cross_entropy(compared, self._harder(compared.own))
+    def sample_classes(self, rate: float, seed: int) -> None:
+        """From now on compares the rows of a step with a part of the classes in training (An et al. 2022).
 
-    def _cross_entropy(self, compared: Compared, harder: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-        """The term of each row, whose similarity to its own template is replaced by a harder one."""
+        Args:
+            rate: share of the classes that `draw_classes` draws, which is called before each step; in (0, 1].
+            seed: the run's seed.
+        """
+        Range(gt=0, le=1).check("rate", rate)
+        self.sample = None if rate == 1 else ClassSample(self.num_classes, rate, seed)
+
+    def draw_classes(self, step: int) -> None:
+        """Draws the classes that the rows of a step are compared with; without `sample_classes` it does nothing.
+
+        Args:
+            step: 0-based global step.
+        """
+        if self.sample is not None:
+            held = range(self.first_class, self.first_class + len(self.weight))
+            self.sample.draw(step, held, self.weight.device)
+
+    def _terms(self, embeddings: Embeddings, labels: Labels, chosen: slice) -> Float[Tensor, " rows"]:
+        compared = self._compare(embeddings[chosen], labels[chosen])
+        return self._cross_entropy(compared, self._harder(compared.own), labels)
+
+    def _cross_entropy(
+        self, compared: Compared, harder: Float[Tensor, " rows"], labels: Labels
+    ) -> Float[Tensor, " rows"]:
+        """The term of each row.
+
+        Args:
+            compared: the rows and their similarities.
+            harder: the similarity of each row to its own template, reduced by the margin.
+            labels: the classes of the whole batch.
+        """
         scaled = compared._replace(rows=self.scale * compared.rows)
-        others = over_tiles(self._log_sum_exp, *scaled).logsumexp(1)
+        if self.sample is not None and self.training:
+            scaled = self._sampled(scaled, self.sample, labels)
+            others = over_tiles(_log_sum_exp, *scaled).logsumexp(1)
+        else:
+            others = over_tiles(self._log_sum_exp, *scaled).logsumexp(1)
         if self._parts is not None:
             highest = self._parts.highest(others)
             others = self._parts.sum((others - highest).exp()).log() + highest
@@ -94,9 +149,51 @@ class TemplateSoftmaxLoss(RowTemplateLoss):
         places: Int64[Tensor, " rows"],
         own: Float[Tensor, " rows"],
     ) -> Float[Tensor, " rows"]:
-        logits = rows @ self._of_templates(templates).T
-        # Not −∞: a tile that holds only the own class would have no gradient.
-        return without_own(logits, places, torch.finfo(logits.dtype).min / 2).logsumexp(1)
+        return _log_sum_exp(rows, self._of_templates(templates), places, own)
+
+    def _sampled(self, compared: Compared, sample: ClassSample, labels: Labels) -> Compared:
+        """The rows with the templates of the drawn classes and of the batch's, each once.
+
+        Their number depends on the batch's size alone, so that nothing waits for a device: a column that multiplies 1
+        takes the templates out that another worker holds or that occur a second time.
+        """
+        if sample.places is None:
+            name = type(self).__name__
+            raise RuntimeError(f"{name}: no classes were drawn; before each step call draw_classes(step)")
+        templates, num_held = compared.templates, len(compared.templates)
+        of_batch, is_held = self._places(labels)
+        is_first = is_held & (classes_of(labels).occurrence == 0)
+        # The column of each held class that is in the batch, and −1 at the others and at the end.
+        rows = torch.arange(len(labels), device=labels.device)
+        column = rows.new_full((num_held + 1,), -1)
+        column = column.scatter(0, torch.where(is_first, of_batch, num_held), torch.where(is_first, rows, -1))
+        is_drawn = (sample.places >= 0) & (column[sample.places] < 0)
+        places = torch.cat([torch.where(is_first, of_batch, 0), sample.places.clamp(min=0)])
+        chosen = self._of_templates(take_rows(templates, places))
+        left_out = ~torch.cat([is_first, is_drawn]).unsqueeze(1)
+        bias = torch.zeros_like(chosen[:, :1]).masked_fill(left_out, _lowest(chosen))
+        own = compared.places
+        return compared._replace(
+            rows=torch.cat([compared.rows, torch.ones_like(compared.rows[:, :1])], 1),
+            templates=torch.cat([chosen, bias], 1),
+            places=column[torch.where((own >= 0) & (own < num_held), own, num_held)],
+        )
+
+
+def _log_sum_exp(
+    rows: Float[Tensor, "rows columns"],
+    templates: Float[Tensor, "some columns"],
+    places: Int64[Tensor, " rows"],
+    own: Float[Tensor, " rows"],
+) -> Float[Tensor, " rows"]:
+    """The log Σ_{k ≠ y} exp(z_k) over the templates of a tile, which are as similarities use them."""
+    logits = rows @ templates.T
+    return without_own(logits, places, _lowest(logits)).logsumexp(1)
+
+
+def _lowest(logits: Tensor) -> float:
+    """A logit that counts as none; not −∞: a tile that holds only the own class would have no gradient."""
+    return torch.finfo(logits.dtype).min / 2
 
 
 class SoftmaxLoss(TemplateSoftmaxLoss):

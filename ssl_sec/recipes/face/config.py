@@ -17,10 +17,16 @@ from ssl_sec.data.selection_config import (
 )
 from ssl_sec.effects import NoEffect
 from ssl_sec.errors import ConfigError
-from ssl_sec.losses.config import ClassLossConfig, NoTransformConfig, PairLossConfig, TransformConfig
+from ssl_sec.losses.config import (
+    ClassLossConfig,
+    NoTransformConfig,
+    PairLossConfig,
+    TransformConfig,
+    check_class_sample_rate,
+)
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
 from ssl_sec.recipes.face.test_set_config import FalseAcceptRate, TestSetConfig
-from ssl_sec.settings import BelowOne, Count, Range, Settings, check
+from ssl_sec.settings import BelowOne, Count, Range, Settings, Share, check
 from ssl_sec.training.optimisers.config import FaceOptimiserConfig
 
 
@@ -74,6 +80,8 @@ class FaceConfig(TrainingConfig):
         held_out_share: share of the people who are watched instead of trained on, in [0, 1); 0 trains on all and
             watches those.
         share_classes_from: number of classes from which their templates are sharded over the workers.
+        class_sample_rate: share of the classes that a step's rows are compared with beside those of the batch, drawn
+            for each step, in (0, 1] (Partial FC, An et al. 2022).
     """
 
     augment: FlipConfig
@@ -85,6 +93,7 @@ class FaceConfig(TrainingConfig):
     leave_out_tested: bool = True
     held_out_share: BelowOne = 0.0
     share_classes_from: Annotated[int, Range(ge=2)] = 50_000
+    class_sample_rate: Share = 1.0
     split: SplitConfig = field(default_factory=NoSplitConfig)
     transform: TransformConfig = field(default_factory=NoTransformConfig)
     monitor: NoEffect[VerificationMonitorConfig] = field(default_factory=VerificationMonitorConfig)
@@ -93,6 +102,7 @@ class FaceConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_class_sample_rate(self.class_sample_rate, self.loss)
         titles = [test_set.shown_title for test_set in self.test_sets]
         for title in titles:
             check(titles.count(title) == 1, "test_sets.title", title, "another for each test set")

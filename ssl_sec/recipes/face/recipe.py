@@ -179,7 +179,7 @@ def _build_loss(config: FaceConfig, image_set: ImageSet) -> Loss:
         if alone:
             people = "1 person has" if alone == 1 else f"{alone} people have"
             raise DataError(f"{image_set.name}: {people} one image; loss={config.loss.name} needs two of each or more")
-    return build_loss(config, config.loss, image_set, config.share_classes_from)
+    return build_loss(config, config.loss, image_set, config.share_classes_from, config.class_sample_rate)
 
 
 def _loss_metrics(loss: Loss) -> dict[str, float]:

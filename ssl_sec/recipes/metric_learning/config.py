@@ -16,6 +16,7 @@ from ssl_sec.losses.config import (
     NoTransformConfig,
     PairLossConfig,
     TransformConfig,
+    check_class_sample_rate,
 )
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.settings import (
@@ -25,6 +26,7 @@ from ssl_sec.settings import (
     NotEmpty,
     Range,
     Settings,
+    Share,
     check,
 )
 from ssl_sec.training.optimisers.config import SteppedOptimiserConfig
@@ -80,6 +82,8 @@ class MetricLearningConfig(TrainingConfig):
         held_out_share: share of the training classes that are watched instead of trained on, in [0, 1); 0 trains on all
             of them, as the papers do, and watches those.
         share_classes_from: number of classes from which their templates are sharded over the workers.
+        class_sample_rate: share of the classes that a step's rows are compared with beside those of the batch, drawn
+            for each step, in (0, 1] (Partial FC, An et al. 2022).
         evaluation: the measures on the test classes.
     """
 
@@ -90,6 +94,7 @@ class MetricLearningConfig(TrainingConfig):
     steps: CountOrZero
     held_out_share: BelowOne = 0.1
     share_classes_from: Annotated[int, Range(ge=2)] = 50_000
+    class_sample_rate: Share = 1.0
     transform: TransformConfig | GeneratorConfig = field(default_factory=NoTransformConfig)
     monitor: NoEffect[RetrievalMonitorConfig] = field(default_factory=RetrievalMonitorConfig)
     checkpoint: NoEffect[StepCheckpointConfig] = field(default_factory=StepCheckpointConfig)
@@ -97,6 +102,7 @@ class MetricLearningConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_class_sample_rate(self.class_sample_rate, self.loss)
         if isinstance(self.loss, PairLossConfig):
             of_pairs = not isinstance(self.sampler, ShuffledSamplerConfig)
             needed = f"'classes' or 'triplets' with loss={self.loss.name}, which needs two images of a class"

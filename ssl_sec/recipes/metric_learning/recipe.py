@@ -102,7 +102,7 @@ def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Run
         runtime,
         sampler=config.sampler.build(image_set.labels, config.global_batch_size, config.seed),
         total_steps=config.steps,
-        loss=build_loss(config, config.loss, image_set, config.share_classes_from),
+        loss=build_loss(config, config.loss, image_set, config.share_classes_from, config.class_sample_rate),
         views=config.augment.views_for(image_set, config.seed),
         transform=config.transform.build,
         draws=partial(row_draws, config.seed, global_batch_size=config.global_batch_size),

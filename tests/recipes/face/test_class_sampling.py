@@ -1,0 +1,71 @@
+"""A run whose steps compare with a part of the classes, on one worker and on two, and resumed on another number."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ssl_sec.collectives import rank, world_size
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.errors import ConfigError
+from tests.fakes import FakeRuntime
+from tests.recipes.face.test_recipe import VALUES, config, run, work_on_a_worker
+from tests.recipes.test_pretraining import assert_the_same_curve
+from tests.workers import on_workers
+
+SAMPLED = {"class_sample_rate": 0.4, "evaluation": {"enabled": False}}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run on one worker."""
+    return run(tmp_path_factory.mktemp("whole"), **SAMPLED)
+
+
+def curve_on_a_worker(folder, changes):
+    runtime = FakeRuntime(rank(), world_size())
+    run(folder, runtime, **changes)
+    return [(step, metrics) for step, metrics, _ in runtime.reports]
+
+
+def test_the_first_losses_are_those_of_fewer_classes(tmp_path, whole):
+    """Before anything is learned, a softmax over k classes is near log k."""
+    of_all = run(tmp_path, evaluation={"enabled": False})[0].series("train/metric_loss")
+    sampled = whole[0].series("train/metric_loss")
+    assert sampled[0] <= of_all[0]
+    assert sampled != of_all
+
+
+@pytest.mark.distributed
+def test_two_workers_give_the_same_curve(tmp_path, whole):
+    expected = [(step, metrics) for step, metrics, _ in whole[0].reports]
+    assert_the_same_curve(on_workers(2, tmp_path, curve_on_a_worker, tmp_path, SAMPLED)[0], expected)
+
+
+@pytest.mark.distributed
+def test_a_resume_on_one_worker_of_a_run_that_two_shared_continues_the_curve(tmp_path, whole):
+    changes = {**SAMPLED, "share_classes_from": 10}
+    folder = RunFolder(tmp_path / "run")
+    folder.start({**VALUES, **changes})
+    folder.stop_path.touch()
+    on_workers(2, tmp_path, work_on_a_worker, folder.path, changes)
+    assert folder.outcome() == "stopped"
+    folder.stop_path.unlink()
+    on_workers(1, tmp_path, work_on_a_worker, folder.path, changes)
+    records = [json.loads(line) for line in folder.metrics_path.read_text().splitlines()]
+    reports = [(record["step"], record["metrics"]) for record in records if "metrics" in record]
+    assert_the_same_curve(reports, whole[0].reports)
+    torch.testing.assert_close(load_file(folder.encoder_path), load_file(whole[1].encoder_path), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("loss", [{"name": "c_triplet"}, {"name": "center"}])
+def test_a_loss_without_a_softmax_over_the_classes_is_refused(loss):
+    message = f"^class_sample_rate: found 0.4, must be 1 with loss={loss['name']}, no softmax over the classes$"
+    with pytest.raises(ConfigError, match=message):
+        config(**SAMPLED, loss=loss)
+
+
+def test_one_of_two_losses_may_be_the_softmax():
+    first, second = {"name": "cosface", "scale": 8.0}, {"name": "center"}
+    config(**SAMPLED, loss={"name": "combined", "first": first, "second": second, "weight": 0.1})
