@@ -15,7 +15,7 @@ from ssl_sec.data.selection_config import (
     ShuffledSamplerConfig,
     SplitConfig,
 )
-from ssl_sec.effects import NoEffect
+from ssl_sec.effects import NoEffect, NoEffectYetKept
 from ssl_sec.errors import ConfigError
 from ssl_sec.losses.config import ClassLossConfig, NoTransformConfig, PairLossConfig, TransformConfig
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
@@ -84,7 +84,7 @@ class FaceConfig(TrainingConfig):
     test_sets: tuple[TestSetConfig, ...] = ()
     leave_out_tested: bool = True
     held_out_share: BelowOne = 0.0
-    share_classes_from: Annotated[int, Range(ge=2)] = 50_000
+    share_classes_from: NoEffectYetKept[Annotated[int, Range(ge=2)]] = 50_000
     split: SplitConfig = field(default_factory=NoSplitConfig)
     transform: TransformConfig = field(default_factory=NoTransformConfig)
     monitor: NoEffect[VerificationMonitorConfig] = field(default_factory=VerificationMonitorConfig)
