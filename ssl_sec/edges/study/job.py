@@ -29,6 +29,7 @@ from ssl_sec.edges.study.uploaded import JOB, download_metrics, searches_path
 from ssl_sec.edges.tables import in_markdown, in_table
 from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.tracker import TrackedRun
+from ssl_sec.edges.tune.claims import OtherSearchError
 from ssl_sec.edges.tune.trial import reason_of
 from ssl_sec.errors import ConfigError, Stopped, UserError, writing
 from ssl_sec.figures.study import curves_figure
@@ -175,6 +176,12 @@ class _Job:
                 trials, _, _ = run_search(replace(arm.search, config=config))
             except Stopped as error:
                 raise Stopped(_STOPPED) from error
+            except OtherSearchError as error:
+                made = self._folder / f"{config.run_name}*"
+                raise ConfigError(
+                    f"study: an unfinished search of {arm.name} had {error.difference}; allowed: the earlier settings, "
+                    f"another recipe=<name>, or to delete {made}"
+                ) from error
             self._searches.add(arm, [KeptTrial.of(arm, trial) for trial in trials])
         if not was_connected:
             ray.shutdown()  # the runs need the whole machine

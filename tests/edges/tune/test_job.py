@@ -17,7 +17,8 @@ from ssl_sec.edges.config.tune import TuneConfig
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.on_ray.runtime import connect
 from ssl_sec.edges.run.running import running
-from ssl_sec.edges.tune.job import _claimed, _described, _resources, _searcher, _without_measurements, run_search
+from ssl_sec.edges.tune.claims import claimed
+from ssl_sec.edges.tune.job import _described, _resources, _searcher, _without_measurements, run_search
 from ssl_sec.edges.tune.space import read_search
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError
 from tests.edges.conftest import QUICK
@@ -32,17 +33,17 @@ def tune(*overrides: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_a_damaged_description_of_a_search_is_one_line(tmp_path: Path):
-    assert _claimed(tmp_path / "it.tune.json", {"trials": 2})
-    assert not _claimed(tmp_path / "it.tune.json", {"trials": 2})
+    assert claimed(tmp_path / "it.tune.json", {"trials": 2})
+    assert not claimed(tmp_path / "it.tune.json", {"trials": 2})
     (tmp_path / "it.tune.json").write_text('{"tri')
     with pytest.raises(StorageError, match=r"run_name: .*it.tune.json cannot be read: Unterminated .*another name"):
-        _claimed(tmp_path / "it.tune.json", {"trials": 2})
+        claimed(tmp_path / "it.tune.json", {"trials": 2})
 
 
 def test_another_search_is_named_as_it_is(tmp_path: Path):
-    assert _claimed(tmp_path / "0.5-none-search.tune.json", {"trials": 2})
+    assert claimed(tmp_path / "0.5-none-search.tune.json", {"trials": 2})
     with pytest.raises(ConfigError, match="run_name: 0.5-none-search is another search, with trials 2 instead of 3"):
-        _claimed(tmp_path / "0.5-none-search.tune.json", {"trials": 3})
+        claimed(tmp_path / "0.5-none-search.tune.json", {"trials": 3})
 
 
 def test_the_address_of_a_dashboard_is_refused_before_a_search_is_made(tmp_path: Path, monkeypatch):
