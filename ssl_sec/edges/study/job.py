@@ -316,13 +316,16 @@ class _Job:
     def _curves(self) -> Figure | None:
         """The curves of the runs whose folders are on this machine."""
         arms: dict[str, dict[str, list[list[tuple[float, float]]]]] = {}
+        usual, compared = (*_CURVES, *self._recipe.curves), self._study.file.metric
+        names = usual if compared is None else tuple(dict.fromkeys((compared, *usual)))
         for cell in self._cells():
             path = self._folder / cell.name
             if is_remote(self._config.output_dir) or not path.is_dir():
                 continue
             label = " ".join(part for part in (cell.point.value, cell.arm) if part)
-            for metric, curve in curves_of(open_folder(path).records(), (*_CURVES, *self._recipe.curves)).items():
-                arms.setdefault(label, {}).setdefault(metric, []).append(curve)
+            for metric, curve in curves_of(open_folder(path).records(), names).items():
+                if metric in usual or len(curve) > 1:  # the compared metric may be measured only at the end
+                    arms.setdefault(label, {}).setdefault(metric, []).append(curve)
         return curves_figure(arms, f"{self._study.name}: means over the runs of an arm")
 
     def summary(self) -> str:

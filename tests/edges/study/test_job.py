@@ -1,5 +1,6 @@
 """A study from its command: what is run, kept, compared and recorded in MLflow."""
 
+import json
 import math
 import os
 import re
@@ -17,6 +18,7 @@ from mlflow.entities import Run
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.places import local_folder
+from ssl_sec.edges.study import job
 from ssl_sec.edges.study.cells import KeptCells
 from ssl_sec.edges.tune.trials import Trial
 from ssl_sec.errors import ConfigError, Stopped, UserError
@@ -219,6 +221,24 @@ def test_the_compared_metric_is_kept_or_named_after_the_first_run(made, tmp_path
     (tmp_path / "mine.yaml").write_text(FILE + "metric: train/norm_mean\n")
     assert "+0.00" in run()
     assert {kept.metrics["train/norm_mean"] for kept in KeptCells(folder / "cells.csv")} == {2.0}
+
+
+def test_the_curves_show_the_compared_metric_where_it_was_measured_along_the_runs(made, tmp_path, monkeypatch):
+    run, _, folder = made
+    run()
+    for path in folder.glob("*-s?/metrics.jsonl"):
+        records = [{"step": step, "metrics": {"val/rankme": 3.0, "train/norm_mean": 2.0}} for step in (4, 8)]
+        last = {"step": 8, "metrics": {"val/alpha_req": 1.0}}
+        path.write_text("".join(json.dumps(record) + "\n" for record in (*records, last)))
+    drawn: list[set[str]] = []
+    monkeypatch.setattr(
+        job, "curves_figure", lambda arms, _: drawn.append({name for one in arms.values() for name in one})
+    )
+    for metric in ("val/rankme", "val/alpha_req", "probe/top1"):
+        (tmp_path / "mine.yaml").write_text(FILE + f"metric: {metric}\n")
+        run("run=false")
+    assert ["val/rankme" in names for names in drawn] == [True, False, False]
+    assert not any("val/alpha_req" in names or "probe/top1" in names for names in drawn)  # no curve is one point
 
 
 def test_runs_of_another_configuration_are_not_mixed_in(made):
