@@ -95,7 +95,9 @@ class FaceConfig(TrainingConfig):
         super().__post_init__()
         titles = [test_set.shown_title for test_set in self.test_sets]
         for title in titles:
-            check(titles.count(title) == 1, "test_sets.title", title, "another for each test set")
+            # A file system that ignores case would keep the figures of both in one file.
+            num_alike = sum(other.casefold() == title.casefold() for other in titles)
+            check(num_alike == 1, "test_sets.title", title, "another for each test set, without regard to case")
             # MLflow refuses other characters in a metric's name.
             plain = re.fullmatch(r"[\w.\- ]+", title) is not None
             check(plain, "test_sets.title", title, "letters, digits, spaces, and any of _ - .")
