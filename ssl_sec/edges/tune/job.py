@@ -36,17 +36,22 @@ from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.edges.tune.claims import claimed, description_path
 from ssl_sec.edges.tune.space import Choices, Interval, Search, chosen_overrides
-from ssl_sec.edges.tune.trial import Plan, TrainingTrial, last_line, log_of, stop_path, trial_name
+from ssl_sec.edges.tune.trial import Plan, TrainingTrial, lacks_metric, last_line, log_of, stop_path, trial_name
 from ssl_sec.edges.tune.trials import Trial, best_first, files_of, records_of, rows_of, table_of
 from ssl_sec.errors import ConfigError, Stopped, UserError, writing
 
 logger = logging.getLogger("ssl_sec")
+
+# The groups of keys that decide what is measured.
+_MEASURING = ("data", "monitor")
 
 # Number of trials in the printed table.
 _SHOWN = 10
 
 # Whether a signal has asked this process to stop its search. Ray pickles the callback, which looks at it.
 _stop_asked = threading.Event()
+# Whether the first trial that ended lacks the metric, as all others would.
+_unmeasured = threading.Event()
 
 
 def run_tune(search: Search) -> str:
@@ -54,7 +59,7 @@ def run_tune(search: Search) -> str:
 
     Raises:
         ConfigError: if the folder holds another search, another process runs it, or the searcher is not installed.
-        UserError: if all trials failed, with the reason of the last.
+        UserError: if all trials failed, with the reason of the last; a ConfigError if they lack the metric.
         Stopped: if the job was interrupted; the trials are kept.
     """
     trials, num_failed, made = run_search(search)
@@ -133,6 +138,8 @@ def _run_as(name: str, folder: Path, search: Search) -> tuple[list[Trial], int, 
         _run(search, plan, is_new, trials, failures)
         if not trials:
             again = "the same command" if config.run_name else f"the same command with run_name={name}"
+            if _unmeasured.is_set():
+                raise ConfigError(f"{failures[-1]}; no further trial was started")
             raise UserError(f"all trials failed; the last: {failures[-1]}; {again} runs them again")
     return best_first(search, trials), len(failures), made
 
@@ -221,12 +228,13 @@ def _interruptible() -> Iterator[None]:
 
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
     _stop_asked.clear()
+    _unmeasured.clear()
     with stop_requests(ask):
         yield
 
 
 class _Progress(Callback):
-    """Logs a line for each trial that ends, and ends the search when a stop was asked.
+    """Logs a line for each trial that ends, and ends the search when a stop was asked or no trial has the metric.
 
     Args:
         search: the search of the trials.
@@ -237,14 +245,14 @@ class _Progress(Callback):
         self._search, self._plan = search, plan
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Stops the trials if that was asked, waits until they have saved, and ends Ray Tune.
+        """Stops the trials if that was asked or is due, waits until they have saved, and ends Ray Tune.
 
         Only here: no result of a trial that stops is read any more, so Ray Tune stores that the trial is unfinished.
 
         Raises:
             StorageError: if the request cannot be written.
         """
-        if not _stop_asked.is_set():
+        if not (_stop_asked.is_set() or _unmeasured.is_set()):
             return
         path = stop_path(self._plan)
         with writing("output_dir", path):
@@ -272,8 +280,13 @@ class _Progress(Callback):
         )
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Logs why a trial failed."""
-        logger.warning("%s failed: %s", trial, last_line(log_of(self._plan, str(trial))) or "see Ray's logs")
+        """Logs why a trial failed; without the metric, the others are stopped unless their measurements may differ."""
+        reason = last_line(log_of(self._plan, str(trial)))
+        logger.warning("%s failed: %s", trial, reason or "see Ray's logs")
+        metric, searched = self._search.metric, {key.partition(".")[0] for key in self._search.space}
+        is_measured = any(metric in (each.last_result or {}) for each in trials)
+        if lacks_metric(reason, metric) and not is_measured and searched.isdisjoint(_MEASURING):
+            _unmeasured.set()
 
 
 def _reason(error: BaseException) -> str:
