@@ -23,6 +23,9 @@ class _Mark:
 class _NoEffect(_Mark): ...
 
 
+class _NoEffectYetKept(_Mark): ...
+
+
 class _ImageFiles(_Mark): ...
 
 
@@ -31,6 +34,8 @@ class _ContentPath(LocalPath): ...
 
 # A setting without effect on the result, as any path on this machine.
 NoEffect = Annotated[T, _NoEffect()]
+# Such a setting that a resume keeps, since the layout of the checkpoints depends on it.
+NoEffectYetKept = Annotated[T, _NoEffectYetKept()]
 # Paths, globs or URLs of images, which may be in any folder: only their names may have an effect.
 ImageFiles = Annotated[T, _ImageFiles()]
 # A path on this machine of a file whose content has an effect.
@@ -40,7 +45,13 @@ Content = Annotated[str, _ContentPath()]
 @cache
 def without_effect(kind: Any) -> frozenset[str]:
     """The dotted keys and groups of a dataclass, or of any in a union or a list, that have no effect."""
-    return _marked(kind, (_NoEffect, LocalPath)) - _marked(kind, (_ContentPath,))
+    return _marked(kind, (_NoEffect, _NoEffectYetKept, LocalPath)) - _marked(kind, (_ContentPath,))
+
+
+@cache
+def kept_by_resume(kind: Any) -> frozenset[str]:
+    """Those of the keys without effect that a resume may not change."""
+    return _marked(kind, (_NoEffectYetKept,))
 
 
 @cache

@@ -123,6 +123,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def some_names(names: Sequence[str], most: int = 8) -> str:
+    """The number of names and the first of them, for example ``3: cat, dog, …``."""
+    return f"{len(names)}: {printable(', '.join(names[:most]))}{', …' if len(names) > most else ''}"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type if it has none; for invalid YAML the line and the reason."""
     if (mark := getattr(error, "problem_mark", None)) is not None:

@@ -3,7 +3,17 @@ from dataclasses import dataclass
 import pytest
 
 from ssl_sec.data.config import DataConfig
-from ssl_sec.effects import Content, ImageFiles, NoEffect, file_names, image_files, is_among, without_effect
+from ssl_sec.effects import (
+    Content,
+    ImageFiles,
+    NoEffect,
+    NoEffectYetKept,
+    file_names,
+    image_files,
+    is_among,
+    kept_by_resume,
+    without_effect,
+)
 from ssl_sec.recipes.registry import RECIPES, trainings
 from ssl_sec.settings import Local, Settings
 
@@ -20,13 +30,15 @@ class Whole(Settings):
     parts: tuple[Part, ...] = ()
     part: NoEffect[Part | None] = None
     count: NoEffect[int] = 1
+    rows: NoEffectYetKept[int] = 1
     weights: Content | None = None
     epochs: int = 1
 
 
 def test_marks_count_in_groups_unions_and_lists():
-    assert without_effect(Whole) == {"count", "part", "part.root", "parts.root"}
+    assert without_effect(Whole) == {"count", "rows", "part", "part.root", "parts.root"}
     assert image_files(Whole) == {"part.files", "parts.files"}
+    assert kept_by_resume(Whole) == {"rows"}
 
 
 @pytest.mark.parametrize(

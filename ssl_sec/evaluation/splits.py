@@ -8,7 +8,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ssl_sec.data.image_set import ImageSet, subset
-from ssl_sec.errors import ConfigError, DataError, MissingDataError, printable
+from ssl_sec.errors import ConfigError, DataError, MissingDataError, some_names
 from ssl_sec.seeding import derived_seed
 
 # Images of each sampled class if there are too many classes to sample all.
@@ -172,13 +172,9 @@ def require_same_classes(train_set: ImageSet, test_set: ImageSet, what: str) -> 
     """
     if test_set.class_names != train_set.class_names[: len(test_set.class_names)]:
         raise DataError(
-            f"{test_set.name}: its classes ({_described(test_set.class_names)}) are not the first classes of "
-            f"{train_set.name} ({_described(train_set.class_names)}); {what} needs the same classes in both"
+            f"{test_set.name}: its classes ({some_names(test_set.class_names)}) are not the first classes of "
+            f"{train_set.name} ({some_names(train_set.class_names)}); {what} needs the same classes in both"
         )
-
-
-def _described(class_names: tuple[str, ...]) -> str:
-    return f"{len(class_names)}: {printable(', '.join(class_names[:8]))}{', …' if len(class_names) > 8 else ''}"
 
 
 def _shuffled_by_class(labels: Int64[Tensor, " images"], seed: int) -> dict[int, Tensor]:

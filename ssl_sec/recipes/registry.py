@@ -13,6 +13,8 @@ from inspect import signature
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
+from ssl_sec.errors import ConfigError, nearest
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -249,6 +251,12 @@ SCORES = (*(row.score for row in RECIPES.values() if row.score is not None), *LA
 def trainings() -> tuple[str, ...]:
     """The names of the recipes that train an encoder."""
     return tuple(name for name, row in RECIPES.items() if row.is_training)
+
+
+def require_training(name: str) -> None:
+    """Raises a ConfigError that names the key `job` if no such recipe trains an encoder."""
+    if name not in trainings():
+        raise ConfigError(f"job: found {name!r}; {nearest(name, trainings())}")
 
 
 def probed() -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from ssl_sec.data.image_set import UNLABELLED, Locations, check_num_classes
 from ssl_sec.data.parquet import labels
 from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.data.shards.locations import File, find_files, one_line
-from ssl_sec.errors import DataError, nearest, printable
+from ssl_sec.errors import DataError, nearest, printable, some_names
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +95,10 @@ def inspect(locations: Locations, columns: Columns) -> ParquetFiles:
             raise DataError(f"{path}: {found} found; allowed: {kind}, as in {files[0][1]}")
         named = labels.names_in_metadata(schema, columns.label_column) if kind == labels.Kind.NUMBERS else None
         if named and class_names and named != class_names:
-            listed = printable(", ".join(named))
-            raise DataError(f"{printable(path)}: its metadata names other classes than another file's: {listed}")
+            raise DataError(
+                f"{printable(path)}: its metadata names other classes ({some_names(named)}) than that of an earlier "
+                f"file ({some_names(class_names)}); allowed: the same names in the same order in all files of a split"
+            )
         class_names = class_names or named
     assert found_column is not None
     num_rows = sum(footer.num_rows for footer in footers)

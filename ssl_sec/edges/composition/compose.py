@@ -22,7 +22,7 @@ from ssl_sec.edges.composition.mistakes import Choice, defaults_of_override, swe
 from ssl_sec.edges.composition.options import EXPERIMENT, option, options, primary, usable, values_of
 from ssl_sec.edges.overrides import in_grammar, parsed, understood
 from ssl_sec.errors import ConfigError, nearest
-from ssl_sec.recipes.registry import PRETRAIN, trainings
+from ssl_sec.recipes.registry import PRETRAIN, require_training, trainings
 from ssl_sec.settings import flattened
 
 logger = logging.getLogger("ssl_sec")
@@ -119,8 +119,7 @@ def training_of(overrides: Sequence[str], named: str | None = None) -> str:
     job, experiment = named or given.get("job"), given.get(EXPERIMENT)
     if job is None:
         return (None if experiment is None else job_of(str(experiment))) or PRETRAIN.name
-    if job not in trainings():
-        raise ConfigError(f"job: found {str(job)!r}; {nearest(str(job), trainings())}")
+    require_training(str(job))
     return str(job)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ssl_sec.errors import ConfigError, nearest
-from ssl_sec.recipes.registry import trainings
+from ssl_sec.recipes.registry import require_training
 from ssl_sec.settings import Count, Local, NotEmpty, Seed, Settings, check
 
 
@@ -85,7 +85,7 @@ class StudyFile(Settings):
         check(len(self.arms) > 0, "arms", self.arms, "one arm or more")
         if self.baseline is not None and self.baseline not in self.arms:
             raise ConfigError(f"baseline: found {self.baseline!r}; {nearest(self.baseline, self.arms)}")
-        if self.job is not None and self.job not in trainings():
-            raise ConfigError(f"job: found {self.job!r}; {nearest(self.job, trainings())}")
+        if self.job is not None:
+            require_training(self.job)
         for key, values in (self.over or {}).items():
             check(len(values) > 0, f"over.{key}", values, "one value or more")

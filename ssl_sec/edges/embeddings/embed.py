@@ -18,7 +18,7 @@ from ssl_sec.edges.config.embed import EmbedConfig
 from ssl_sec.edges.embeddings.network import TravellingNetwork, found_network_and_origin
 from ssl_sec.edges.embeddings.recording import Origin, start_run, upload_results
 from ssl_sec.edges.embeddings.workers import done_on
-from ssl_sec.edges.embeddings.written import whole_files
+from ssl_sec.edges.embeddings.written import alone_in, whole_files
 from ssl_sec.edges.folder.stored_config import require_whole_data
 from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.edges.run.signals import interruptible
@@ -104,6 +104,13 @@ def run_embed(config: EmbedConfig) -> Embedded:
     dim, digest = _dim(loaded, image_set), network.digest(loaded)
     plan = Plan(split=config.split, num_images=len(image_set), rows_per_part=config.rows_per_part)
     work = replace(work, plan=plan, origin=_origin(config, network.run, belongs_to, digest, data, image_set, dim))
+    with alone_in(place_at(config.output), config.split):
+        return _write_missing(work, belongs_to, image_set)
+
+
+def _write_missing(work: "EmbeddingWork", belongs_to: Origin, image_set: ImageSet) -> Embedded:
+    """Computes the parts that do not exist, in a folder to which this process alone writes this split."""
+    config, data, plan, dim = work.config, work.data, work.plan, work.origin["dim"]
     present, precision = _present(work)
     work = replace(work, precision=precision)
     work.require_precision(work.origin["precision"])

@@ -20,7 +20,7 @@ from ssl_sec.edges.config.neighbours import NeighboursConfig
 from ssl_sec.edges.embeddings.findings import LARGE_SHARE, Findings
 from ssl_sec.edges.embeddings.page import page_of
 from ssl_sec.edges.embeddings.workers import done_on
-from ssl_sec.edges.embeddings.written import whole_files
+from ssl_sec.edges.embeddings.written import alone_in, whole_files
 from ssl_sec.edges.run.signals import interruptible
 from ssl_sec.edges.storage.files import Place, place_at
 from ssl_sec.edges.storage.places import is_remote
@@ -64,6 +64,13 @@ def run_neighbours(config: NeighboursConfig) -> Findings:
     logger.info("embeddings: %s of %d dimensions", f"{len(base):,}", base.dim)
     centre = base.mean() if config.centred else None
     work = replace(work, origin=_origin(config, base, queries), centre=centre)
+    with alone_in(place_at(config.output), _NEIGHBOURS):
+        return _find(work, base, queries)
+
+
+def _find(work: "SearchWork", base: EmbeddingSet, queries: EmbeddingSet) -> Findings:
+    """The findings of a search whose folder this process alone writes to."""
+    config = work.config
     outcome = _Outcome(config=config, origin=work.origin, plan=work.plan(queries))
     present = outcome.present()
     waiting = [part for part in range(outcome.plan.num_parts) if part not in present]

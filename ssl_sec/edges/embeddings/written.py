@@ -1,8 +1,9 @@
-"""The Parquet files that an earlier start of a job has written."""
+"""The Parquet files that an earlier start of a job has written, and a lock against another job at the same time."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ssl_sec.edges.storage.files import Place
+from ssl_sec.edges.run.running import RunLock
+from ssl_sec.edges.storage.files import LocalPlace, Place
 from ssl_sec.embeddings.parts import origin_of
 from ssl_sec.errors import ConfigError, StorageError, first_line
 
@@ -18,6 +20,31 @@ logger = logging.getLogger("ssl_sec")
 
 # Files that are read at the same time.
 _AT_ONCE = 16
+
+
+@contextmanager
+def alone_in(place: Place, what: str) -> Iterator[None]:
+    """Refuses another process that writes the same files until the block ends, since both would leave a mix of files.
+
+    Object storage has no such locks, and a folder that cannot be written needs none.
+
+    Args:
+        place: the place of the files.
+        what: name of the files; others may be written at once.
+
+    Raises:
+        ConfigError: if another process writes them.
+    """
+    lock = None
+    if isinstance(place, LocalPlace):
+        with suppress(StorageError):
+            path = place.folder / ".running" / what
+            lock = RunLock(path, {"folder": str(place.folder)}, "output", "another folder")
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from ssl_sec.edges.folder.stored import open_folder
 from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.masking import masked_values
 from ssl_sec.edges.run.running import remove_at_exit, running
-from ssl_sec.effects import image_files, is_among, without_effect
+from ssl_sec.effects import image_files, is_among, kept_by_resume, without_effect
 from ssl_sec.errors import ConfigError, shown
 from ssl_sec.recipes.config import RunConfig, TrainingConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
@@ -108,9 +108,10 @@ def is_probed(folder: RunFolder) -> bool:
 def free_keys(kind: type[RunConfig]) -> frozenset[str]:
     """The keys and groups that a resume may change: those without effect on the trained network.
 
-    Files of images may have other names, too, as the workers compare the images; a probe follows the training.
+    The layout of the checkpoints stays the same. Files of images may have other names, too, as the workers compare the
+    images; a probe follows the training.
     """
-    return without_effect(kind) | image_files(kind) | {"probe"}
+    return (without_effect(kind) - kept_by_resume(kind)) | image_files(kind) | {"probe"}
 
 
 def require_same_settings(before: Mapping[str, Any], now: Mapping[str, Any], free: Set[str]) -> None:

@@ -29,6 +29,7 @@ from ssl_sec.edges.study.uploaded import JOB, download_metrics, searches_path
 from ssl_sec.edges.tables import in_markdown, in_table
 from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.tracker import TrackedRun
+from ssl_sec.edges.tune.claims import OtherSearchError
 from ssl_sec.edges.tune.trial import reason_of
 from ssl_sec.errors import ConfigError, Stopped, UserError, writing
 from ssl_sec.figures.study import curves_figure
@@ -175,6 +176,12 @@ class _Job:
                 trials, _, _ = run_search(replace(arm.search, config=config))
             except Stopped as error:
                 raise Stopped(_STOPPED) from error
+            except OtherSearchError as error:
+                made = self._folder / f"{config.run_name}*"
+                raise ConfigError(
+                    f"study: an unfinished search of {arm.name} had {error.difference}; allowed: the earlier settings, "
+                    f"another recipe=<name>, or to delete {made}"
+                ) from error
             self._searches.add(arm, [KeptTrial.of(arm, trial) for trial in trials])
         if not was_connected:
             ray.shutdown()  # the runs need the whole machine
@@ -309,13 +316,16 @@ class _Job:
     def _curves(self) -> Figure | None:
         """The curves of the runs whose folders are on this machine."""
         arms: dict[str, dict[str, list[list[tuple[float, float]]]]] = {}
+        usual, compared = (*_CURVES, *self._recipe.curves), self._study.file.metric
+        names = usual if compared is None else tuple(dict.fromkeys((compared, *usual)))
         for cell in self._cells():
             path = self._folder / cell.name
             if is_remote(self._config.output_dir) or not path.is_dir():
                 continue
             label = " ".join(part for part in (cell.point.value, cell.arm) if part)
-            for metric, curve in curves_of(open_folder(path).records(), (*_CURVES, *self._recipe.curves)).items():
-                arms.setdefault(label, {}).setdefault(metric, []).append(curve)
+            for metric, curve in curves_of(open_folder(path).records(), names).items():
+                if metric in usual or len(curve) > 1:  # the compared metric may be measured only at the end
+                    arms.setdefault(label, {}).setdefault(metric, []).append(curve)
         return curves_figure(arms, f"{self._study.name}: means over the runs of an arm")
 
     def summary(self) -> str:

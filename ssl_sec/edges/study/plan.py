@@ -29,6 +29,8 @@ _RESERVED = {
     "run_name": "nothing: runs are named after arm and seed",
     "resume": "nothing: a study resumes its runs",
 }
+# Keys that the overrides in a study's file may not have.
+_RESERVED_IN_FILES = {**_RESERVED, "recipe": "the name of the file, or recipe=<name> on the command line"}
 
 # The key that probes a pretraining at its end.
 PROBED = "probe.enabled"
@@ -196,6 +198,8 @@ def read_study(overrides: Sequence[str]) -> Study:
     each = {text: parsed(text).key_or_group for text in map(understood, overrides)}
     asked = [parsed(text).value() for text, key in each.items() if key == "study"]
     path, file = load_file(str(asked[-1])) if asked else (Path(), None)
+    if file is not None:
+        _require_no_reserved_keys(file, path)
     both = [*(file.shared if file else ()), *each]
     # Without a file, the composition reports that it is missing.
     job = training_of(both, None if file is None else file.job)
@@ -268,6 +272,18 @@ def _text(value: Any) -> Any:
     return value if isinstance(value, str) else yaml.safe_dump(value).splitlines()[0]
 
 
+def _require_no_reserved_keys(file: StudyFile, path: Path) -> None:
+    """Raises a ConfigError if the file sets what the study sets itself."""
+    arms = [(f"arms.{arm}", overrides) for arm, overrides in file.arms.items()]
+    points = [(f"over.{point.key}", point.overrides) for point in points_of(file)]
+    for where, overrides in (("shared", file.shared), *arms, *points, ("search", file.search)):
+        for text in overrides:
+            key = parsed(understood(text)).key_or_group
+            if key in _RESERVED_IN_FILES and (where, key) != ("search", "seed"):  # a search has a seed of its own
+                allowed = _RESERVED_IN_FILES[key]
+                raise ConfigError(f"{path}: {where}: found {text!r}; {key} is the study's; allowed: {allowed}")
+
+
 def _require_different_names(file: StudyFile, path: Path) -> None:
     """Raises a ConfigError if two arms or two values have the same name, by which their runs and metrics are found."""
     for what, names in (("over", [point.label for point in points_of(file)]), ("arms", list(file.arms))):
@@ -318,10 +334,6 @@ def _arm_at(
     job: str, arm: str, point: Point, shared: tuple[str, ...], own: Sequence[str], file: StudyFile, path: Path
 ) -> ArmAt:
     each = {text: parsed(understood(text)) for text in own}
-    for one in each.values():
-        if one.key_or_group in _RESERVED:
-            allowed = _RESERVED[one.key_or_group]
-            raise ConfigError(f"{path}: arms.{arm}: {one.key_or_group} is the study's; allowed: {allowed}")
     swept = [text for text, one in each.items() if one.is_sweep_override()]
     overrides = (*shared, *(text for text in own if text not in swept))
     if not swept:

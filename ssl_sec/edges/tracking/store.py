@@ -1,5 +1,6 @@
 """The tracking store of MLflow: its address, connections, queries, and one-line errors."""
 
+import errno
 import logging
 import os
 import re
@@ -44,6 +45,7 @@ _UPLOAD_S = 600
 
 _SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks", "databricks-uc")
 _SQLITE = b"SQLite format 3\0"
+_NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def tracking_uri(config: TrackingConfig, output_dir: str | Path) -> str:
@@ -155,16 +157,28 @@ def moved_store(uri: str, location: str | None) -> str | None:
 
 
 def connect_to_store(uri: str) -> MlflowClient:
-    """Makes a client of the store; only one process at a time creates the tables of a sqlite file."""
+    """Makes a client of the store; only one process at a time creates the tables of a sqlite file.
+
+    Raises:
+        StorageError: if its file is in a folder that cannot be written.
+    """
     file = sqlite_file(uri)
     if file is None:
         return MlflowClient(uri)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with locked(file.with_name(file.name + ".lock")):
-        if not file.exists() and "?" not in uri:
-            _create(file.resolve())
-        client = MlflowClient(uri)
-        client.search_experiments(max_results=1)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with locked(file.with_name(file.name + ".lock")):
+            if not file.exists() and "?" not in uri:
+                _create(file.resolve())
+            client = MlflowClient(uri)
+            client.search_experiments(max_results=1)
+    except OSError as error:
+        if error.errno not in _NOT_PERMITTED:
+            raise
+        raise StorageError(
+            f"tracking.uri: MLflow at {uri} cannot be used, as {file.parent} cannot be written: {error.strerror}; "
+            "allowed: output_dir=<folder that can be written>; a run in another folder is given by run=<its folder>"
+        ) from error
     return client
 
 

@@ -1,13 +1,12 @@
 """Searches the best values of some keys: trainings as trials of Ray Tune, in one run of MLflow."""
 
-import json
 import logging
 import os
 import shlex
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -24,7 +23,6 @@ from ssl_sec.edges.config.tune import TuneConfig
 from ssl_sec.edges.environment import cluster_address
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import new_name
-from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.overrides import parsed
 from ssl_sec.edges.packaging import command
 from ssl_sec.edges.run.on_ray.runtime import connect
@@ -36,19 +34,24 @@ from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.edges.tables import in_markdown
 from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.tracker import TrackedRun
+from ssl_sec.edges.tune.claims import claimed, description_path
 from ssl_sec.edges.tune.space import Choices, Interval, Search, chosen_overrides
-from ssl_sec.edges.tune.trial import Plan, TrainingTrial, last_line, log_of, stop_path, trial_name
+from ssl_sec.edges.tune.trial import Plan, TrainingTrial, lacks_metric, last_line, log_of, stop_path, trial_name
 from ssl_sec.edges.tune.trials import Trial, best_first, files_of, records_of, rows_of, table_of
-from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line, writing
-from ssl_sec.files import replace_text
+from ssl_sec.errors import ConfigError, Stopped, UserError, writing
 
 logger = logging.getLogger("ssl_sec")
+
+# The groups of keys that decide what is measured.
+_MEASURING = ("data", "monitor")
 
 # Number of trials in the printed table.
 _SHOWN = 10
 
 # Whether a signal has asked this process to stop its search. Ray pickles the callback, which looks at it.
 _stop_asked = threading.Event()
+# Whether the first trial that ended lacks the metric, as all others would.
+_unmeasured = threading.Event()
 
 
 def run_tune(search: Search) -> str:
@@ -56,7 +59,7 @@ def run_tune(search: Search) -> str:
 
     Raises:
         ConfigError: if the folder holds another search, another process runs it, or the searcher is not installed.
-        UserError: if all trials failed, with the reason of the last.
+        UserError: if all trials failed, with the reason of the last; a ConfigError if they lack the metric.
         Stopped: if the job was interrupted; the trials are kept.
     """
     trials, num_failed, made = run_search(search)
@@ -94,7 +97,7 @@ def _run_as(name: str, folder: Path, search: Search) -> tuple[list[Trial], int, 
     """Runs the search of a name, which this process has locked."""
     config = search.config
     described = _described(search)
-    is_new = _claimed(folder / f"{name}.tune.json", described)
+    is_new = claimed(description_path(folder, name), described)
     identity = identity_of(
         config.tracking,
         config.output_dir,
@@ -134,7 +137,10 @@ def _run_as(name: str, folder: Path, search: Search) -> tuple[list[Trial], int, 
         stop_path(plan).unlink(missing_ok=True)  # left for an earlier process
         _run(search, plan, is_new, trials, failures)
         if not trials:
-            raise UserError(f"all trials failed; the last: {failures[-1]}")
+            again = "the same command" if config.run_name else f"the same command with run_name={name}"
+            if _unmeasured.is_set():
+                raise ConfigError(f"{failures[-1]}; no further trial was started")
+            raise UserError(f"all trials failed; the last: {failures[-1]}; {again} runs them again")
     return best_first(search, trials), len(failures), made
 
 
@@ -222,12 +228,13 @@ def _interruptible() -> Iterator[None]:
 
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
     _stop_asked.clear()
+    _unmeasured.clear()
     with stop_requests(ask):
         yield
 
 
 class _Progress(Callback):
-    """Logs a line for each trial that ends, and ends the search when a stop was asked.
+    """Logs a line for each trial that ends, and ends the search when a stop was asked or no trial has the metric.
 
     Args:
         search: the search of the trials.
@@ -238,14 +245,14 @@ class _Progress(Callback):
         self._search, self._plan = search, plan
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Stops the trials if that was asked, waits until they have saved, and ends Ray Tune.
+        """Stops the trials if that was asked or is due, waits until they have saved, and ends Ray Tune.
 
         Only here: no result of a trial that stops is read any more, so Ray Tune stores that the trial is unfinished.
 
         Raises:
             StorageError: if the request cannot be written.
         """
-        if not _stop_asked.is_set():
+        if not (_stop_asked.is_set() or _unmeasured.is_set()):
             return
         path = stop_path(self._plan)
         with writing("output_dir", path):
@@ -273,8 +280,13 @@ class _Progress(Callback):
         )
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Logs why a trial failed."""
-        logger.warning("%s failed: %s", trial, last_line(log_of(self._plan, str(trial))) or "see Ray's logs")
+        """Logs why a trial failed; without the metric, the others are stopped unless their measurements may differ."""
+        reason = last_line(log_of(self._plan, str(trial)))
+        logger.warning("%s failed: %s", trial, reason or "see Ray's logs")
+        metric, searched = self._search.metric, {key.partition(".")[0] for key in self._search.space}
+        is_measured = any(metric in (each.last_result or {}) for each in trials)
+        if lacks_metric(reason, metric) and not is_measured and searched.isdisjoint(_MEASURING):
+            _unmeasured.set()
 
 
 def _reason(error: BaseException) -> str:
@@ -361,32 +373,3 @@ def _without_name(overrides: Sequence[str]) -> list[str]:
 def _without_measurements(search: Search) -> list[str]:
     """The shared overrides without those for measurements and tracking, for a training with a trial's values."""
     return [one for one in _without_name(search.shared) if not one.startswith(("monitor.every_", "tracking."))]
-
-
-def _claimed(path: Path, described: Mapping[str, Any]) -> bool:
-    """Whether the search is new; if so, its description is stored.
-
-    Raises:
-        ConfigError: if another search has the name.
-        StorageError: if the file cannot be read, or the folder cannot be written.
-    """
-    text = json.dumps(described, indent=1)
-    if path.exists():
-        try:
-            before, now = json.loads(text_of(path) or "{}"), json.loads(text)
-        except ValueError as error:
-            raise StorageError(
-                f"run_name: {path} cannot be read: {first_line(error)}; allowed: another name"
-            ) from error
-        name = path.name.removesuffix(".tune.json")
-        for key in {**before, **now}:
-            if before.get(key) != now.get(key):
-                raise ConfigError(
-                    f"run_name: {name} is another search, with {key} {before.get(key)!r} "
-                    f"instead of {now.get(key)!r}; allowed: another name"
-                )
-        return False
-    with writing("output_dir", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(path, text)
-    return True

@@ -94,11 +94,19 @@ def reason_of(code: int, log: Path, begin: int = 0) -> str:
     return last_line(log, begin) or f"exit code {code}"
 
 
+def lacks_metric(reason: str, metric: str) -> bool:
+    """Whether a trial has failed because it has no value of a metric."""
+    return reason.startswith(_unmeasured(metric))
+
+
 def _not_measured(metric: str, known: Iterable[str]) -> str:
     """Why a trial has no value of a metric; names those that it has."""
-    measured = [name for name in known if name in MONITORED]
+    return f"{_unmeasured(metric)}; {nearest(metric, [name for name in known if name in MONITORED])}"
+
+
+def _unmeasured(metric: str) -> str:
     why = "needs labelled images" if metric in OF_LABELS else "is not measured"
-    return f"metric: found {metric!r}, which {why}; {nearest(metric, measured)}"
+    return f"metric: found {metric!r}, which {why}"
 
 
 class TrainingTrial(Trainable):

@@ -15,7 +15,7 @@ from ssl_sec.data.selection_config import (
     ShuffledSamplerConfig,
     SplitConfig,
 )
-from ssl_sec.effects import NoEffect
+from ssl_sec.effects import NoEffect, NoEffectYetKept
 from ssl_sec.errors import ConfigError
 from ssl_sec.losses.config import (
     ClassLossConfig,
@@ -92,8 +92,8 @@ class FaceConfig(TrainingConfig):
     test_sets: tuple[TestSetConfig, ...] = ()
     leave_out_tested: bool = True
     held_out_share: BelowOne = 0.0
-    share_classes_from: Annotated[int, Range(ge=2)] = 50_000
     class_sample_rate: Share = 1.0
+    share_classes_from: NoEffectYetKept[Annotated[int, Range(ge=2)]] = 50_000
     split: SplitConfig = field(default_factory=NoSplitConfig)
     transform: TransformConfig = field(default_factory=NoTransformConfig)
     monitor: NoEffect[VerificationMonitorConfig] = field(default_factory=VerificationMonitorConfig)
@@ -105,7 +105,9 @@ class FaceConfig(TrainingConfig):
         check_class_sample_rate(self.class_sample_rate, self.loss)
         titles = [test_set.shown_title for test_set in self.test_sets]
         for title in titles:
-            check(titles.count(title) == 1, "test_sets.title", title, "another for each test set")
+            # A file system that ignores case would keep the figures of both in one file.
+            num_alike = sum(other.casefold() == title.casefold() for other in titles)
+            check(num_alike == 1, "test_sets.title", title, "another for each test set, without regard to case")
             # MLflow refuses other characters in a metric's name.
             plain = re.fullmatch(r"[\w.\- ]+", title) is not None
             check(plain, "test_sets.title", title, "letters, digits, spaces, and any of _ - .")

@@ -8,7 +8,7 @@ from ssl_sec.data.config import DataConfig
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.selection_config import SamplerConfig, ShuffledSamplerConfig
-from ssl_sec.effects import NoEffect
+from ssl_sec.effects import NoEffect, NoEffectYetKept
 from ssl_sec.errors import ConfigError
 from ssl_sec.losses.config import (
     ClassLossConfig,
@@ -93,8 +93,8 @@ class MetricLearningConfig(TrainingConfig):
     optimiser: SteppedOptimiserConfig
     steps: CountOrZero
     held_out_share: BelowOne = 0.1
-    share_classes_from: Annotated[int, Range(ge=2)] = 50_000
     class_sample_rate: Share = 1.0
+    share_classes_from: NoEffectYetKept[Annotated[int, Range(ge=2)]] = 50_000
     transform: TransformConfig | GeneratorConfig = field(default_factory=NoTransformConfig)
     monitor: NoEffect[RetrievalMonitorConfig] = field(default_factory=RetrievalMonitorConfig)
     checkpoint: NoEffect[StepCheckpointConfig] = field(default_factory=StepCheckpointConfig)

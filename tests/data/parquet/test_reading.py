@@ -239,7 +239,11 @@ def test_files_of_one_split_name_the_same_classes(tmp_path):
     for path, names in zip(paths, (None, ["a", "b"], ["b", "a"]), strict=True):
         write_parquet(path, [plain(1)] * 2, [0, 1], names)
     assert inspect(*paths[:2]).class_names == ("a", "b")
-    with pytest.raises(DataError, match=f"^{paths[2]}: its metadata names other classes than another file's: b, a$"):
+    reason = r"its metadata names other classes \(2: b, a\) than that of an earlier file \(2: a, b\); allowed: the same"
+    with pytest.raises(DataError, match=f"^{paths[2]}: {reason}"):
+        inspect(*paths)
+    write_parquet(paths[2], [plain(1)] * 2, [0, 1], [f"c{number}" for number in range(1000)])
+    with pytest.raises(DataError, match=r"other classes \(1000: c0, c1, c2, c3, c4, c5, c6, c7, …\) than that"):
         inspect(*paths)
 
 

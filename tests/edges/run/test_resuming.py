@@ -72,6 +72,12 @@ def test_a_resume_needs_the_same_recipe_and_may_change_the_runtime():
             require_same_settings(values, {**values, key: "x"}, free)
 
 
+@pytest.mark.parametrize("job", ["metric_learning", "face"])
+def test_a_resume_keeps_the_layout_of_its_checkpoints(job):
+    with pytest.raises(ConfigError, match="share_classes_from: found 2, but the run to resume has 50000"):
+        require_same_settings({"share_classes_from": 50_000}, {"share_classes_from": 2}, free_keys(RECIPES[job].config))
+
+
 @pytest.mark.parametrize(
     ("job", "given", "length"),
     [

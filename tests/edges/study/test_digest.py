@@ -9,6 +9,7 @@ from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.study.digest import digest_of
 from ssl_sec.edges.study.plan import read_study
 from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import from_values
 
 STUDIES = Path(__file__).parents[3] / "docs" / "studies"
@@ -51,6 +52,18 @@ def test_the_cells_of_a_study_that_has_run_keep_their_digests():
 )
 def test_a_digest_is_the_one_of_earlier_versions_wherever_and_however_a_run_is_made(overrides, expected):
     assert digest(*overrides) == expected
+
+
+@pytest.mark.parametrize(
+    ("job", "given"),
+    [("metric_learning", ["experiment=digits_retrieval"]), ("face", ["experiment=casia_softmax_wen", "data.root=x"])],
+)
+def test_who_holds_the_templates_does_not_change_a_digest(job, given):
+    one, other = (
+        digest_of(from_values(RECIPES[job].training, compose(job, [*given, *more])), job)
+        for more in ([], ["share_classes_from=2"])
+    )
+    assert one == other
 
 
 @pytest.mark.parametrize("changed", ["probe.epochs=4", "data.train=[/a/d.parquet]", "encoder.weights=/v.pth"])

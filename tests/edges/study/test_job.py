@@ -24,65 +24,8 @@ from ssl_sec.edges.tune.trials import Trial
 from ssl_sec.errors import ConfigError, Stopped, UserError
 from tests.edges.conftest import QUICK
 from tests.edges.study.test_plan import FILE, OVER, SEARCHED
-from tests.jobs import study
 
 DRAWS_PICTURES = True
-
-
-class FakeRuns:
-    """Leaves the folders of finished runs; a run in `failing` ends with that code and output instead.
-
-    Attributes:
-        started: the names of the runs.
-        stop_after: after this many runs a signal stops the others.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.started: list[str] = []
-        self.failing: dict[str, tuple[int, str]] = {}
-        self.stop_after: int | None = None
-        self.was_stopped = False
-
-    def __call__(self, concurrent: int) -> "FakeRuns":
-        return self
-
-    def run(self, tasks, end) -> None:
-        for task in tasks:
-            if self.stop_after is not None and len(self.started) >= self.stop_after:
-                self.was_stopped = True
-                return
-            self.started.append(task.name)
-            assert task.arguments[0] == "pretrain" and f"run_name={task.name}" in task.arguments
-            if task.name in self.failing:
-                task.log.parent.mkdir(parents=True, exist_ok=True)
-                code, output = self.failing[task.name]
-                with task.log.open("a") as log:
-                    log.write(f"INFO: something\n{output}\n")
-                end(task.name, code, 0.1)
-                continue
-            seed, is_sec = int(task.name[-1]), task.name.startswith("sec")
-            top1 = 50 + 3 * seed + (1.0 + 0.1 * seed if is_sec else 0)
-            for name, metrics in ((task.name, {"train/norm_mean": 2.0}), (f"{task.name}-probe", {"probe/top1": top1})):
-                folder = self.folder / name
-                folder.mkdir(parents=True, exist_ok=True)
-                record = {"step": 0, "time": 0.0, "metrics": metrics}
-                (folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
-            end(task.name, 0, 1.5)
-
-
-@pytest.fixture
-def made(tmp_path, monkeypatch):
-    """Runs a study with fake runs: overrides -> what is printed."""
-    file = tmp_path / "mine.yaml"
-    file.write_text(FILE)
-    runs = FakeRuns(tmp_path / "runs" / "mine")
-    monkeypatch.setattr(job, "Processes", runs)
-
-    def run(*overrides):
-        return study([f"study={file}", f"output_dir={tmp_path / 'runs'}", *overrides])
-
-    return run, runs, tmp_path / "runs" / "mine"
 
 
 def parents(tmp_path) -> list[Run]:
@@ -280,6 +223,24 @@ def test_the_compared_metric_is_kept_or_named_after_the_first_run(made, tmp_path
     assert {kept.metrics["train/norm_mean"] for kept in KeptCells(folder / "cells.csv")} == {2.0}
 
 
+def test_the_curves_show_the_compared_metric_where_it_was_measured_along_the_runs(made, tmp_path, monkeypatch):
+    run, _, folder = made
+    run()
+    for path in folder.glob("*-s?/metrics.jsonl"):
+        records = [{"step": step, "metrics": {"val/rankme": 3.0, "train/norm_mean": 2.0}} for step in (4, 8)]
+        last = {"step": 8, "metrics": {"val/alpha_req": 1.0}}
+        path.write_text("".join(json.dumps(record) + "\n" for record in (*records, last)))
+    drawn: list[set[str]] = []
+    monkeypatch.setattr(
+        job, "curves_figure", lambda arms, _: drawn.append({name for one in arms.values() for name in one})
+    )
+    for metric in ("val/rankme", "val/alpha_req", "probe/top1"):
+        (tmp_path / "mine.yaml").write_text(FILE + f"metric: {metric}\n")
+        run("run=false")
+    assert ["val/rankme" in names for names in drawn] == [True, False, False]
+    assert not any("val/alpha_req" in names or "probe/top1" in names for names in drawn)  # no curve is one point
+
+
 def test_runs_of_another_configuration_are_not_mixed_in(made):
     run, runs, _ = made
     run()
@@ -314,40 +275,6 @@ def test_runs_in_object_storage_are_read_from_there_and_leave_no_folders_here(ma
     text = run(f"output_dir={s3}", f"cells={tmp_path / 'cells.csv'}", f"tracking.uri=sqlite:///{tmp_path}/m.db")
     assert "51.50 ± 2.12" in text
     assert not list(local_folder(s3).glob("mine/*-s*"))
-
-
-def test_a_search_is_kept_and_its_arm_runs_with_the_best_trial(made, tmp_path, monkeypatch):
-    run, runs, folder = made
-    (tmp_path / "mine.yaml").write_text(SEARCHED)
-    searched = []
-
-    def run_search(search):
-        searched.append((search.config.run_name, search.config.tracking.parent_run))
-        trials = [
-            Trial(name=f"s-00{n}", overrides=[f"optimiser.learning_rate={n / 10}"], values={}, metric=m, at=8)
-            for n, m in ((2, 40.0), (1, 39.0), (3, 38.0))
-        ]
-        return trials, 0, folder
-
-    monkeypatch.setattr("ssl_sec.edges.tune.job.run_search", run_search)
-    run()
-    assert runs.started == ["none-s0", "sec-s0"]
-    assert searched == [("none-search", parents(tmp_path)[0].info.run_id)]
-    text = (folder / "cells-searches.csv").read_text()
-    kept = "none,,2,40,8,3 trials of optimiser.learning_rate=0.1 .. 1.0,[0-9a-f]{12},optimiser.learning_rate=0.2\n"
-    assert re.search(kept, text)
-    run()
-    assert len(searched) == 1
-    (tmp_path / "mine.yaml").write_text(SEARCHED.replace("interval(0.1,1)", "interval(0.1,2)"))
-    with pytest.raises(ConfigError, match=r"searches.csv has a search of none over 3 trials of .*1.0 instead of .*2.0"):
-        run()
-    for change in ("search: [trials=3, seed=100, metric=val/uniformity, mode=min]", "search: [trials=3, seed=101]"):
-        (tmp_path / "mine.yaml").write_text(SEARCHED.replace("search: [trials=3, seed=100]", change))
-        with pytest.raises(ConfigError, match="has a search of none by another metric or with other settings"):
-            run()
-    (tmp_path / "mine.yaml").write_text(SEARCHED)
-    (folder / "cells-searches.csv").write_text(re.sub("config,|[0-9a-f]{12},", "", text))  # of an earlier version
-    run()
 
 
 def command(file: Path, *overrides: str) -> list[str]:

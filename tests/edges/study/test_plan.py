@@ -165,7 +165,20 @@ def test_arms_with_sweeps_are_searched_first(file):
         ("arms: {}\nseeds: [0]", "mine.yaml: arms: found {}, must be one arm or more"),
         ("arms: {sec: constraint=sec}\nseeds: [0]", "mine.yaml: arms.sec: found 'constraint=sec', must be a list"),
         ("arms: {sec: [constraint=sce]}\nseeds: [0]", "arms.sec: constraint: found 'sce'; did you mean 'sec'"),
-        ("arms: {sec: [seed=3]}\nseeds: [0]", "mine.yaml: arms.sec: seed is the study's; allowed: seeds"),
+        (
+            "arms: {sec: [seed=3]}\nseeds: [0]",
+            "mine.yaml: arms.sec: found 'seed=3'; seed is the study's; allowed: seeds",
+        ),
+        (
+            "shared: [recipe=other]\narms: {sec: []}\nseeds: [0]",
+            "mine.yaml: shared: found 'recipe=other'; recipe is the study's; allowed: the name of the file, or recipe",
+        ),
+        ("shared: [++seed=3]\narms: {sec: []}\nseeds: [0]", "mine.yaml: shared: found '..seed=3'; seed is the study's"),
+        (
+            "arms: {sec: []}\nover: {epochs: [2, 3+run_name=x]}\nseeds: [0]",
+            "mine.yaml: over.epochs: found 'run_name=x'; run_name is the study's; allowed: nothing",
+        ),
+        ("search: [resume=true]\narms: {sec: []}\nseeds: [0]", "mine.yaml: search: found 'resume=true'; resume is the"),
         ("arms: {sec: []}\nseeds: []", "mine.yaml: seeds: found .*, must be one value or more"),
         ("arms: {sec: []}\nseeds: [0]\nbaseline: none", "mine.yaml: baseline: found 'none'; allowed: sec"),
         ("arms: {sec: []}\nseeds: [0]\nover: {seed: []}", "mine.yaml: over.seed: found .*, must be one value or more"),

@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -79,6 +81,18 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path):
     (tmp_path / "text").write_text("a file with other things in it")
     with pytest.raises(StorageError, match="text, which is not an SQLite database"):
         require_store(f"sqlite:///{tmp_path}/text", "tracking.uri")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_a_folder_that_cannot_be_written_names_the_keys_of_another(number, tmp_path: Path, monkeypatch):
+    def refuse(path: Path) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    (tmp_path / "mlflow.db").touch()
+    monkeypatch.setattr("ssl_sec.edges.tracking.store.locked", refuse)
+    reason = f"as {tmp_path} cannot be written: {os.strerror(number)}; allowed: output_dir=<.*; .* run=<its folder>$"
+    with pytest.raises(StorageError, match=f"^tracking.uri: MLflow at sqlite:///{tmp_path}/mlflow.db .*{reason}"):
+        RunArchive.open(TrackingConfig(), tmp_path)
 
 
 def test_a_database_whose_creation_was_interrupted_is_absent_and_can_be_created_again(tmp_path: Path, monkeypatch):

@@ -5,7 +5,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlflow
 import pytest
@@ -17,13 +19,17 @@ from ssl_sec.edges.config.tune import TuneConfig
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.on_ray.runtime import connect
 from ssl_sec.edges.run.running import running
-from ssl_sec.edges.tune.job import _claimed, _described, _resources, _searcher, _without_measurements, run_search
+from ssl_sec.edges.tune import job
+from ssl_sec.edges.tune.claims import claimed
+from ssl_sec.edges.tune.job import _described, _resources, _searcher, _without_measurements, run_search
 from ssl_sec.edges.tune.space import read_search
+from ssl_sec.edges.tune.trial import Plan
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError
 from tests.edges.conftest import QUICK
 from tests.edges.run.faulty import Once, steps_so_far
 
 DRAWS_PICTURES = True
+METRIC = {"val/probe_top1": 50.0}
 
 
 def tune(*overrides: str) -> "subprocess.CompletedProcess[str]":
@@ -32,17 +38,17 @@ def tune(*overrides: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_a_damaged_description_of_a_search_is_one_line(tmp_path: Path):
-    assert _claimed(tmp_path / "it.tune.json", {"trials": 2})
-    assert not _claimed(tmp_path / "it.tune.json", {"trials": 2})
+    assert claimed(tmp_path / "it.tune.json", {"trials": 2})
+    assert not claimed(tmp_path / "it.tune.json", {"trials": 2})
     (tmp_path / "it.tune.json").write_text('{"tri')
     with pytest.raises(StorageError, match=r"run_name: .*it.tune.json cannot be read: Unterminated .*another name"):
-        _claimed(tmp_path / "it.tune.json", {"trials": 2})
+        claimed(tmp_path / "it.tune.json", {"trials": 2})
 
 
 def test_another_search_is_named_as_it_is(tmp_path: Path):
-    assert _claimed(tmp_path / "0.5-none-search.tune.json", {"trials": 2})
+    assert claimed(tmp_path / "0.5-none-search.tune.json", {"trials": 2})
     with pytest.raises(ConfigError, match="run_name: 0.5-none-search is another search, with trials 2 instead of 3"):
-        _claimed(tmp_path / "0.5-none-search.tune.json", {"trials": 3})
+        claimed(tmp_path / "0.5-none-search.tune.json", {"trials": 3})
 
 
 def test_the_address_of_a_dashboard_is_refused_before_a_search_is_made(tmp_path: Path, monkeypatch):
@@ -220,6 +226,45 @@ def test_a_continued_search_runs_failed_trials_again_once(cluster, tmp_path: Pat
         assert num_failed == 1
         (diverged,) = {"s-001", "s-002"} - {trial.name}
         assert (logs / f"{diverged}.txt").read_text().count("error: training diverged") == attempts
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_search_ends_with_its_first_trial_if_that_lacks_the_metric(cluster, tmp_path: Path):
+    options = (f"output_dir={tmp_path}", "recipe=r", "run_name=s", "trials=8", "epochs=1", "searcher=random")
+    lacks = ("metric=val/probe_top1", "monitor.online_probe=false", "optimiser.learning_rate=interval(0.1,0.3)")
+    search = read_search([*QUICK, *options, *lacks])
+    for _ in range(2):
+        with pytest.raises(
+            ConfigError, match="^metric: found 'val/probe_top1', .*'val/knn_top1'.* no further trial was"
+        ):
+            run_search(search)
+        assert len(list((tmp_path / "r").glob("s-0*"))) <= 4
+
+
+@pytest.mark.parametrize(
+    ("space", "reason", "measured", "ends"),
+    [
+        ("constraint=choice(none,sec)", "metric: found 'val/probe_top1', which needs labelled images; x", {}, True),
+        ("constraint=choice(none,sec)", "training diverged", {}, False),
+        (
+            "constraint=choice(none,sec)",
+            "metric: found 'val/probe_top1', which needs labelled images; x",
+            METRIC,
+            False,
+        ),
+        ("data.max_images=choice(9,99)", "metric: found 'val/probe_top1', which needs labelled images; x", {}, False),
+    ],
+)
+def test_the_other_trials_are_stopped_only_if_all_lack_the_metric(tmp_path, monkeypatch, space, reason, measured, ends):
+    event = threading.Event()
+    monkeypatch.setattr(job, "_unmeasured", event)
+    monkeypatch.setattr(job, "last_line", lambda log: reason)
+    search = read_search(["experiment=digits", "epochs=16", "metric=val/probe_top1", space, f"output_dir={tmp_path}"])
+    plan: Plan = {"name": "s", "folder": str(tmp_path), "metric": search.metric}  # pyright: ignore[reportAssignmentType]
+    first, other = SimpleNamespace(last_result=None), SimpleNamespace(last_result=measured)
+    job._Progress(search, plan).on_trial_error(1, [first, other], first)
+    assert event.is_set() == ends
 
 
 @pytest.mark.slow

@@ -294,6 +294,11 @@ def test_pair_losses_take_batches_of_classes(tmp_path):
         ({"transform": {"name": "sft", "tail_below": 5}}, ConfigError, "transform.tail_below: found 5, must part"),
         ({"test_sets": [{"name": "bin", "path": "nowhere.bin"}]}, DataError, "nowhere.bin"),
         ({"test_sets": 2 * [{"name": "bin", "path": "x.bin"}]}, ConfigError, "test_sets.title: found 'x'"),
+        (
+            {"test_sets": [{"name": "bin", "path": f"{title}.bin"} for title in ("lfw", "LFW")]},
+            ConfigError,
+            "test_sets.title: found 'lfw', must be another for each test set, without regard to case",
+        ),
         ({"test_sets": [{"name": "bin", "path": "x (1).bin"}]}, ConfigError, r"test_sets.title: found 'x \(1\)'"),
         ({"evaluation": {"fars": [2.0]}}, ConfigError, "evaluation.fars"),
         ({"evaluation": {"pca": 17}}, ConfigError, "evaluation.pca: found 17, must be 1 to 16, the dimension of the "),

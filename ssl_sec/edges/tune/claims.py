@@ -1,0 +1,60 @@
+"""The description of a search in the folder of its runs, by which the same search continues and another is refused."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ssl_sec.edges.folder.text import text_of
+from ssl_sec.errors import ConfigError, StorageError, first_line, writing
+from ssl_sec.files import replace_text
+
+_END = ".tune.json"
+
+
+class OtherSearchError(ConfigError):
+    """Another search has the name.
+
+    Args:
+        name: the name.
+        difference: the first setting that differs.
+    """
+
+    def __init__(self, name: str, difference: str) -> None:
+        self.difference = difference
+        super().__init__(f"run_name: {name} is another search, with {difference}; allowed: another name")
+
+
+def description_path(folder: Path, name: str) -> Path:
+    """The file with the description of a search."""
+    return folder / f"{name}{_END}"
+
+
+def claimed(path: Path, described: Mapping[str, Any]) -> bool:
+    """Whether the search is new; if so, its description is stored.
+
+    Args:
+        path: the file of its description.
+        described: the settings that affect it, by key.
+
+    Raises:
+        OtherSearchError: if another search has the name.
+        StorageError: if the file cannot be read, or the folder cannot be written.
+    """
+    text = json.dumps(described, indent=1)
+    if path.exists():
+        try:
+            before, now = json.loads(text_of(path) or "{}"), json.loads(text)
+        except ValueError as error:
+            raise StorageError(
+                f"run_name: {path} cannot be read: {first_line(error)}; allowed: another name"
+            ) from error
+        for key in {**before, **now}:
+            if before.get(key) != now.get(key):
+                difference = f"{key} {before.get(key)!r} instead of {now.get(key)!r}"
+                raise OtherSearchError(path.name.removesuffix(_END), difference)
+        return False
+    with writing("output_dir", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, text)
+    return True
