@@ -96,8 +96,9 @@ def upload_left(bucket: Bucket, folder: Path, log: Callable[[int, str], object] 
     for path in sorted((folder / WAITING).glob("step-*")):
         if path.name <= newest or defect_of(path) is not None:
             continue
-        files = _listed((path / MANIFEST).read_bytes())
-        if len(files) > 1:  # of sharded tensors
+        manifest = (path / MANIFEST).read_bytes()
+        files = _listed(manifest)
+        if len(files) > 1 and json.loads(manifest).get("workers") != 1:  # of sharded tensors
             missing = "the parts of the other workers are missing"
             log(logging.WARNING, f"{path.name} is not used: its upload was interrupted, and {missing}")
             continue
@@ -237,7 +238,8 @@ class CheckpointUpload:
     def _is_whole(self, path: Path) -> bool:
         """Whether a waiting checkpoint has no parts of other workers."""
         with contextlib.suppress(OSError):
-            return self._workers.rank == 0 and len(_listed((path / MANIFEST).read_bytes())) == 1
+            is_alone = self._workers.world_size == 1
+            return is_alone or self._workers.rank == 0 and len(_listed((path / MANIFEST).read_bytes())) == 1
         return True
 
     def _asked_for(self) -> Path:
