@@ -288,6 +288,14 @@ def test_a_resume_with_other_images_is_refused_and_with_the_first_ones_continues
         run_training(PRETRAIN, replace(config, resume=True))
     write_image(images / "03.png", 3)
     (images / "16.png").unlink()
+    given = [f"resume={tmp_path}/runs/photos/grown", f"data.root={tmp_path}/others", "checkpoint.keep_last=7"]
+    for path in images.iterdir():
+        write_image(tmp_path / "others" / path.name, 9)
+    with pytest.raises(DataError, match="names of files have changed since the run began"):
+        run_training(PRETRAIN, from_values(PretrainConfig, values_of("pretrain", given)))
+    # A resume that is refused leaves the settings of the run as they were.
+    kept = from_values(PretrainConfig, values_of("pretrain", given[:1]))
+    assert kept == replace(config, resume=True, recipe="photos")
     moved = images.rename(tmp_path / "moved")
     given = [f"resume={tmp_path}/runs/photos/grown", f"data.root={moved}"]
     finished = run_training(PRETRAIN, from_values(PretrainConfig, values_of("pretrain", given)))
