@@ -348,12 +348,16 @@ def _to_device(
 def _restore(recipe: Recipe, runtime: Runtime, store: RunStore) -> int:
     """Restores the run's stored state; returns the steps taken so far."""
     state = store.restored_state(runtime.device, recipe.held_classes)
-    first_step = 0 if state is None else recipe.restore(state)
+    first_step = 0 if state is None else int(state["step"])
+    if runtime.rank == 0:
+        store.describe_data(recipe.image_set, is_resumed=first_step > 0)
+    gather_objects(None)  # no worker takes the state before the images are known to be those of the run
+    if state is not None:
+        recipe.restore(state)
     if first_step:
         workers = counted(runtime.world_size, "worker")
         log_once(runtime, "resuming after step %d of %d on %s", first_step, recipe.total_steps, workers)
     if runtime.rank == 0:
-        store.describe_data(recipe.image_set, is_resumed=first_step > 0)
         store.forget_records_from(first_step)
     steps, batch_size = f"{recipe.total_steps - first_step:,}", f"{recipe.sampler.global_batch_size:,}"
     log_once(runtime, "training %s steps of %s images", steps, batch_size)
