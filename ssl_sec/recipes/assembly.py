@@ -35,6 +35,7 @@ from ssl_sec.networks.recomputation import recompute_blocks
 from ssl_sec.networks.weights import UnfitWeightsError
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.seeding import derived_seed
+from ssl_sec.settings import check
 from ssl_sec.training.class_sharding import draw_templates, template_losses
 from ssl_sec.training.config import RuntimeConfig, SphericalConfig
 from ssl_sec.training.objective import Objective, Transform
@@ -172,13 +173,19 @@ def build_loss(
         loss: its loss.
         image_set: the images to train on.
         share_classes_from: number of classes from which their templates are sharded over the workers.
+
+    Raises:
+        ConfigError: if there would be no template for some workers.
     """
     if isinstance(loss, PairLossConfig):
         return loss.build()
-    num_classes = len(image_set.class_names)
+    num_classes, num_workers = len(image_set.class_names), world_size()
+    is_sharded = num_classes >= share_classes_from
+    allowed = f"above {num_classes}, the number of classes, with {num_workers} workers"
+    check(not is_sharded or num_classes >= num_workers, "share_classes_from", share_classes_from, allowed)
     with torch.device("meta"):
         built = loss.build(num_classes, config.head.dim)
-    draw_templates(built, config.seed, sharded=num_classes >= share_classes_from)
+    draw_templates(built, config.seed, sharded=is_sharded)
     return built
 
 
