@@ -91,6 +91,7 @@ def save_checkpoint(
             json.dump({"step": step, "score": score, "workers": world_size(), "files": files}, file)
             file.flush()
             os.fsync(file.fileno())
+        sync_path(temporary)
         if final.exists():  # one that is not whole
             shutil.rmtree(final)
         temporary.rename(final)
