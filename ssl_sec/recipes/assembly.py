@@ -36,6 +36,7 @@ from ssl_sec.networks.recomputation import recompute_blocks
 from ssl_sec.networks.weights import UnfitWeightsError
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.seeding import derived_seed
+from ssl_sec.settings import check
 from ssl_sec.training.class_sharding import draw_templates, template_losses
 from ssl_sec.training.config import RuntimeConfig, SphericalConfig
 from ssl_sec.training.objective import Objective, Transform
@@ -178,13 +179,19 @@ def build_loss(
         image_set: the images to train on.
         share_classes_from: number of classes from which their templates are sharded over the workers.
         class_sample_rate: share of the classes that a step's rows are compared with, in (0, 1].
+
+    Raises:
+        ConfigError: if there would be no template for some workers.
     """
     if isinstance(loss, PairLossConfig):
         return loss.build()
-    num_classes = len(image_set.class_names)
+    num_classes, num_workers = len(image_set.class_names), world_size()
+    is_sharded = num_classes >= share_classes_from
+    allowed = f"above {num_classes}, the number of classes, with {num_workers} workers"
+    check(not is_sharded or num_classes >= num_workers, "share_classes_from", share_classes_from, allowed)
     with torch.device("meta"):
         built = loss.build(num_classes, config.head.dim)
-    draw_templates(built, config.seed, sharded=num_classes >= share_classes_from)
+    draw_templates(built, config.seed, sharded=is_sharded)
     sample_classes(built, class_sample_rate, config.seed)
     return built
 
@@ -355,12 +362,16 @@ def _to_device(
 def _restore(recipe: Recipe, runtime: Runtime, store: RunStore) -> int:
     """Restores the run's stored state; returns the steps taken so far."""
     state = store.restored_state(runtime.device, recipe.held_classes)
-    first_step = 0 if state is None else recipe.restore(state)
+    first_step = 0 if state is None else int(state["step"])
+    if runtime.rank == 0:
+        store.describe_data(recipe.image_set, is_resumed=first_step > 0)
+    gather_objects(None)  # no worker takes the state before the images are known to be those of the run
+    if state is not None:
+        recipe.restore(state)
     if first_step:
         workers = counted(runtime.world_size, "worker")
         log_once(runtime, "resuming after step %d of %d on %s", first_step, recipe.total_steps, workers)
     if runtime.rank == 0:
-        store.describe_data(recipe.image_set, is_resumed=first_step > 0)
         store.forget_records_from(first_step)
     steps, batch_size = f"{recipe.total_steps - first_step:,}", f"{recipe.sampler.global_batch_size:,}"
     log_once(runtime, "training %s steps of %s images", steps, batch_size)

@@ -32,7 +32,8 @@ from ssl_sec.files import sync_path
 from ssl_sec.training.class_sharding import HeldRows
 from ssl_sec.training.visibility import wait_until_visible
 
-# Written last, so that it marks a whole checkpoint: the step, the score, and the files' sizes and hashes.
+# Written last, so that it marks a whole checkpoint: the step, the score, the number of workers that saved it, and the
+# files' sizes and hashes.
 MANIFEST = "manifest.json"
 
 _STATE = "state.pt"
@@ -87,9 +88,10 @@ def save_checkpoint(
             for file in sorted(temporary.iterdir())
         }
         with (temporary / MANIFEST).open("w") as file:
-            json.dump({"step": step, "score": score, "files": files}, file)
+            json.dump({"step": step, "score": score, "workers": world_size(), "files": files}, file)
             file.flush()
             os.fsync(file.fileno())
+        sync_path(temporary)
         if final.exists():  # one that is not whole
             shutil.rmtree(final)
         temporary.rename(final)

@@ -53,8 +53,7 @@ def draw_templates(loss: nn.Module, seed: int, sharded: bool) -> None:
     """
     for module in template_losses(loss):
         held = own_rows(module.num_classes) if sharded else slice(0, module.num_classes)
-        if held.start == held.stop:
-            raise ValueError(f"{module.num_classes} classes are too few to be sharded over the workers")
+        assert held.start < held.stop, "each worker holds a template"
         module.hold(held.start, _draw(held, module, seed), _Workers() if sharded else None)
     for module in loss.modules():
         for name, buffer in module.named_buffers(recurse=False):

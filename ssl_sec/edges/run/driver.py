@@ -27,7 +27,7 @@ from ssl_sec.edges.folder.text import writing
 from ssl_sec.edges.folder.unfinished import named_run_checkpoint
 from ssl_sec.edges.masking import masked_values
 from ssl_sec.edges.run.execution import Execution
-from ssl_sec.edges.run.resuming import is_probed, probe_folder, resume_run
+from ssl_sec.edges.run.resuming import is_probed, probe_folder, resume_run, settings_kept
 from ssl_sec.edges.run.running import running
 from ssl_sec.edges.run.signals import stopped_by_signals
 from ssl_sec.edges.run.spec import RunSpec
@@ -221,7 +221,7 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
     assert config.run_name is not None
     path = _output_dir(config) / config.recipe_name / config.run_name
     # A service that starts jobs again passes resume=auto, maybe before the lease of a killed process has expired.
-    with _reserved(open_folder(path), waits=config.resume == "auto") as folder:
+    with _reserved(open_folder(path), waits=config.resume == "auto") as folder, settings_kept(folder):
         if not (folder.holds_run if config.resume == "auto" else config.resume):
             require_data(config.data, config.runtime)
             folder.start(to_values(config), {} if initial is None else {folder.initial_path: initial})

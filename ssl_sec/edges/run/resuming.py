@@ -1,6 +1,7 @@
 """Checks whether a run can be resumed with a configuration, and whether a probe has to start again."""
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import weights_digest
 from ssl_sec.edges.folder.stored import open_folder
 from ssl_sec.edges.folder.stored_config import stored_values
+from ssl_sec.edges.folder.text import text_of, writing
 from ssl_sec.edges.masking import masked_values
 from ssl_sec.edges.run.running import remove_at_exit, running
 from ssl_sec.effects import image_files, is_among, kept_by_resume, without_effect
-from ssl_sec.errors import ConfigError, shown
+from ssl_sec.errors import ConfigError, DataError, shown
+from ssl_sec.files import replace_text
 from ssl_sec.recipes.config import RunConfig, TrainingConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import PROBE, RecipeRow
@@ -50,6 +53,23 @@ def resume_run(recipe: RecipeRow, folder: RunFolder, config: TrainingConfig) -> 
         return False
     folder.resume(now)
     return True
+
+
+@contextmanager
+def settings_kept(folder: RunFolder) -> Iterator[None]:
+    """Keeps the settings of a run if the block refuses its resume, as with other images, before it saves anything.
+
+    Otherwise the next resume would have them, and the longer length that a finished run does not reach.
+    """
+    before = text_of(folder.config_path)
+    newest = folder.newest_step() if before else None
+    try:
+        yield
+    except (ConfigError, DataError):
+        if before and folder.holds_run and folder.newest_step() == newest:
+            with writing(folder.path):
+                replace_text(folder.config_path, before)
+        raise
 
 
 def probe_folder(

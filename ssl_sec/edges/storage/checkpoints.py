@@ -12,7 +12,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,8 +96,9 @@ def upload_left(bucket: Bucket, folder: Path, log: Callable[[int, str], object] 
     for path in sorted((folder / WAITING).glob("step-*")):
         if path.name <= newest or defect_of(path) is not None:
             continue
-        files = _listed((path / MANIFEST).read_bytes())
-        if len(files) > 1:  # of sharded tensors
+        manifest = (path / MANIFEST).read_bytes()
+        files = _listed(manifest)
+        if len(files) > 1 and json.loads(manifest).get("workers") != 1:  # of sharded tensors
             missing = "the parts of the other workers are missing"
             log(logging.WARNING, f"{path.name} is not used: its upload was interrupted, and {missing}")
             continue
@@ -149,6 +150,7 @@ class CheckpointUpload:
         self._keep_last = keep_last
         self._on_uploaded = on_uploaded
         self._waiting: list[Path] = []
+        self._stored: dict[str, list[str]] = {}  # the last checkpoint that worker 0 has uploaded -> its files
         self._changed = threading.Condition()
         self._failure: StorageError | None = None
         self._closed_at: float | None = None
@@ -236,7 +238,8 @@ class CheckpointUpload:
     def _is_whole(self, path: Path) -> bool:
         """Whether a waiting checkpoint has no parts of other workers."""
         with contextlib.suppress(OSError):
-            return self._workers.rank == 0 and len(_listed((path / MANIFEST).read_bytes())) == 1
+            is_alone = self._workers.world_size == 1
+            return is_alone or self._workers.rank == 0 and len(_listed((path / MANIFEST).read_bytes())) == 1
         return True
 
     def _asked_for(self) -> Path:
@@ -264,6 +267,12 @@ class CheckpointUpload:
             note = self._note(path.name, self._workers.rank)
             self._bucket.write(note, json.dumps({"name": part.name, "file": about}).encode())
             return
+        if path.name not in self._stored:  # otherwise only the removal failed: the others no longer have their parts
+            self._stored = {path.name: self._upload_whole(path)}
+        self._remove_others(path.name, self._stored[path.name])
+
+    def _upload_whole(self, path: Path) -> list[str]:
+        """Uploads a checkpoint, the other workers their parts of it, and then its manifest; returns its files."""
         manifest = json.loads((path / MANIFEST).read_text())
         files: dict[str, Any] = manifest["files"]
         if len(files) > 1:  # this worker has a part beside the state, so the others have parts, too
@@ -276,7 +285,7 @@ class CheckpointUpload:
                 files[note["name"]] = note["file"]
         self._on_uploaded()
         self._bucket.write(f"{path.name}/{MANIFEST}", json.dumps(manifest).encode())
-        self._remove_others(path.name, files)
+        return [*files, MANIFEST]
 
     def _question(self, checkpoint: str) -> str:
         """The file by which worker 0 requests the parts of the others."""
@@ -294,7 +303,7 @@ class CheckpointUpload:
             time.sleep(_LOOK_EVERY_S)
         return json.loads(content)
 
-    def _remove_others(self, newest: str, files: Mapping[str, Any]) -> None:
+    def _remove_others(self, newest: str, files: Iterable[str]) -> None:
         """Removes all but the newest checkpoints and the best, and the remains of interrupted uploads."""
         stored = self._bucket.files()
         whole = [name for name in whole_checkpoints(stored) if name <= newest]
@@ -304,7 +313,7 @@ class CheckpointUpload:
         old = [name for name in stored if (checkpoint := name.partition("/")[0]) <= newest and checkpoint not in kept]
         # A checkpoint without its manifest is absent, so the manifest is removed first.
         self._bucket.remove(sorted(old, key=lambda name: not name.endswith(MANIFEST)))
-        own = {f"{newest}/{name}" for name in (*files, MANIFEST)}
+        own = {f"{newest}/{name}" for name in files}
         self._bucket.remove([name for name in stored if name.startswith(f"{newest}/") and name not in own])
 
 

@@ -47,7 +47,7 @@ class DeferredRun:
         self._monitor: SystemMetricsMonitor | None = None
         self._cluster: str | None = None
         self._connected = threading.Event()
-        self._is_new = False  # this process has created it
+        self._created: str | None = None  # the id of the run, if this process has created it
         self.run: TrackedRun | None = None
         self.on_run: Callable[[TrackedRun], object] = lambda run: None
         self.on_records: Callable[[TrackedRun], object] = lambda run: None
@@ -84,7 +84,7 @@ class DeferredRun:
             reopened = self._reopen()
             self.run = reopened or TrackedRun.start(self._identity, self._values, self._keep_id)
             try:
-                if reopened is not None and not self._is_new:
+                if reopened is not None and self._created is None:
                     reopened.log_resume(self._identity.tags)
                 for path in code_files(self._folder.path):
                     self.run.log_file(path)
@@ -95,12 +95,12 @@ class DeferredRun:
         return self.run
 
     def _keep_id(self, run_id: str) -> None:
-        self._is_new = True
-        with contextlib.suppress(FileNotFoundError):  # the folder was removed, which ends the run
+        self._created = run_id
+        with contextlib.suppress(OSError):  # the folder was removed, or its disk is full, which ends the run
             self._folder.run_id_path.write_text(run_id)
 
     def _reopen(self) -> TrackedRun | None:
-        run_id, uri = self._folder.run_id, self._identity.uri
+        run_id, uri = self._created or self._folder.run_id, self._identity.uri
         if run_id is None:
             return None
         run = TrackedRun.reopen(uri, run_id)

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from tqdm import tqdm
 
-from ssl_sec.edges.folder.text import json_objects
+from ssl_sec.edges.folder.text import has_metrics, json_objects
 from ssl_sec.edges.patience import Patience
 
 # {"step": int, "metrics": {name: value}, ...}, or {"time": float, "message": str}.
@@ -43,7 +43,7 @@ class Follower:
         interval_s: time between two checks of the file.
         retry_s: time between two tries after an error of the sink.
         on_error: called with the first error of each outage.
-        on_loss: called at the end with the number of records that the sink never took.
+        on_loss: called at the end with the number of records of metrics that the sink never took.
         patience: how long to wait for a sink that does not answer at the end; None waits forever.
         connects_first: whether the sink is called at the start without records, so that it can connect.
     """
@@ -92,12 +92,13 @@ class Follower:
         while not self._closed.wait(self._interval_s):
             self._deliver(at_the_end=False)
         self._deliver(at_the_end=True)
-        if self._pending:
-            self._on_loss(len(self._pending))
+        if lost := sum(map(has_metrics, self._pending)):
+            self._on_loss(lost)
         self._sink.close()
 
     def _deliver(self, at_the_end: bool) -> None:
-        self._pending += self._new_records()
+        new = self._new_records()  # may forget the pending ones
+        self._pending += new
         nothing_to_do = not self._pending and not self._must_connect
         if nothing_to_do or (time.monotonic() < self._next_try and not at_the_end):
             return
@@ -112,14 +113,14 @@ class Follower:
             self._pending, self._failing, self._must_connect = [], False, False
 
     def _new_records(self) -> list[Record]:
-        """The records of new complete lines; all records if a resume has replaced the file."""
+        """The records of new complete lines; all records, with none pending, if a resume has replaced the file."""
         try:
             with self._path.open("rb") as file:
                 inode = os.fstat(file.fileno()).st_ino
                 file.seek(self._offset - len(self._newest))
                 # A file that has replaced the other may have its inode, and be longer.
                 if inode != self._inode or file.read(len(self._newest)) != self._newest:
-                    self._inode, self._offset, self._newest = inode, 0, b""
+                    self._inode, self._offset, self._newest, self._pending = inode, 0, b"", []
                     file.seek(0)
                 content = file.read()
         except FileNotFoundError:

@@ -143,17 +143,20 @@ class TrackedRun:
         """Reopens a run; None if the store does not have it. Points that it already has are not logged again.
 
         Raises:
-            StorageError: if the store cannot be used.
+            StorageError: if the store cannot be used, or the run was deleted.
         """
         with store_errors(uri):
             client = connect_to_store(uri)
             try:
-                client.update_run(run_id, status=RunStatus.to_string(RunStatus.RUNNING))
+                run = client.get_run(run_id)
             except MlflowException as error:
                 if is_unknown(error):
                     return None
                 raise
-            run = client.get_run(run_id)
+            if run.info.lifecycle_stage == LifecycleStage.DELETED:
+                restore = f"mlflow runs restore --run-id {run_id}"
+                raise StorageError(f"the run {run_id} was deleted in MLflow; restore it with `{restore}`")
+            client.update_run(run_id, status=RunStatus.to_string(RunStatus.RUNNING))
             _warn_of_move(uri, run.info)
             if ENDED_TAG in run.data.tags:
                 client.delete_tag(run_id, ENDED_TAG)

@@ -190,6 +190,32 @@ def test_the_parts_of_all_workers_make_one_checkpoint(bucket: Bucket, tmp_path: 
     assert not list((tmp_path / "1").rglob("*.safetensors"))
 
 
+def test_an_outage_after_the_manifest_does_not_ask_for_the_parts_again(bucket: Bucket, tmp_path: Path, monkeypatch):
+    """The other workers have removed theirs by then."""
+    remove, outages = Bucket.remove, [StorageError("away")]
+
+    def breaks_off(self, names):
+        remove(self, names)
+        if outages and any(".part-" in name for name in names):
+            raise outages.pop()
+
+    monkeypatch.setattr(Bucket, "remove", breaks_off)
+    monkeypatch.setattr(module, "_ASKED_EVERY_S", 0.01)
+    monkeypatch.setattr(module, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(module, "_PARTS_WITHIN_S", 1.0)
+    uploads = [CheckpointUpload(bucket, Workers(rank=rank, world_size=2, start="now"), keep_last=1) for rank in (0, 1)]
+    own, other = (
+        save_part(tmp_path / str(rank), 1, {'["templates"]': HeldRows(torch.zeros(3, 2), 3 * rank)}) for rank in (0, 1)
+    )
+    uploads[1].offer_part(1, other)
+    uploads[0].offer(save_checkpoint(tmp_path / "0", 1, {"num_classes": 6}, keep_last=1, parts=[own.name]))
+    for each in reversed(uploads):
+        each.close()
+    assert not outages
+    assert download_checkpoint(bucket, "step-000000001", tmp_path / "there") is None
+    assert len(bucket.files()) == 4
+
+
 def test_a_missing_part_is_named(bucket: Bucket, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(module, "_PARTS_WITHIN_S", 0.0)
     uploads = CheckpointUpload(bucket, Workers(rank=0, world_size=2, start="now"), keep_last=1)

@@ -137,6 +137,18 @@ def test_a_lasting_outage_is_retried_at_the_end_and_the_loss_reported(tmp_path: 
     assert lost == [2]
 
 
+def test_records_that_a_restart_repeats_and_messages_are_not_counted_as_lost(tmp_path: Path):
+    path, sink, lost = tmp_path / "metrics.jsonl", Away(outages=10**9, wanted=1), []
+    path.write_text(line(0, a=1) + line(1, a=2))
+    follower = Follower(path, sink, interval_s=0.01, retry_s=0.01, on_loss=lost.append)
+    with follower:
+        while sink.calls < 2:
+            time.sleep(0.01)
+        (tmp_path / "new").write_text(line(0, a=1) + json.dumps({"time": 1.0, "message": "INFO: again"}) + "\n")
+        (tmp_path / "new").replace(path)
+    assert lost == [1]
+
+
 def test_a_sink_is_connected_before_there_are_records(tmp_path: Path):
     sink = Away(outages=1, wanted=0)
     with Follower(tmp_path / "metrics.jsonl", sink, interval_s=0.01, retry_s=0.01, connects_first=True):

@@ -157,10 +157,18 @@ def test_a_folder_is_refused_before_the_run_starts(tmp_path: Path, capsys, monke
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_store_that_fails_while_parameters_are_logged_has_one_run(tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_store_that_fails_while_parameters_are_logged_has_one_run(tmp_path: Path, monkeypatch, is_full: bool):
+    """Also if the run's folder cannot keep the id of the run."""
     identity = RunIdentity(uri=f"sqlite:///{tmp_path}/mlflow.db", experiment="e", name="n", tags={})
     tracking = DeferredRun(identity, {"seed": 3, "epochs": 9}, RunFolder(tmp_path / "run"))
     (tmp_path / "run").mkdir()
+    if is_full:
+
+        def fill(self, text):
+            raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+        monkeypatch.setattr(Path, "write_text", fill)
     log, calls = MlflowClient.log_batch, []
 
     def fails_twice(*arguments, **more):

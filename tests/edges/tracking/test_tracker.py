@@ -30,6 +30,16 @@ def test_a_resumed_run_has_the_folder_that_it_was_moved_to_and_its_new_job(uri, 
     assert note.count("/shared/digits/it") == 3 and "/scratch" not in note
 
 
+def test_a_run_that_was_deleted_is_named_with_the_command_that_restores_it(uri):
+    run = TrackedRun.start(RunIdentity(uri=uri, experiment="digits", name="it", tags={"job": "pretrain"}), {})
+    run.client.delete_run(run.run_id)
+    restore = f"mlflow runs restore --run-id {run.run_id}"
+    with pytest.raises(StorageError, match=f"run {run.run_id} was deleted in MLflow; restore it with `{restore}`$"):
+        TrackedRun.reopen(uri, run.run_id)
+    run.client.restore_run(run.run_id)
+    assert TrackedRun.reopen(uri, run.run_id) is not None
+
+
 def test_an_experiment_in_which_the_user_may_create_no_runs_is_named_with_its_key(uri, monkeypatch):
     def forbidden(self, *_, **__):
         raise MlflowException("failed with error code 403", PERMISSION_DENIED)

@@ -288,10 +288,34 @@ def test_a_resume_with_other_images_is_refused_and_with_the_first_ones_continues
         run_training(PRETRAIN, replace(config, resume=True))
     write_image(images / "03.png", 3)
     (images / "16.png").unlink()
+    given = [f"resume={tmp_path}/runs/photos/grown", f"data.root={tmp_path}/others", "checkpoint.keep_last=7"]
+    for path in images.iterdir():
+        write_image(tmp_path / "others" / path.name, 9)
+    with pytest.raises(DataError, match="names of files have changed since the run began"):
+        run_training(PRETRAIN, from_values(PretrainConfig, values_of("pretrain", given)))
+    # A resume that is refused leaves the settings of the run as they were.
+    kept = from_values(PretrainConfig, values_of("pretrain", given[:1]))
+    assert kept == replace(config, resume=True, recipe="photos")
     moved = images.rename(tmp_path / "moved")
     given = [f"resume={tmp_path}/runs/photos/grown", f"data.root={moved}"]
     finished = run_training(PRETRAIN, from_values(PretrainConfig, values_of("pretrain", given)))
     assert [record["step"] for record in finished.folder.records() if "train/loss" in record["metrics"]] == [0, 1, 2, 3]
+
+
+def test_a_resume_with_another_class_is_refused_as_one_with_other_images(tmp_path: Path, monkeypatch, caplog):
+    for number in range(8):
+        write_image(tmp_path / "photos" / "train" / "ab"[number % 2] / f"{number}.png", number)
+    overrides = ["data=folder", f"data.root={tmp_path}/photos", f"output_dir={tmp_path / 'runs'}", "run_name=grown"]
+    small = ["encoder.width=0.125", "epochs=2", "global_batch_size=4", "monitor.neighbours=2", "log_every_steps=1"]
+    config = pretrain_config([*overrides, *small, "tracking.system_metrics=false", "tracking.register_model=false"])
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
+        run_training(PRETRAIN, config)
+    write_image(tmp_path / "photos" / "train" / "c" / "8.png", 8)
+    caplog.clear()
+    with pytest.raises(DataError, match="folder/train: found 9 images, but the run to resume began with 8; allowed: "):
+        run_training(PRETRAIN, replace(config, resume=True))
+    assert "online probe" not in caplog.text
 
 
 def test_a_data_error_leaves_no_folder_and_a_failed_run(tmp_path: Path):

@@ -16,6 +16,7 @@ from ssl_sec.edges.storage.checkpoints import WAITING
 from ssl_sec.edges.storage.holder import holder_of
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.errors import StorageError
+from ssl_sec.training import checkpoint
 from ssl_sec.training.checkpoint import defect_of, save_checkpoint, save_part
 from ssl_sec.training.class_sharding import HeldRows
 
@@ -153,7 +154,17 @@ def test_a_worker_keeps_the_word_of_its_driver_in_its_folder(monkeypatch, tmp_pa
     assert holder_of(folder.path) == "the driver"
 
 
-def test_a_waiting_checkpoint_without_the_parts_of_others_is_named(started):
+def test_a_waiting_checkpoint_with_all_classes_of_its_only_worker_is_uploaded(started):
+    url = "memory://all-classes/runs/recipe/run"
+    Bucket(url).write(".holder", b"the driver")
+    waiting_checkpoint(url, 0, "the driver", parts=True)
+    messages, uploaded = started(url, 0)
+    assert uploaded == ["step-000000007"]
+    assert [level for level, _ in messages] == ["INFO"]
+
+
+def test_a_waiting_checkpoint_without_the_parts_of_others_is_named(started, monkeypatch):
+    monkeypatch.setattr(checkpoint, "world_size", lambda: 2)
     url = "memory://parts/runs/recipe/run"
     Bucket(url).write(".holder", b"the driver")
     waiting_checkpoint(url, 0, "the driver", parts=True)
