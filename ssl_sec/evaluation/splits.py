@@ -10,6 +10,7 @@ from torch import Tensor
 from ssl_sec.data.image_set import ImageSet, subset
 from ssl_sec.errors import ConfigError, DataError, MissingDataError, printable
 from ssl_sec.seeding import derived_seed
+from ssl_sec.settings import check
 
 # Images of each sampled class if there are too many classes to sample all.
 _PER_CLASS = 10
@@ -118,16 +119,13 @@ def labelled_subset(
         Indices of the chosen images, ascending, on the CPU.
 
     Raises:
-        ConfigError: `labels_per_class` is below 1 or above the number of images of some class.
+        ConfigError: `labels_per_class` is below 1 or above the number of images of the smallest class.
     """
-    if labels_per_class < 1:
-        raise ConfigError(f"{key} = {labels_per_class}; allowed: 1 or more")
-    chosen: list[Tensor] = []
-    for label, indices in _shuffled_by_class(labels, derived_seed(seed, "labelled")).items():
-        if len(indices) < labels_per_class:
-            raise ConfigError(f"{key} = {labels_per_class}, but class {label} has {len(indices)} images")
-        chosen.append(indices[:labels_per_class])
-    return torch.cat(chosen).sort().values
+    by_class = _shuffled_by_class(labels, derived_seed(seed, "labelled"))
+    least, smallest = min((len(indices), label) for label, indices in by_class.items())
+    allowed = f"1 to {least}, the images of class {smallest} that are not held out"
+    check(1 <= labels_per_class <= least, key, labels_per_class, allowed)
+    return torch.cat([indices[:labels_per_class] for indices in by_class.values()]).sort().values
 
 
 def labelled_share(

@@ -86,9 +86,11 @@ def test_labelled_subsets_of_one_seed_are_nested():
 
 
 def test_a_class_with_too_few_images_is_named():
-    with pytest.raises(ConfigError, match=r"probe\.labels_per_class = 2, but class 2 has 1 image"):
+    with pytest.raises(ConfigError, match="^probe.labels_per_class: found 2, must be 1 to 1, the images of class 2 "):
         labelled_subset(LABELS, 2, seed=0)
-    with pytest.raises(ConfigError, match=r"probe\.labels_per_class = 0"):
+    with pytest.raises(ConfigError, match="found 10, must be 1 to 1, the images of class 2"):  # the smallest class
+        labelled_subset(LABELS, 10, seed=0)
+    with pytest.raises(ConfigError, match="^probe.labels_per_class: found 0, must be 1 to 1, "):
         labelled_subset(LABELS, 0, seed=0)
 
 
