@@ -59,7 +59,7 @@ def with_test_images(image_set: ImageSet, share: float, seed: int) -> tuple[Imag
         DataError: each class has one image.
     """
     rest, held_out = stratified_split(image_set.labels, share, derived_seed(seed, "test share"))
-    require_held_out(held_out)
+    require_held_out(held_out, image_set.name)
     return subset(image_set, rest, "for training"), subset(image_set, held_out, "held out for the test")
 
 
@@ -76,10 +76,12 @@ def opening_test_images(key: str) -> Iterator[None]:
         raise MissingDataError(f"{error}; {key}=0.2 holds out test images of the training split") from error
 
 
-def require_held_out(held_out: Int64[Tensor, " held_out"]) -> None:
-    """Raises a DataError if no image is held out, since each class has one image."""
+def require_held_out(held_out: Int64[Tensor, " held_out"], name: str) -> None:
+    """Raises a DataError with the name of the images if none is held out, since each class has one."""
     if not len(held_out):
-        raise DataError("found one image of each class, must be two or more of some: a share of the images is held out")
+        raise DataError(
+            f"{name}: found one image of each class, must be two or more of some: a share of the images is held out"
+        )
 
 
 def stratified_sample(labels: Int64[Tensor, " images"], num_images: int, seed: int) -> Int64[Tensor, " chosen"]:

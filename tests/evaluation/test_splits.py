@@ -66,9 +66,9 @@ def test_a_fraction_that_leaves_no_images_is_refused(fraction):
 
 def test_classes_of_one_image_cannot_be_split():
     _, held_out = stratified_split(torch.arange(7), 0.1, seed=0)
-    with pytest.raises(DataError, match="found one image of each class, must be two or more of some"):
-        require_held_out(held_out)
-    require_held_out(stratified_split(torch.tensor([0, 1, 1]), 0.1, seed=0)[1])
+    with pytest.raises(DataError, match="^photos/train: found one image of each class, must be two or more"):
+        require_held_out(held_out, "photos/train")
+    require_held_out(stratified_split(torch.tensor([0, 1, 1]), 0.1, seed=0)[1], "photos/train")
 
 
 def test_a_labelled_subset_has_the_same_number_of_each_class():
