@@ -108,7 +108,7 @@ def linear_probe(
     num_classes = int(torch.cat([labels, test_labels.to(labels)]).max()) + 1
     check_num_classes(num_classes, len(labels), "linear probe")
     kept, held_out = stratified_split(labels, HELD_OUT_SHARE, seed=config.seed)
-    require_held_out(held_out)
+    require_held_out(held_out, "linear probe, train")
 
     def train_on(images: Tensor, rates: Sequence[float]) -> LinearProbes:
         batches = shuffled(features[images], labels[images], config.batch_size, derived_seed(config.seed, "probe"))

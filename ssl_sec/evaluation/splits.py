@@ -10,6 +10,7 @@ from torch import Tensor
 from ssl_sec.data.image_set import ImageSet, subset
 from ssl_sec.errors import ConfigError, DataError, MissingDataError, some_names
 from ssl_sec.seeding import derived_seed
+from ssl_sec.settings import check
 
 # Images of each sampled class if there are too many classes to sample all.
 _PER_CLASS = 10
@@ -58,7 +59,7 @@ def with_test_images(image_set: ImageSet, share: float, seed: int) -> tuple[Imag
         DataError: each class has one image.
     """
     rest, held_out = stratified_split(image_set.labels, share, derived_seed(seed, "test share"))
-    require_held_out(held_out)
+    require_held_out(held_out, image_set.name)
     return subset(image_set, rest, "for training"), subset(image_set, held_out, "held out for the test")
 
 
@@ -75,10 +76,12 @@ def opening_test_images(key: str) -> Iterator[None]:
         raise MissingDataError(f"{error}; {key}=0.2 holds out test images of the training split") from error
 
 
-def require_held_out(held_out: Int64[Tensor, " held_out"]) -> None:
-    """Raises a DataError if no image is held out, since each class has one image."""
+def require_held_out(held_out: Int64[Tensor, " held_out"], name: str) -> None:
+    """Raises a DataError with the name of the images if none is held out, since each class has one."""
     if not len(held_out):
-        raise DataError("found one image of each class, must be two or more of some: a share of the images is held out")
+        raise DataError(
+            f"{name}: found one image of each class, must be two or more of some: a share of the images is held out"
+        )
 
 
 def stratified_sample(labels: Int64[Tensor, " images"], num_images: int, seed: int) -> Int64[Tensor, " chosen"]:
@@ -118,16 +121,13 @@ def labelled_subset(
         Indices of the chosen images, ascending, on the CPU.
 
     Raises:
-        ConfigError: `labels_per_class` is below 1 or above the number of images of some class.
+        ConfigError: `labels_per_class` is below 1 or above the number of images of the smallest class.
     """
-    if labels_per_class < 1:
-        raise ConfigError(f"{key} = {labels_per_class}; allowed: 1 or more")
-    chosen: list[Tensor] = []
-    for label, indices in _shuffled_by_class(labels, derived_seed(seed, "labelled")).items():
-        if len(indices) < labels_per_class:
-            raise ConfigError(f"{key} = {labels_per_class}, but class {label} has {len(indices)} images")
-        chosen.append(indices[:labels_per_class])
-    return torch.cat(chosen).sort().values
+    by_class = _shuffled_by_class(labels, derived_seed(seed, "labelled"))
+    least, smallest = min((len(indices), label) for label, indices in by_class.items())
+    allowed = f"1 to {least}, the images of class {smallest} that are not held out"
+    check(1 <= labels_per_class <= least, key, labels_per_class, allowed)
+    return torch.cat([indices[:labels_per_class] for indices in by_class.values()]).sort().values
 
 
 def labelled_share(

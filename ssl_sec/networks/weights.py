@@ -3,6 +3,7 @@
 import argparse
 import logging
 import pickle
+import zipfile
 from collections.abc import Collection
 from pathlib import Path
 
@@ -110,6 +111,11 @@ def _state_dict(key: str, path: Path) -> dict[str, Tensor]:
         raise MissingDataError(f"{key}: no file {path}; give {key}=<file>")
     if path.stat().st_size == 0:
         raise StorageError(f"{key}: {path} cannot be read as weights: it is empty")
+    if _is_torchscript(path):
+        raise StorageError(
+            f"{key}: {path} cannot be read as weights: it is TorchScript; allowed: safetensors, or a state dict that "
+            "torch.save wrote"
+        )
     try:
         # Scripts keep their options beside the weights; a namespace runs no code.
         with torch.serialization.safe_globals([argparse.Namespace]):
@@ -125,6 +131,15 @@ def _state_dict(key: str, path: Path) -> dict[str, Tensor]:
     ):
         raise StorageError(f"{key}: {path} holds no state dict")
     return {name.removeprefix("module."): value for name, value in tensors.items()}
+
+
+def _is_torchscript(path: Path) -> bool:
+    """Whether torch would load a file as a program, for which it warns and advises to skip its check."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return any(name.endswith("/constants.pkl") for name in file.namelist())
+    except (zipfile.BadZipFile, OSError):
+        return False
 
 
 def _refused_content(path: Path) -> str:

@@ -66,9 +66,9 @@ def test_a_fraction_that_leaves_no_images_is_refused(fraction):
 
 def test_classes_of_one_image_cannot_be_split():
     _, held_out = stratified_split(torch.arange(7), 0.1, seed=0)
-    with pytest.raises(DataError, match="found one image of each class, must be two or more of some"):
-        require_held_out(held_out)
-    require_held_out(stratified_split(torch.tensor([0, 1, 1]), 0.1, seed=0)[1])
+    with pytest.raises(DataError, match="^photos/train: found one image of each class, must be two or more"):
+        require_held_out(held_out, "photos/train")
+    require_held_out(stratified_split(torch.tensor([0, 1, 1]), 0.1, seed=0)[1], "photos/train")
 
 
 def test_a_labelled_subset_has_the_same_number_of_each_class():
@@ -86,9 +86,11 @@ def test_labelled_subsets_of_one_seed_are_nested():
 
 
 def test_a_class_with_too_few_images_is_named():
-    with pytest.raises(ConfigError, match=r"probe\.labels_per_class = 2, but class 2 has 1 image"):
+    with pytest.raises(ConfigError, match="^probe.labels_per_class: found 2, must be 1 to 1, the images of class 2 "):
         labelled_subset(LABELS, 2, seed=0)
-    with pytest.raises(ConfigError, match=r"probe\.labels_per_class = 0"):
+    with pytest.raises(ConfigError, match="found 10, must be 1 to 1, the images of class 2"):  # the smallest class
+        labelled_subset(LABELS, 10, seed=0)
+    with pytest.raises(ConfigError, match="^probe.labels_per_class: found 0, must be 1 to 1, "):
         labelled_subset(LABELS, 0, seed=0)
 
 

@@ -271,6 +271,14 @@ def test_a_file_without_a_state_dict_is_refused(tmp_path, value):
     assert_refused(tmp_path / "w.pt", "holds no state dict")
 
 
+def test_torchscript_is_refused_without_torchs_advice_to_skip_its_check(tmp_path, recwarn):
+    with pytest.warns(Warning):  # this torch deprecates the format
+        torch.jit.save(torch.jit.script(backbone()), tmp_path / "w.pt")
+    recwarn.clear()
+    assert_refused(tmp_path / "w.pt", "cannot be read as weights: it is TorchScript; allowed: safetensors, or a state")
+    assert not recwarn
+
+
 @pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
 def test_a_truncated_file_is_refused(tmp_path, name, share):

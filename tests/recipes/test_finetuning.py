@@ -341,7 +341,7 @@ def test_other_seeds_have_other_labels_and_more_labels_contain_fewer():
     [
         ({"labels_share": 0.0}, ConfigError, "^labels_share: found 0.0, "),
         ({"labels_per_class": 5}, ConfigError, "^labels_share: found 0.1, must be left out with labels_per_class$"),
-        ({"labels_share": 1.0, "labels_per_class": 500}, ConfigError, "^labels_per_class = 500, but class 0 has "),
+        ({"labels_share": 1.0, "labels_per_class": 500}, ConfigError, "^labels_per_class: found 500, must be 1 to "),
         ({"held_out_share": 0.0}, ConfigError, "^evaluated: found 'best', must be 'last' with held_out_share=0$"),
         (
             {"trained_stages": 6},

@@ -37,7 +37,8 @@ class TravellingNetwork:
         weights: the content of its files by name.
         build: shape of the images, folder of the files -> the network with its weights.
         data: the data set that it was trained on; None for an export, which does not record where its images are.
-        image_size_px: side of the images that it was trained on; None if that is not known, or a crop's.
+        num_channels: channels of the images that it was trained on; None if that is not known.
+        image_size_px: side of those images; None if that is not known, or a crop's.
         crop: the crop of evaluated images; None if all have one size.
     """
 
@@ -45,6 +46,7 @@ class TravellingNetwork:
     weights: Mapping[str, bytes] = field(repr=False)
     build: Callable[[tuple[int, int, int], Path], nn.Module]
     data: DataConfig | None = None
+    num_channels: int | None = None
     image_size_px: int | None = None
     crop: Crop | None = None
 
@@ -67,13 +69,19 @@ class TravellingNetwork:
             ConfigError: if the weights do not fit images of this shape.
             StorageError: if they cannot be read.
         """
+        shape = " x ".join(map(str, image_shape))
+        if self.num_channels not in (None, image_shape[0]):
+            channels = "1 channel" if self.num_channels == 1 else f"{self.num_channels} channels"
+            raise ConfigError(
+                f"data: found images of {shape}, which do not fit the encoder; allowed: images of {channels}, as files "
+                f"are read with data.num_channels={self.num_channels}"
+            )
         with tempfile.TemporaryDirectory() as folder:
             for name, content in self.weights.items():
                 (Path(folder) / name).write_bytes(content)
             try:
                 return self.build(image_shape, Path(folder))
             except UnfitWeightsError as error:
-                shape = " x ".join(map(str, image_shape))
                 raise ConfigError(f"data: found images of {shape}, which do not fit {error.what}") from error
             except StorageError as error:  # about a file that no longer exists when the user reads it
                 what = str(error).partition(": ")[2].replace(f"{folder}/", "")
@@ -85,10 +93,6 @@ def _built_of_run(job: str, config: TrainingConfig, image_shape: tuple[int, int,
 
 
 def _built_of_export(record: Record, image_shape: tuple[int, int, int], files: Path) -> nn.Module:
-    trained = record.image_shape[0]
-    if image_shape[0] != trained:
-        shape = " x ".join(map(str, image_shape))
-        raise ConfigError(f"data: found images of {shape}, which do not fit the encoder: it takes {trained} channels")
     if (files / "encoder.pt").is_file():
         if image_shape != record.image_shape:
             found, recorded = (" x ".join(map(str, shape)) for shape in (image_shape, record.image_shape))
@@ -144,13 +148,15 @@ def found_network_and_origin(config: EmbedConfig) -> tuple[TravellingNetwork, Or
             )
     with found_network(word, config.checkpoint, config.tracking, config.output_dir, trainings()) as found:
         tracking, run_id = found.tracking_of_job(word, config.tracking, config.output_dir)
+        trained_shape = found.image_shape
         network = TravellingNetwork(
             run=found.run_id or found.short_name,
             weights={name: (found.files / name).read_bytes() for name in found.recipe.network_files},
             build=partial(_built_of_run, found.recipe.name, found.config),
             data=found.config.data,
-            image_size_px=found.config.size_px_of(found.image_shape),
-            crop=found.config.crop_of(found.image_shape),
+            num_channels=None if trained_shape is None else trained_shape[0],
+            image_size_px=found.config.size_px_of(trained_shape),
+            crop=found.config.crop_of(trained_shape),
         )
         return network, Origin(
             tracking=tracking,
@@ -181,6 +187,7 @@ def _exported(folder: Path, checkpoint: int | str) -> TravellingNetwork | None:
         run=record.run,
         weights=weights,
         build=partial(_built_of_export, record),
+        num_channels=record.image_shape[0],
         image_size_px=None if record.crop is not None else min(record.image_shape[1:]),
         crop=record.crop,
     )

@@ -263,11 +263,10 @@ class RunArchive:
             raise ConfigError(
                 f"checkpoint: found {checkpoint!r}, must be 'last' with run={run.version.word}, which names the weights"
             )
+        word = word or run.run_id
         if run.job not in jobs:
-            raise ConfigError(
-                f"run: found {run.run_id!r}, a run of jobs.{run.job}; allowed: a run of {joined_jobs(jobs)}"
-            )
-        recipe, word = RECIPES[run.job], word or run.run_id
+            raise ConfigError(f"run: found {word!r}, a run of jobs.{run.job}; allowed: a run of {joined_jobs(jobs)}")
+        recipe = RECIPES[run.job]
         try:
             weights = recipe.network_files if checkpoint == "last" else ()
             for artifact in ("config.yaml", *weights):

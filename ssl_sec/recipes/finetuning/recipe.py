@@ -224,7 +224,7 @@ def labelled_images(config: FinetuneConfig, train_set: ImageSet) -> LabelledImag
     labels, kept, held_out = train_set.labels, torch.arange(len(train_set)), None
     if config.held_out_share > 0:
         kept, held_out = stratified_split(labels, config.held_out_share, config.seed)
-        require_held_out(held_out)
+        require_held_out(held_out, train_set.name)
     left = labels.cpu()[kept]
     if config.labels_per_class is not None:
         chosen = labelled_subset(left, config.labels_per_class, config.seed, key="labels_per_class")

@@ -172,7 +172,7 @@ def linear_evaluation(
     require_labels(test_set, "a linear probe")
     require_same_classes(train_set, test_set, "a probe")
     kept, held_out = stratified_split(train_set.labels, HELD_OUT_SHARE, seed=config.seed)
-    require_held_out(held_out)
+    require_held_out(held_out, train_set.name)
     if config.labels_per_class is not None:
         kept = kept[labelled_subset(train_set.labels[kept], config.labels_per_class, seed=config.seed)]
     extract = extractor(encoder, computation, runtime, batch_size=512)

@@ -23,7 +23,7 @@ from ssl_sec.edges.run import uploading, worker
 from ssl_sec.edges.run.driver import run_probe, run_replay, run_training
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.summary import summary
-from ssl_sec.edges.tracking.networks import located_run
+from ssl_sec.edges.tracking.networks import found_network, located_run
 from ssl_sec.edges.tracking.runs import tracked_beside
 from ssl_sec.errors import ConfigError, Stopped, UserError
 from ssl_sec.metrics import metric
@@ -309,6 +309,12 @@ def test_a_folder_of_another_job_is_not_probed_and_one_without_weights_is_looked
 
     with pytest.raises(ConfigError, match="'.*/whole-probe', a run of jobs.probe; allowed: a run of jobs.pret"):
         located(finished.folder.path.with_name("whole-probe"))
+    tracking = TrackingConfig(uri=finished.uri)
+    with (
+        pytest.raises(ConfigError, match="^run: found 'whole-probe', a run of jobs.probe; allowed: a run of jobs.pret"),
+        found_network("whole-probe", "last", tracking, str(tmp_path), ("pretrain",)),
+    ):
+        pass
     shutil.copytree(finished.folder.path, tmp_path / "whole")
     assert located(tmp_path / "whole").path == tmp_path / "whole"
     (tmp_path / "whole" / "encoder.safetensors").unlink()
@@ -359,7 +365,7 @@ def test_a_probe_stops_on_request(name, finished, tmp_path, monkeypatch, capfd):
 def test_a_probe_that_failed_before_it_measured_leaves_its_name_free(finished, tmp_path: Path):
     overrides = [f"run={finished.folder.path}", "runtime=local", f"output_dir={tmp_path}", "run_name=mine"]
     config = from_values(ProbeJobConfig, compose("probe", [*overrides, "probe.labels_per_class=1000"]))
-    with pytest.raises(UserError, match="probe.labels_per_class = 1000, but class 0 has"):
+    with pytest.raises(UserError, match="^probe.labels_per_class: found 1000, must be 1 to [0-9]+, the images"):
         run_probe(config)
     assert not (tmp_path / "digits").exists()
 
