@@ -1,8 +1,8 @@
 """Partial FC: a step compares its rows with a part of the classes, drawn anew for each step (An et al. 2022).
 
-Of n classes, a row is compared with those of the batch and with m = r n others, for a sample rate r: the time and the
-memory of a loss's similarities fall with r. Classes that are neither drawn nor in the batch get no gradient of the
-loss in this step.
+Of n classes, a row is compared with those of the batch and with m = r n others, for a sample rate r: the time of a
+loss's similarities falls with r. Classes that are neither drawn nor in the batch get no gradient of the loss in this
+step.
 
 The classes, in a circle, are divided into m ranges of consecutive numbers, of n / m classes each, that begin somewhere
 else in each step, and every range gives one. A worker that holds the templates of some classes thus draws for these
