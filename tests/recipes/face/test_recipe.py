@@ -18,7 +18,6 @@ from ssl_sec.edges.run.worker import Worker, work
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
 from ssl_sec.evaluation.plane import plane_grid
 from ssl_sec.losses import normalized_softmax_lower_bound
-from ssl_sec.recipes import assembly
 from ssl_sec.recipes.face import recipe as face_recipe
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.face.recipe import _Monitor, _WithFlips, build_recipe, drawn_pairs
@@ -104,13 +103,6 @@ def test_sharded_classes_equal_one_worker_also_if_the_number_of_workers_changes(
     reports = [(record["step"], record["metrics"]) for record in records if "metrics" in record]
     assert_the_same_curve(reports, whole[0].reports)
     torch.testing.assert_close(load_file(folder.encoder_path), load_file(whole[1].encoder_path), rtol=1e-7, atol=1e-9)
-
-
-def test_fewer_classes_than_workers_are_not_sharded(monkeypatch):
-    monkeypatch.setattr(assembly, "world_size", lambda: 12)
-    message = "^share_classes_from: found 10, must be above 10, the number of classes, with 12 workers$"
-    with pytest.raises(ConfigError, match=message):
-        build_recipe(config(share_classes_from=10), open_digits("train"), FakeRuntime())
 
 
 def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole, tested):

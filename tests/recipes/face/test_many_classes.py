@@ -1,4 +1,4 @@
-"""A run whose steps compare with a part of the classes, on one worker and on two, and resumed on another number."""
+"""Runs with many classes: steps that compare with a part of them, and fewer classes than workers."""
 
 import json
 
@@ -7,8 +7,11 @@ import torch
 from safetensors.torch import load_file
 
 from ssl_sec.collectives import rank, world_size
+from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.errors import ConfigError
+from ssl_sec.recipes import assembly
+from ssl_sec.recipes.face.recipe import build_recipe
 from tests.fakes import FakeRuntime
 from tests.recipes.face.test_recipe import VALUES, config, run, work_on_a_worker
 from tests.recipes.test_pretraining import assert_the_same_curve
@@ -69,3 +72,10 @@ def test_a_loss_without_a_softmax_over_the_classes_is_refused(loss):
 def test_one_of_two_losses_may_be_the_softmax():
     first, second = {"name": "cosface", "scale": 8.0}, {"name": "center"}
     config(**SAMPLED, loss={"name": "combined", "first": first, "second": second, "weight": 0.1})
+
+
+def test_fewer_classes_than_workers_are_not_sharded(monkeypatch):
+    monkeypatch.setattr(assembly, "world_size", lambda: 12)
+    message = "^share_classes_from: found 10, must be above 10, the number of classes, with 12 workers$"
+    with pytest.raises(ConfigError, match=message):
+        build_recipe(config(share_classes_from=10), open_digits("train"), FakeRuntime())
