@@ -159,7 +159,7 @@ else:
 def check_class_sample_rate(rate: float, loss: PairLossConfig | ClassLossConfig) -> None:
     """Refuses to sample the classes of a loss that is no softmax over them."""
     is_softmax = not isinstance(loss, PairLossConfig) and loss.is_made_of(TemplateSoftmaxLoss)
-    check(rate == 1 or is_softmax, "class_sample_rate", rate, f"1 with loss={loss.name}, no softmax over the classes")
+    check(rate == 1 or is_softmax, "class_sample_rate", rate, f"1 with loss={loss.name}, which is no softmax")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

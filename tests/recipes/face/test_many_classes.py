@@ -64,7 +64,7 @@ def test_a_resume_on_one_worker_of_a_run_that_two_shared_continues_the_curve(tmp
 
 @pytest.mark.parametrize("loss", [{"name": "c_triplet"}, {"name": "center"}])
 def test_a_loss_without_a_softmax_over_the_classes_is_refused(loss):
-    message = f"^class_sample_rate: found 0.4, must be 1 with loss={loss['name']}, no softmax over the classes$"
+    message = f"^class_sample_rate: found 0.4, must be 1 with loss={loss['name']}, which is no softmax$"
     with pytest.raises(ConfigError, match=message):
         config(**SAMPLED, loss=loss)
 
