@@ -107,6 +107,10 @@ def load_head_weights(head: nn.Module, path: str | Path) -> None:
 
 
 def _state_dict(key: str, path: Path) -> dict[str, Tensor]:
+    if path.is_dir():
+        inside = sorted(path.glob("*.safetensors"))
+        such_as = f", such as {inside[0]}" if inside else ""
+        raise MissingDataError(f"{key}: {path} is a folder; allowed: a file of weights{such_as}")
     if not path.is_file():
         raise MissingDataError(f"{key}: no file {path}; give {key}=<file>")
     if path.stat().st_size == 0:

@@ -305,6 +305,16 @@ def test_a_missing_file_is_named(tmp_path):
         load_weights(backbone(), tmp_path / "none.pt")
 
 
+def test_a_folder_of_weights_names_the_file_in_it(tmp_path):
+    with pytest.raises(
+        MissingDataError, match=f"^encoder.weights: {tmp_path} is a folder; allowed: a file of weights$"
+    ):
+        load_weights(backbone(), tmp_path)
+    save_weights(backbone(0), tmp_path / "encoder.safetensors")
+    with pytest.raises(MissingDataError, match=f"a file of weights, such as {tmp_path}/encoder.safetensors$"):
+        load_weights(backbone(), tmp_path)
+
+
 def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "encoder.safetensors"
     save_weights(backbone(0), path)
