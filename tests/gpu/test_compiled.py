@@ -12,7 +12,7 @@ from tests.gpu.conftest import needs_gpu
 # How far what is compiled may be from float64, where the eager network is not half as far. Gradients differ more: an
 # activation near 0 that rounding moves to the other side of ReLU changes them by its whole share.
 BOUNDS = {"embeddings": 1e-4, "gradients": 1e-2, "statistics": 1e-5}
-# One of pairs in tiles, with the ramp of faces, one that sorts, one with centres that move, a transform, and Partial FC.
+# One of pairs in tiles, with the ramp of faces, one that sorts, one with centres that move, a transform, Partial FC.
 OBJECTIVES = ("ntxent", "face ramp", "triplet", "center", "rotate", "sampled classes")
 
 
