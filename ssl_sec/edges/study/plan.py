@@ -279,8 +279,10 @@ def _require_no_reserved_keys(file: StudyFile, path: Path) -> None:
     for where, overrides in (("shared", file.shared), *arms, *points, ("search", file.search)):
         for text in overrides:
             key = parsed(understood(text)).key_or_group
-            if key in _RESERVED_IN_FILES and (where, key) != ("search", "seed"):  # a search has a seed of its own
-                allowed = _RESERVED_IN_FILES[key]
+            allowed = _RESERVED_IN_FILES.get(key)
+            if key == "output_dir" and where != "shared":  # the folder of all runs, and of what is drawn of them
+                allowed = "output_dir in shared, or on the command line"
+            if allowed is not None and (where, key) != ("search", "seed"):  # a search has a seed of its own
                 raise ConfigError(f"{path}: {where}: found {text!r}; {key} is the study's; allowed: {allowed}")
 
 

@@ -173,6 +173,10 @@ def test_arms_with_sweeps_are_searched_first(file):
             "shared: [recipe=other]\narms: {sec: []}\nseeds: [0]",
             "mine.yaml: shared: found 'recipe=other'; recipe is the study's; allowed: the name of the file, or recipe",
         ),
+        (
+            "arms: {sec: [output_dir=x]}\nseeds: [0]",
+            "mine.yaml: arms.sec: found 'output_dir=x'; output_dir is the study's; allowed: output_dir in",
+        ),
         ("shared: [++seed=3]\narms: {sec: []}\nseeds: [0]", "mine.yaml: shared: found '..seed=3'; seed is the study's"),
         (
             "arms: {sec: []}\nover: {epochs: [2, 3+run_name=x]}\nseeds: [0]",
