@@ -174,6 +174,7 @@ def _compare_class_losses() -> list[Comparison]:
         ("NormFace", losses.NormFaceLoss(FACES, 512, 20.0), peers.NormalizedSoftmaxLoss(FACES, 512, 1 / 20.0)),
         ("CosFace", losses.CosFaceLoss(FACES, 512), peers.CosFaceLoss(FACES, 512)),
         ("ArcFace", losses.ArcFaceLoss(FACES, 512), peers.ArcFaceLoss(FACES, 512, margin=25.8)),
+        ("Proxy-Anchor", losses.ProxyAnchorLoss(FACES, 512), peers.ProxyAnchorLoss(FACES, 512)),
         ("SphereFace", losses.SphereFaceLoss(FACES, 512), peers.SphereFaceLoss(FACES, 512, margin=3, scale=64)),
     ]
     return [
