@@ -47,6 +47,13 @@ def normal(keys: Int64[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "
     return (-2 * radius.log()).sqrt() * (2 * torch.pi * turn).cos()
 
 
+def kept_in_place(drawn: Tensor, before: Tensor | None) -> Tensor:
+    """A step's draw, in the memory of the earlier one of the same shape and device: recorded steps read it there."""
+    if before is None or before.shape != drawn.shape or before.device != drawn.device:
+        return drawn
+    return before.copy_(drawn)
+
+
 def _shift_right(x: Int64[Tensor, "*shape"], bits: int) -> Int64[Tensor, "*shape"]:
     # torch's >> repeats the sign; the mixer needs zeros.
     return (x >> bits) & ((1 << (64 - bits)) - 1)

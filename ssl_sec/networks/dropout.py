@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ssl_sec.seeding import derived_seed, mix
+from ssl_sec.seeding import derived_seed, kept_in_place, mix
 
 
 class GlobalDropout(nn.Module):
@@ -51,10 +51,7 @@ class GlobalDropout(nn.Module):
         each_row = mix(mix(views).unsqueeze(1) + places).flatten()
         bits = mix(each_row.unsqueeze(1) + torch.arange(self.width, device=device))
         kept = bits >= int(self.probability * 2**64) - 2**63  # all int64 are equally likely
-        if self.kept is None or self.kept.shape != kept.shape or self.kept.device != kept.device:
-            self.kept = kept
-        else:
-            self.kept.copy_(kept)  # recorded steps read this memory
+        self.kept = kept_in_place(kept, self.kept)
 
     def forward(self, values: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
         """The entries that are kept, scaled, in training; the values in evaluation."""

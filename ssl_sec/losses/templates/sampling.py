@@ -12,7 +12,7 @@ alone, and the draws are a function of (seed, step), whatever the number of work
 import torch
 from torch import Tensor, nn
 
-from ssl_sec.seeding import derived_seed, mix
+from ssl_sec.seeding import derived_seed, kept_in_place, mix
 from ssl_sec.settings import Range
 
 
@@ -59,11 +59,8 @@ class ClassSample(nn.Module):
         start, stop = ranges * num_classes // num_drawn, (ranges + 1) * num_classes // num_drawn
         draws = mix(ranges % num_drawn + derived_seed(self.seed, "classes", step)) & 0x7FFFFFFFFFFFFFFF
         places = start + draws % (stop - start) - first_place
-        places = torch.where((places >= 0) & (places < len(held)), places, -1)
-        if self.places is None or self.places.shape != places.shape or self.places.device != places.device:
-            self.places = places
-        else:
-            self.places.copy_(places)  # recorded steps read this memory
+        is_held = (places >= 0) & (places < len(held))
+        self.places = kept_in_place(torch.where(is_held, places, -1), self.places)
 
     def extra_repr(self) -> str:
         """The values that define the draws."""
