@@ -172,11 +172,10 @@ class TemplateSoftmaxLoss(RowTemplateLoss):
         chosen = self._of_templates(take_rows(templates, places))
         left_out = ~torch.cat([is_first, is_drawn]).unsqueeze(1)
         bias = torch.zeros_like(chosen[:, :1]).masked_fill(left_out, _lowest(chosen))
-        own = compared.places
         return compared._replace(
             rows=torch.cat([compared.rows, torch.ones_like(compared.rows[:, :1])], 1),
             templates=torch.cat([chosen, bias], 1),
-            places=column[torch.where((own >= 0) & (own < num_held), own, num_held)],
+            places=column[compared.places.clamp(-1, num_held)],
         )
 
 
