@@ -9,8 +9,6 @@ from ssl_sec.edges.folder.text import text_of
 from ssl_sec.errors import ConfigError, StorageError, first_line, writing
 from ssl_sec.files import replace_text
 
-_END = ".tune.json"
-
 
 class OtherSearchError(ConfigError):
     """Another search has the name.
@@ -25,23 +23,19 @@ class OtherSearchError(ConfigError):
         super().__init__(f"run_name: {name} is another search, with {difference}; allowed: another name")
 
 
-def description_path(folder: Path, name: str) -> Path:
-    """The file with the description of a search."""
-    return folder / f"{name}{_END}"
-
-
-def claimed(path: Path, described: Mapping[str, Any]) -> bool:
+def claimed(folder: Path, name: str, described: Mapping[str, Any]) -> bool:
     """Whether the search is new; if so, its description is stored.
 
     Args:
-        path: the file of its description.
+        folder: the folder of its runs.
+        name: its name.
         described: the settings that affect it, by key.
 
     Raises:
         OtherSearchError: if another search has the name.
         StorageError: if the file cannot be read, or the folder cannot be written.
     """
-    text = json.dumps(described, indent=1)
+    path, text = folder / f"{name}.tune.json", json.dumps(described, indent=1)
     if path.exists():
         try:
             before, now = json.loads(text_of(path) or "{}"), json.loads(text)
@@ -52,7 +46,7 @@ def claimed(path: Path, described: Mapping[str, Any]) -> bool:
         for key in {**before, **now}:
             if before.get(key) != now.get(key):
                 difference = f"{key} {before.get(key)!r} instead of {now.get(key)!r}"
-                raise OtherSearchError(path.name.removesuffix(_END), difference)
+                raise OtherSearchError(name, difference)
         return False
     with writing("output_dir", path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,7 @@ from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.edges.tables import in_markdown
 from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.tracker import TrackedRun
-from ssl_sec.edges.tune.claims import claimed, description_path
+from ssl_sec.edges.tune.claims import claimed
 from ssl_sec.edges.tune.space import Choices, Interval, Search, chosen_overrides
 from ssl_sec.edges.tune.trial import Plan, TrainingTrial, lacks_metric, last_line, log_of, stop_path, trial_name
 from ssl_sec.edges.tune.trials import Trial, best_first, files_of, records_of, rows_of, table_of
@@ -97,7 +97,7 @@ def _run_as(name: str, folder: Path, search: Search) -> tuple[list[Trial], int, 
     """Runs the search of a name, which this process has locked."""
     config = search.config
     described = _described(search)
-    is_new = claimed(description_path(folder, name), described)
+    is_new = claimed(folder, name, described)
     identity = identity_of(
         config.tracking,
         config.output_dir,

@@ -38,17 +38,17 @@ def tune(*overrides: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_a_damaged_description_of_a_search_is_one_line(tmp_path: Path):
-    assert claimed(tmp_path / "it.tune.json", {"trials": 2})
-    assert not claimed(tmp_path / "it.tune.json", {"trials": 2})
+    assert claimed(tmp_path, "it", {"trials": 2})
+    assert not claimed(tmp_path, "it", {"trials": 2})
     (tmp_path / "it.tune.json").write_text('{"tri')
     with pytest.raises(StorageError, match=r"run_name: .*it.tune.json cannot be read: Unterminated .*another name"):
-        claimed(tmp_path / "it.tune.json", {"trials": 2})
+        claimed(tmp_path, "it", {"trials": 2})
 
 
 def test_another_search_is_named_as_it_is(tmp_path: Path):
-    assert claimed(tmp_path / "0.5-none-search.tune.json", {"trials": 2})
+    assert claimed(tmp_path, "0.5-none-search", {"trials": 2})
     with pytest.raises(ConfigError, match="run_name: 0.5-none-search is another search, with trials 2 instead of 3"):
-        claimed(tmp_path / "0.5-none-search.tune.json", {"trials": 3})
+        claimed(tmp_path, "0.5-none-search", {"trials": 3})
 
 
 def test_the_address_of_a_dashboard_is_refused_before_a_search_is_made(tmp_path: Path, monkeypatch):
