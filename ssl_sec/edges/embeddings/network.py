@@ -21,7 +21,7 @@ from ssl_sec.edges.folder.finding import folder_at, opened_folder
 from ssl_sec.edges.folder.names import training_tags
 from ssl_sec.edges.tracking.networks import found_network
 from ssl_sec.edges.tracking.registry import is_registered
-from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.errors import ConfigError, StorageError, counted
 from ssl_sec.exporting.record import Record, load_script, read_record
 from ssl_sec.networks.weights import UnfitWeightsError
 from ssl_sec.recipes.config import TrainingConfig
@@ -70,11 +70,10 @@ class TravellingNetwork:
             StorageError: if they cannot be read.
         """
         shape = " x ".join(map(str, image_shape))
-        if self.num_channels not in (None, image_shape[0]):
-            channels = "1 channel" if self.num_channels == 1 else f"{self.num_channels} channels"
+        if self.num_channels is not None and self.num_channels != image_shape[0]:
             raise ConfigError(
-                f"data: found images of {shape}, which do not fit the encoder; allowed: images of {channels}, as files "
-                f"are read with data.num_channels={self.num_channels}"
+                f"data: found images of {shape}, which do not fit the encoder; allowed: images of "
+                f"{counted(self.num_channels, 'channel')}, as files are read with data.num_channels={self.num_channels}"
             )
         with tempfile.TemporaryDirectory() as folder:
             for name, content in self.weights.items():
