@@ -6,14 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ssl_sec.collectives import rank, world_size
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes import assembly
 from ssl_sec.recipes.face.recipe import build_recipe
 from tests.fakes import FakeRuntime
-from tests.recipes.face.test_recipe import VALUES, config, run, work_on_a_worker
+from tests.recipes.face.test_recipe import VALUES, config, on_a_worker, run, work_on_a_worker
 from tests.recipes.test_pretraining import assert_the_same_curve
 from tests.workers import on_workers
 
@@ -24,12 +23,6 @@ SAMPLED = {"class_sample_rate": 0.4, "evaluation": {"enabled": False}}
 def whole(tmp_path_factory):
     """An uninterrupted run on one worker."""
     return run(tmp_path_factory.mktemp("whole"), **SAMPLED)
-
-
-def curve_on_a_worker(folder, changes):
-    runtime = FakeRuntime(rank(), world_size())
-    run(folder, runtime, **changes)
-    return [(step, metrics) for step, metrics, _ in runtime.reports]
 
 
 def test_the_first_losses_are_those_of_fewer_classes(tmp_path, whole):
@@ -43,7 +36,8 @@ def test_the_first_losses_are_those_of_fewer_classes(tmp_path, whole):
 @pytest.mark.distributed
 def test_two_workers_give_the_same_curve(tmp_path, whole):
     expected = [(step, metrics) for step, metrics, _ in whole[0].reports]
-    assert_the_same_curve(on_workers(2, tmp_path, curve_on_a_worker, tmp_path, SAMPLED)[0], expected)
+    (reports, _), _ = on_workers(2, tmp_path, on_a_worker, tmp_path, SAMPLED)
+    assert_the_same_curve(reports, expected)
 
 
 @pytest.mark.distributed

@@ -264,16 +264,23 @@ def test_a_resume_ignores_records_damaged_by_a_crash(quick, tmp_path: Path, monk
     assert [point.step for point in points] == losses
 
 
+def stopped_run(images: Path, global_batch_size: int, monkeypatch) -> PretrainConfig:
+    """The configuration of a run of two epochs, named "grown" and beside the images, that has stopped after a step."""
+    overrides = ["data=folder", f"data.root={images}", f"output_dir={images.parent / 'runs'}", "run_name=grown"]
+    small = ["encoder.width=0.125", "epochs=2", "monitor.neighbours=2", "log_every_steps=1"]
+    small += ["tracking.system_metrics=false", "tracking.register_model=false"]
+    config = pretrain_config([*overrides, *small, f"global_batch_size={global_batch_size}"])
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
+        run_training(PRETRAIN, config)
+    return config
+
+
 def test_a_resume_with_other_images_is_refused_and_with_the_first_ones_continues(tmp_path: Path, monkeypatch):
     images = tmp_path / "photos"
     for number in range(16):
         write_image(images / f"{number:02d}.png", number)
-    overrides = ["data=folder", f"data.root={images}", f"output_dir={tmp_path / 'runs'}", "run_name=grown"]
-    small = ["encoder.width=0.125", "epochs=2", "global_batch_size=8", "monitor.neighbours=2", "log_every_steps=1"]
-    config = pretrain_config([*overrides, *small, "tracking.system_metrics=false", "tracking.register_model=false"])
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
-        run_training(PRETRAIN, config)
+    config = stopped_run(images, 8, monkeypatch)
 
     write_image(images / "16.png", 16)
     number = (
@@ -305,12 +312,7 @@ def test_a_resume_with_other_images_is_refused_and_with_the_first_ones_continues
 def test_a_resume_with_another_class_is_refused_as_one_with_other_images(tmp_path: Path, monkeypatch, caplog):
     for number in range(8):
         write_image(tmp_path / "photos" / "train" / "ab"[number % 2] / f"{number}.png", number)
-    overrides = ["data=folder", f"data.root={tmp_path}/photos", f"output_dir={tmp_path / 'runs'}", "run_name=grown"]
-    small = ["encoder.width=0.125", "epochs=2", "global_batch_size=4", "monitor.neighbours=2", "log_every_steps=1"]
-    config = pretrain_config([*overrides, *small, "tracking.system_metrics=false", "tracking.register_model=false"])
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
-        run_training(PRETRAIN, config)
+    config = stopped_run(tmp_path / "photos", 4, monkeypatch)
     write_image(tmp_path / "photos" / "train" / "c" / "8.png", 8)
     caplog.clear()
     with pytest.raises(DataError, match="folder/train: found 9 images, but the run to resume began with 8; allowed: "):
