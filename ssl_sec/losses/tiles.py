@@ -186,7 +186,7 @@ def _row_tiles(
 def over_tiles(
     part: Part,
     rows: Float[Tensor, "rows dim"],
-    templates: Float[Tensor, "classes dim"],
+    templates: Float[Tensor, "classes columns"],
     places: Int64[Tensor, " rows"],
     own: Float[Tensor, " rows"],
 ) -> Float[Tensor, "*values tiles"]:
@@ -196,15 +196,16 @@ def over_tiles(
         part: (rows, templates of a tile, places in the tile, own) -> a number for each row, or one for all of them;
             must be a pure function.
         rows: the rows, as similarities use them.
-        templates: one for each class.
+        templates: one for each class, with as many columns as the rows, or a multiple of these.
         places: index of the row's own class; out of range if it is none of these.
         own: similarity of each row to its own template.
     """
-    step = max(1, TILE_ENTRIES // max(1, len(rows)))
+    products = templates.shape[1] // rows.shape[1]  # of a row with a template
+    step = max(1, TILE_ENTRIES // max(1, len(rows) * products))
     if len(templates) <= step:
         return part(rows, templates, places, own).unsqueeze(-1)
     if not rows.is_cuda:
-        step = min(step, CPU_TILE_CLASSES)
+        step = min(step, max(1, CPU_TILE_CLASSES // products))
     result = _OverTiles.apply(part, step, rows, templates, places, own)
     assert isinstance(result, Tensor)
     return result

@@ -148,7 +148,9 @@ CLASS_LOSSES = [
     _class("normface_fixed", losses.NormFaceLoss, classes.normface, scale=9.0),
     _class("sphereface", losses.SphereFaceLoss, classes.sphereface, scale=6.0, margin=3),
     _class("cosface", losses.CosFaceLoss, classes.cosface, scale=6.0, margin=0.35),
+    _class("cosface_sub_centres", losses.CosFaceLoss, classes.cosface, scale=6.0, margin=0.35, sub_centres=2),
     _class("arcface", losses.ArcFaceLoss, classes.arcface, scale=6.0, margin_radians=0.6),
+    _class("arcface_sub_centres", losses.ArcFaceLoss, classes.arcface, scale=6.0, margin_radians=0.6, sub_centres=3),
     _class(
         "magface",
         losses.MagFaceLoss,

@@ -32,8 +32,8 @@ DEFAULTS = {
     losses.AngularHingeLoss: {"alpha_degrees": 45.0},
     losses.NPairAngularLoss: {"alpha_degrees": 45.0, "weight": 2.0},
     losses.SphereFaceLoss: {"scale": 64.0, "margin": 3},
-    losses.CosFaceLoss: {"scale": 64.0, "margin": 0.35},
-    losses.ArcFaceLoss: {"scale": 64.0, "margin_radians": 0.45},
+    losses.CosFaceLoss: {"scale": 64.0, "margin": 0.35, "sub_centres": 1},
+    losses.ArcFaceLoss: {"scale": 64.0, "margin_radians": 0.45, "sub_centres": 1},
     losses.MagFaceLoss: {
         "scale": 64.0,
         "least_norm": 10.0,
@@ -91,6 +91,7 @@ def test_the_defaults_are_the_papers(loss):
         (lambda: losses.CosFaceLoss(5, 5, scale=0.0), "scale: found 0.0, must be > 0"),
         (lambda: losses.CosFaceLoss(5, 5, margin=-0.1), "margin: found -0.1, must be ≥ 0"),
         (lambda: losses.ArcFaceLoss(5, 5, margin_radians=4.0), "margin_radians: found 4.0, must be in [0, π)"),
+        (lambda: losses.ArcFaceLoss(5, 5, sub_centres=0), "sub_centres: found 0, must be ≥ 1"),
         (lambda: losses.MagFaceLoss(5, 5, least_norm=0.0), "least_norm: found 0.0, must be > 0"),
         (lambda: losses.MagFaceLoss(5, 5, greatest_norm=9.0), "greatest_norm: found 9.0, must be > 10, the least norm"),
         (
@@ -124,4 +125,5 @@ def test_the_repr_shows_the_settings_of_a_loss():
     assert repr(losses.MultiSimilarityLoss()) == shown
     assert repr(losses.NormFaceLoss(10, 5)) == "NormFaceLoss(num_classes=10, dim=5, scale=learned)"
     assert repr(losses.NormFaceLoss(10, 5, scale=30.0)) == "NormFaceLoss(num_classes=10, dim=5, scale=30.0)"
-    assert repr(losses.ArcFaceLoss(10, 5)) == ("ArcFaceLoss(num_classes=10, dim=5, scale=64.0, margin_radians=0.45)")
+    shown = "ArcFaceLoss(num_classes=10, dim=5, scale=64.0, margin_radians=0.45, sub_centres=1)"
+    assert repr(losses.ArcFaceLoss(10, 5)) == shown

@@ -59,7 +59,8 @@ def test_an_option_states_the_losss_own_defaults(name):
 @pytest.mark.parametrize("name", sorted((PAIR | CLASS).keys() - {"combined"}))
 def test_settings_of_an_option_reach_the_loss(name):
     values = values_of(name)
-    changed = {k: 3 if k == "margin" and name == "sphereface" else 0.25 for k in values if k != "name"}
+    whole = {"sub_centres", "margin"} if name == "sphereface" else {"sub_centres"}
+    changed = {key: 3 if key in whole else 0.25 for key in values if key != "name"}
     changed |= {key: not value for key, value in values.items() if isinstance(value, bool)}
     changed |= {"greatest_norm": 0.5} if "greatest_norm" in values else {}
     loss = built(from_values((PAIR | CLASS)[name], {**values, **changed, "name": name}))

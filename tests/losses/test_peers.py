@@ -215,6 +215,17 @@ def test_cosine_softmax(ours, peer):
     torch.testing.assert_close(ours.weight.grad, peer.W.grad.T, rtol=1e-7, atol=1e-12)
 
 
+def test_sub_centres():
+    ours = losses.ArcFaceLoss(4, 16, 9.0, 0.45, sub_centres=3).double()
+    peer = peers.SubCenterArcFaceLoss(
+        num_classes=4, embedding_size=16, margin=math.degrees(0.45), scale=9.0, sub_centers=3
+    ).double()
+    ours.weight.data.normal_(generator=torch.Generator().manual_seed(0))
+    peer.W.data = ours.weight.detach().reshape(12, 16).T.clone()
+    agree_and_differentiate(ours, peer)
+    torch.testing.assert_close(ours.weight.grad, peer.W.grad.T.reshape(4, 48), rtol=1e-7, atol=1e-12)
+
+
 def test_sphereface():
     """The peer scales the logits by the rows' norms; on unit rows it is ours."""
     ours, peer = class_loss(losses.SphereFaceLoss(4, 16, 9.0, 3), peers.SphereFaceLoss(4, 16, margin=3, scale=9.0))

@@ -43,6 +43,7 @@ LOSSES = {
     "sphereface": lambda: losses.SphereFaceLoss(NUM_CLASSES, DIM, scale=6.0),
     "cosface": lambda: losses.CosFaceLoss(NUM_CLASSES, DIM, scale=6.0),
     "arcface": lambda: losses.ArcFaceLoss(NUM_CLASSES, DIM, scale=6.0),
+    "sub_centres": lambda: losses.ArcFaceLoss(NUM_CLASSES, DIM, scale=6.0, sub_centres=2),
     "magface": lambda: losses.MagFaceLoss(NUM_CLASSES, DIM, scale=6.0, least_norm=0.3, greatest_norm=0.9),
     "adaface": lambda: losses.AdaFaceLoss(NUM_CLASSES, DIM, scale=6.0, rho=0.3),
     "c_contrastive": lambda: losses.CContrastiveLoss(NUM_CLASSES, DIM, margin=2.0),

@@ -15,7 +15,7 @@ from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, require_classe
 from ssl_sec.losses.classes import take_rows
 from ssl_sec.losses.geometry import directions, in_full_precision
 from ssl_sec.losses.tiles import over_tiles, without_own
-from ssl_sec.settings import check
+from ssl_sec.settings import Range, check
 
 # Standard deviation of the initial templates.
 TEMPLATE_STD = 0.01
@@ -72,30 +72,46 @@ class Compared(NamedTuple):
     """
 
     rows: Float[Tensor, "rows dim"]
-    templates: Float[Tensor, "held dim"]
+    templates: Float[Tensor, "held columns"]
     places: Int64[Tensor, " rows"]
     own: Float[Tensor, " rows"]
+
+
+def similarities(
+    rows: Float[Tensor, "rows dim"], templates: Float[Tensor, "some columns"]
+) -> Float[Tensor, "rows some"]:
+    """The inner product of each row with each template; of a template with several sub-centres, the highest.
+
+    Args:
+        rows: the rows, as similarities use them.
+        templates: the templates, likewise: dim columns for each sub-centre.
+    """
+    products = rows @ templates.reshape(-1, rows.shape[1]).T
+    return products if templates.shape[1] == rows.shape[1] else products.unflatten(1, (len(templates), -1)).amax(2)
 
 
 class TemplateLoss(ClassLoss):
     """A loss with learned templates of all classes, or of some classes while other workers hold the rest.
 
     Attributes:
-        weight: the templates, [held classes, dim].
+        weight: the templates, [held classes, sub-centres · dim].
         first_class: class of the first template.
         initial_std: standard deviation of the initial templates.
+        sub_centres: K ≥ 1, the parts of a template, of which a row is compared with the most similar one.
     """
 
     weight: nn.Parameter
 
-    def __init__(self, num_classes: int, dim: int, initial_std: float = TEMPLATE_STD) -> None:
+    def __init__(self, num_classes: int, dim: int, initial_std: float = TEMPLATE_STD, sub_centres: int = 1) -> None:
         super().__init__(num_classes, dim)
+        Range(ge=1).check("sub_centres", sub_centres)
         self.initial_std = initial_std
-        self.weight = nn.Parameter(torch.empty(num_classes, dim).normal_(std=initial_std))
+        self.sub_centres = sub_centres
+        self.weight = nn.Parameter(torch.empty(num_classes, sub_centres * dim).normal_(std=initial_std))
         self.first_class = 0
         self._parts: ClassParts | None = None
 
-    def hold(self, first_class: int, templates: Float[Tensor, "held dim"], parts: ClassParts | None) -> None:
+    def hold(self, first_class: int, templates: Float[Tensor, "held columns"], parts: ClassParts | None) -> None:
         """Replaces the templates; with `parts`, by those of a range of classes.
 
         Args:
@@ -127,23 +143,24 @@ class TemplateLoss(ClassLoss):
     def _highest_other(
         self,
         rows: Float[Tensor, "rows dim"],
-        templates: Float[Tensor, "some dim"],
+        templates: Float[Tensor, "some columns"],
         places: Int64[Tensor, " rows"],
         own: Float[Tensor, " rows"],
     ) -> Float[Tensor, " rows"]:
-        return without_own(rows @ self._of_templates(templates).T, places, -torch.inf).amax(1)
+        return without_own(similarities(rows, self._of_templates(templates)), places, -torch.inf).amax(1)
 
     def _compare(self, embeddings: Float[Tensor, "rows dim"], labels: Int64[Tensor, " rows"]) -> Compared:
         rows, templates = self._of_rows(embeddings), in_full_precision(self.weight).to(embeddings.dtype)
         places, held = self._places(labels)
         own_templates = self._of_templates(take_rows(templates, places.clamp(0, len(templates) - 1)))
-        own = torch.where(held, (rows * own_templates).sum(1), 0.0)
+        own = (rows.unsqueeze(1) * own_templates.unflatten(1, (self.sub_centres, -1))).sum(2).amax(1)
+        own = torch.where(held, own, 0.0)
         if self._parts is not None:
             own = self._parts.sum(own)
         return Compared(rows, templates, places, own)
 
     @torch.no_grad()
-    def templates_of(self, labels: Labels) -> Float[Tensor, "batch dim"]:
+    def templates_of(self, labels: Labels) -> Float[Tensor, "batch columns"]:
         """The template of each row's class, whichever worker holds it; every worker must ask for the same labels."""
         places, held = self._places(labels)
         templates = self.weight[places.clamp(0, len(self.weight) - 1)]
@@ -159,9 +176,9 @@ class TemplateLoss(ClassLoss):
         """The rows, as similarities use them."""
         return directions(embeddings)
 
-    def _of_templates(self, templates: Float[Tensor, "some dim"]) -> Float[Tensor, "some dim"]:
+    def _of_templates(self, templates: Float[Tensor, "some columns"]) -> Float[Tensor, "some columns"]:
         """The templates, as similarities use them."""
-        return directions(templates)
+        return directions(templates.reshape(-1, self.dim)).reshape(templates.shape)
 
 
 class RowTemplateLoss(TemplateLoss):

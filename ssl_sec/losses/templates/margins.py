@@ -5,6 +5,10 @@ Cross-entropies of s cos θ_k, as NormFace's, with cos θ_y replaced by
     SphereFace       (−1)^j cos(m θ_y) − 2j, j = ⌊m θ_y / π⌋                                 (Liu et al. 2017)
     CosFace          cos θ_y − m                                                                 (SEC, Eq. 19)
     ArcFace          cos(θ_y + m)                                                            (Deng et al. 2019)
+
+With K sub-centres w_k1 … w_kK of class k, cos θ_k is the highest cosine of the row with any of them: images that are
+unlike the most of their class, as those with a wrong label, have a template of their own    (Sub-center ArcFace, Deng
+et al. 2020).
 """
 
 import math
@@ -77,10 +81,13 @@ class CosFaceLoss(TemplateSoftmaxLoss):
         dim: dimensions of the embeddings.
         scale: s > 0, the factor on the cosines.
         margin: m ≥ 0, subtracted from the cosine of the own class.
+        sub_centres: K ≥ 1, the templates of a class, of which the one most similar to the row counts.
     """
 
-    def __init__(self, num_classes: int, dim: int, scale: float = 64.0, margin: float = 0.35) -> None:
-        super().__init__(num_classes, dim, scale)
+    def __init__(
+        self, num_classes: int, dim: int, scale: float = 64.0, margin: float = 0.35, sub_centres: int = 1
+    ) -> None:
+        super().__init__(num_classes, dim, scale, sub_centres)
         Range(ge=0).check("margin", margin)
         self.margin = margin
 
@@ -101,10 +108,13 @@ class ArcFaceLoss(TemplateSoftmaxLoss):
         dim: dimensions of the embeddings.
         scale: s > 0, the factor on the cosines.
         margin_radians: m in [0, π), added to the angle to the own class.
+        sub_centres: K ≥ 1, the templates of a class, of which the one most similar to the row counts.
     """
 
-    def __init__(self, num_classes: int, dim: int, scale: float = 64.0, margin_radians: float = 0.45) -> None:
-        super().__init__(num_classes, dim, scale)
+    def __init__(
+        self, num_classes: int, dim: int, scale: float = 64.0, margin_radians: float = 0.45, sub_centres: int = 1
+    ) -> None:
+        super().__init__(num_classes, dim, scale, sub_centres)
         check(0 <= margin_radians < math.pi, "margin_radians", margin_radians, "in [0, π)")
         self.margin_radians = margin_radians
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, require_classes
 from ssl_sec.losses.classes import classes_of, take_rows
 from ssl_sec.losses.geometry import in_full_precision
-from ssl_sec.losses.templates.base import TEMPLATE_STD, Compared, RowTemplateLoss
+from ssl_sec.losses.templates.base import TEMPLATE_STD, Compared, RowTemplateLoss, similarities
 from ssl_sec.losses.templates.sampling import ClassSample
 from ssl_sec.losses.tiles import over_tiles, without_own
 from ssl_sec.settings import Range, check
@@ -81,8 +81,8 @@ class TemplateSoftmaxLoss(RowTemplateLoss):
     scale: float | nn.Parameter
     sample: ClassSample | None
 
-    def __init__(self, num_classes: int, dim: int, scale: float = 1.0) -> None:
-        super().__init__(num_classes, dim)
+    def __init__(self, num_classes: int, dim: int, scale: float = 1.0, sub_centres: int = 1) -> None:
+        super().__init__(num_classes, dim, sub_centres=sub_centres)
         Range(gt=0).check("scale", scale)
         self.scale = scale
         self.sample = None
@@ -136,7 +136,7 @@ class TemplateSoftmaxLoss(RowTemplateLoss):
     def logits(self, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows held"]:
         """The logits without a margin, one for each template held here."""
         templates = in_full_precision(self.weight).to(embeddings.dtype)
-        return self.scale * self._of_rows(embeddings) @ self._of_templates(templates).T
+        return self.scale * similarities(self._of_rows(embeddings), self._of_templates(templates))
 
     def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
         """The similarity to the own template, reduced by the margin."""
@@ -145,7 +145,7 @@ class TemplateSoftmaxLoss(RowTemplateLoss):
     def _log_sum_exp(
         self,
         rows: Float[Tensor, "rows dim"],
-        templates: Float[Tensor, "some dim"],
+        templates: Float[Tensor, "some columns"],
         places: Int64[Tensor, " rows"],
         own: Float[Tensor, " rows"],
     ) -> Float[Tensor, " rows"]:
@@ -169,24 +169,24 @@ class TemplateSoftmaxLoss(RowTemplateLoss):
         column = column.scatter(0, torch.where(is_first, of_batch, num_held), torch.where(is_first, rows, -1))
         is_drawn = (sample.places >= 0) & (column[sample.places] < 0)
         places = torch.cat([torch.where(is_first, of_batch, 0), sample.places.clamp(min=0)])
-        chosen = self._of_templates(take_rows(templates, places))
-        left_out = ~torch.cat([is_first, is_drawn]).unsqueeze(1)
-        bias = torch.zeros_like(chosen[:, :1]).masked_fill(left_out, _lowest(chosen))
+        chosen = self._of_templates(take_rows(templates, places)).unflatten(1, (self.sub_centres, -1))
+        left_out = ~torch.cat([is_first, is_drawn]).unsqueeze(1).unsqueeze(2)
+        bias = torch.zeros_like(chosen[:, :, :1]).masked_fill(left_out, _lowest(chosen))
         return compared._replace(
             rows=torch.cat([compared.rows, torch.ones_like(compared.rows[:, :1])], 1),
-            templates=torch.cat([chosen, bias], 1),
+            templates=torch.cat([chosen, bias], 2).flatten(1),
             places=column[compared.places.clamp(-1, num_held)],
         )
 
 
 def _log_sum_exp(
-    rows: Float[Tensor, "rows columns"],
+    rows: Float[Tensor, "rows dim"],
     templates: Float[Tensor, "some columns"],
     places: Int64[Tensor, " rows"],
     own: Float[Tensor, " rows"],
 ) -> Float[Tensor, " rows"]:
     """The log Σ_{k ≠ y} exp(z_k) over the templates of a tile, which are as similarities use them."""
-    logits = rows @ templates.T
+    logits = similarities(rows, templates)
     return without_own(logits, places, _lowest(logits)).logsumexp(1)
 
 
@@ -214,10 +214,10 @@ class SoftmaxLoss(TemplateSoftmaxLoss):
         if bias:
             self.weight = nn.Parameter(torch.empty(num_classes, dim + 1).normal_(std=TEMPLATE_STD))
 
-    def _of_rows(self, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows columns"]:
+    def _of_rows(self, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows more"]:
         return torch.cat([embeddings, torch.ones_like(embeddings[:, :1])], 1) if self.bias else embeddings
 
-    def _of_templates(self, templates: Float[Tensor, "some dim"]) -> Float[Tensor, "some dim"]:
+    def _of_templates(self, templates: Float[Tensor, "some columns"]) -> Float[Tensor, "some columns"]:
         return templates
 
 
@@ -235,7 +235,7 @@ class L2SoftmaxLoss(TemplateSoftmaxLoss):
     def __init__(self, num_classes: int, dim: int, scale: float) -> None:
         super().__init__(num_classes, dim, scale)
 
-    def _of_templates(self, templates: Float[Tensor, "some dim"]) -> Float[Tensor, "some dim"]:
+    def _of_templates(self, templates: Float[Tensor, "some columns"]) -> Float[Tensor, "some columns"]:
         return templates
 
 

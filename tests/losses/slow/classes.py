@@ -38,10 +38,14 @@ def modified_softmax(rows, labels, weight):
     return cross_entropies([[dot(row, unit(w)) for w in weight] for row in rows], labels)
 
 
-def with_margin(rows, labels, weight, scale, harder):
+def with_margin(rows, labels, weight, scale, harder, sub_centres=1):
     logits = []
     for row, label in zip(rows, labels, strict=True):
-        angles = [math.acos(max(-1, min(1, dot(unit(row), unit(w))))) for w in weight]
+        angles = []
+        for w in weight:
+            parts = [w[i : i + len(row)] for i in range(0, len(w), len(row))]
+            assert len(parts) == sub_centres
+            angles.append(min(math.acos(max(-1, min(1, dot(unit(row), unit(part))))) for part in parts))
         logits.append([scale * (harder(a) if k == label else math.cos(a)) for k, a in enumerate(angles)])
     return cross_entropies(logits, labels)
 
@@ -58,16 +62,16 @@ def sphereface(rows, labels, weight, scale, margin):
     return with_margin(rows, labels, weight, scale, harder)
 
 
-def cosface(rows, labels, weight, scale, margin):
-    return with_margin(rows, labels, weight, scale, lambda angle: math.cos(angle) - margin)
+def cosface(rows, labels, weight, scale, margin, sub_centres=1):
+    return with_margin(rows, labels, weight, scale, lambda angle: math.cos(angle) - margin, sub_centres)
 
 
-def arcface(rows, labels, weight, scale, margin_radians):
+def arcface(rows, labels, weight, scale, margin_radians, sub_centres=1):
     def harder(angle):
         shifted = angle + margin_radians
         return math.cos(shifted) if shifted <= math.pi else -2 - math.cos(shifted)
 
-    return with_margin(rows, labels, weight, scale, harder)
+    return with_margin(rows, labels, weight, scale, harder, sub_centres)
 
 
 def magface(rows, labels, weight, scale, norm_weight, **bounds):

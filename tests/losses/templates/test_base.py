@@ -28,7 +28,9 @@ def test_a_row_is_recognised_if_its_own_template_is_the_most_similar(case, entri
     for row, label, found in zip(batch, labels, loss.recognised(batch, labels).tolist(), strict=True):
         row = row if raw else row / row.norm()
         row = torch.cat([row, torch.ones(1)]) if case.name == "softmax_bias" else row
-        scores = [float(row @ (weight if free else weight / weight.norm())) for weight in loss.weight.detach()]
+        parts = loss.weight.detach().unflatten(1, (loss.sub_centres, -1))
+        parts = parts if free else parts / parts.norm(dim=2, keepdim=True)
+        scores = (parts @ row).amax(1).tolist()
         assert found == (scores.index(max(scores)) == label)
     assert 0 < loss.recognised(batch, labels).sum() < 30
 

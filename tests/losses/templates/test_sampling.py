@@ -24,6 +24,7 @@ LOSSES = {
     "sphereface": lambda n: losses.SphereFaceLoss(n, DIM, scale=6.0),
     "cosface": lambda n: losses.CosFaceLoss(n, DIM, scale=6.0),
     "arcface": lambda n: losses.ArcFaceLoss(n, DIM, scale=6.0),
+    "sub_centres": lambda n: losses.ArcFaceLoss(n, DIM, scale=6.0, sub_centres=3),
     "magface": lambda n: losses.MagFaceLoss(n, DIM, scale=6.0, least_norm=0.3, greatest_norm=0.9),
     "adaface": lambda n: losses.AdaFaceLoss(n, DIM, scale=6.0),
 }
