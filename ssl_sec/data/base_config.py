@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
 
-from ssl_sec.data.class_splits import split_by_class
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
 from ssl_sec.data.image_set import EncodedImages, ImageSet, Split
+from ssl_sec.data.selection.class_splits import split_by_class
+from ssl_sec.data.selection.left_out import without_listed
 from ssl_sec.data.stores import from_store, limit_images
 from ssl_sec.effects import NoEffect
 from ssl_sec.errors import ConfigError, MissingDataError, printable
@@ -29,12 +30,14 @@ class DataSetConfig(Settings, key="data", is_base=True):
     """The options of every data set.
 
     Attributes:
+        leave_out: tables that list training images to leave out.
         max_images: size of a class-balanced training subset, the same for every seed; None for all images.
         num_train_classes: for metric learning, the number of classes of the training split to train on, the first ones;
             the others are the test set. None if the splits of the data set have different classes.
     """
 
     name: str
+    leave_out: tuple[str, ...] = ()
     max_images: Count | None = None
     num_train_classes: Count | None = None
 
@@ -53,13 +56,18 @@ class DataSetConfig(Settings, key="data", is_base=True):
         """Key -> the folder, or the paths, globs and URLs, of the images; empty if nothing names them."""
         return {}
 
+    @property
+    def all_places(self) -> Mapping[str, Sequence[str]]:
+        """The places of the images and of the lists of those that are left out."""
+        return {**self.places, "leave_out": self.leave_out}
+
     def require_training_places(self) -> None:
         """Checks that the paths of the training images exist on this machine, without opening them.
 
         Raises:
             MissingDataError: one does not exist.
         """
-        for key, places in self.places.items():
+        for key, places in self.all_places.items():
             for place in places if key not in _OF_TEST_IMAGES else ():
                 if not _URL_OR_PATTERN.search(place) and not Path(place).expanduser().exists():
                     raise MissingDataError(f"data.{key}: found {printable(place)!r}: no such file or folder")
@@ -84,20 +92,20 @@ class DataSetConfig(Settings, key="data", is_base=True):
         return self
 
     def open(self, split: Split, crop: Crop | None = None) -> ImageSet:
-        """Opens one split, its images cropped if they have no common size; the subset is of the training split only."""
-        return self._limit(self._open(split, crop), split)
+        """Opens one split, its images cropped if they have no common size; the choice is of training images only."""
+        return self._chosen(self._open(split, crop), split)
 
     def open_all(self, split: Split, crop: Crop | None = None) -> ImageSet:
-        """Opens one split with all its images, also where `max_images` limits what is trained on.
+        """Opens one split with all its images but those left out, also where `max_images` limits what is trained on.
 
         Args:
             split: the training or test images.
             crop: the crop of each image, if the images have no common size.
         """
-        return self._open(split, crop)
+        return replace(self, max_images=None).open(split, crop)
 
     def open_to_embed(self, split: Split, crop: Crop | None = None) -> ImageSet:
-        """Opens one split with all its images, whose classes may be others than those of the other split.
+        """Opens one split with all its images, also those left out, whose classes may be others than the other split's.
 
         Where `num_train_classes` is given, the splits are those of `open_by_class`.
 
@@ -107,7 +115,7 @@ class DataSetConfig(Settings, key="data", is_base=True):
         """
         if self.num_train_classes is None:
             return self._open_any_classes(split, crop)
-        return replace(self, max_images=None).open_by_class(split, crop)
+        return replace(self, leave_out=(), max_images=None).open_by_class(split, crop)
 
     def open_by_class(self, split: Split, crop: Crop | None) -> ImageSet:
         """Opens one of two splits without common classes, each with its own labels, 0, 1, ….
@@ -124,12 +132,14 @@ class DataSetConfig(Settings, key="data", is_base=True):
             image_set = self._open_own_classes(split, crop)
         else:
             image_set = split_by_class(self._open("train", crop), self.num_train_classes, split)
-        return self._limit(image_set, split)
+        return self._chosen(image_set, split)
 
-    def _limit(self, image_set: ImageSet, split: Split) -> ImageSet:
-        if self.max_images is None or split == "test" or self.max_images >= len(image_set):
+    def _chosen(self, image_set: ImageSet, split: Split) -> ImageSet:
+        """The images of a split that are used."""
+        if split == "test":
             return image_set
-        return limit_images(image_set, self.max_images, seed=0)
+        image_set = without_listed(image_set, self.leave_out)
+        return image_set if self.max_images is None else limit_images(image_set, self.max_images, seed=0)
 
     @abstractmethod
     def _open(self, split: Split, crop: Crop | None) -> ImageSet: ...
@@ -190,10 +200,10 @@ class ByRowConfig(FilesConfig, is_base=True):
     """Encoded images that are read one by one, wherever they are in the set."""
 
     def open(self, split: Split, crop: Crop | None = None) -> ImageSet:
-        """As for every data set; a subset is chosen by the labels, so that no other images are decoded."""
-        if self.max_images is None or split == "test":
+        """As for every data set; no images are decoded but those of a subset, chosen by labels or by lists."""
+        if (self.max_images is None and not self.leave_out) or split == "test":
             return super().open(split, crop)
-        chosen = self._limit(replace(self, resident_limit_mib=0)._open(split, crop), split)
+        chosen = self._chosen(replace(self, resident_limit_mib=0)._open(split, crop), split)
         assert isinstance(chosen, EncodedImages)
         decoding = self._decoding(crop)
         return from_store(

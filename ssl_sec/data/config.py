@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 from ssl_sec.data.base_config import ByRowConfig, DataSetConfig, FilesConfig, title_of_place
-from ssl_sec.data.class_splits import own_classes, require_disjoint
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
 from ssl_sec.data.faces.records import open_records
@@ -15,6 +14,7 @@ from ssl_sec.data.image_set import CACHE_FOLDER, ImageSet, Locations, Split
 from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names
 from ssl_sec.data.retrieval_sets import RetrievalSet, open_retrieval_set
+from ssl_sec.data.selection.class_splits import own_classes, require_disjoint
 from ssl_sec.data.shards.gallery import QueriesAndGallery, all_locations
 from ssl_sec.data.shards.opening import open_webdataset, shard_class_names
 from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits, open_mnist, require_downloaded
@@ -56,9 +56,10 @@ class _TorchvisionConfig(DataSetConfig):
         return {} if self.download else {"root": (self.root,)}
 
     def require_training_places(self) -> None:
-        """Checks that the files exist, unless they are downloaded."""
+        """Checks that the files exist, unless they are downloaded, and the lists of images that are left out."""
         if not self.download:
             require_downloaded(self.name, Path(self.root).expanduser())
+        super().require_training_places()
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         opener = {"cifar10": open_cifar10, "cifar100": open_cifar100, "mnist": open_mnist}[self.name]

@@ -95,6 +95,27 @@ def grouped(pairs: pa.Table, is_one_set: bool) -> pa.Table:
     return pairs.drop(["first", "second"]).append_column("group", pa.array(numbers, pa.int64()))
 
 
+def redundant(pairs: pa.Table) -> pa.Table:
+    """The images of each group but one, as a list that `data.leave_out` takes: each with its `group`.
+
+    The first image of a group stays, or if some are of the split `test`, these do.
+
+    Args:
+        pairs: a table as `grouped` makes it, of one set.
+    """
+    names = ["split", "row", "path", "label"]
+    ends = [
+        pairs.select([*columns, "group"]).rename_columns([*names, "group"]) for columns in (names, _neighbour(names))
+    ]
+    images = pa.concat_tables(ends).group_by([*names, "group"]).aggregate([])
+    images = images.sort_by([(name, "ascending") for name in ("group", "split", "row", "path")])
+    groups = images["group"].to_numpy()
+    is_test = images["split"].fill_null("").to_numpy() == "test"
+    is_first = np.append(True, groups[1:] != groups[:-1])[: len(groups)]
+    stays = is_test | (is_first & ~np.isin(groups, groups[is_test]))
+    return images.filter(pa.array(~stays))
+
+
 class Outliers:
     """The images whose norm is farthest from the mean, and those that are farthest from their neighbours.
 

@@ -19,10 +19,10 @@ from ssl_sec.collectives import (
     max_int_over_workers,
     world_size,
 )
-from ssl_sec.data.class_splits import hold_out_classes
 from ssl_sec.data.fingerprint import listing
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import Sampler, worker_rows
+from ssl_sec.data.selection.class_splits import hold_out_classes
 from ssl_sec.errors import ConfigError, DataError, counted
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.losses import Loss, TeacherLoss

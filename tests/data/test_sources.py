@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100
 
-from ssl_sec.data.class_splits import own_classes
 from ssl_sec.data.config import MNISTConfig
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.folders.opening import open_folder
 from ssl_sec.data.image_set import UNLABELLED, EncodedImages, ResidentImages
 from ssl_sec.data.parquet.opening import open_parquet
+from ssl_sec.data.selection.class_splits import own_classes
 from ssl_sec.data.shards.opening import open_webdataset
 from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits, open_mnist
 from ssl_sec.data.stores import limit_images

@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from ssl_sec.embeddings.tables import Outliers, grouped, most_similar
+from ssl_sec.embeddings.tables import Outliers, grouped, most_similar, redundant
 
 
 def pairs(*rows: tuple[int, int, float]) -> pa.Table:
@@ -33,6 +33,37 @@ def test_no_more_pairs_than_the_limit_are_kept_and_none_is_no_group():
     ]
     none = grouped(most_similar([pairs((0, 1, 0.9)).slice(0, 0)], 2), is_one_set=True)
     assert none["group"].to_pylist() == []
+
+
+def named(*rows: tuple[str | None, int, str | None, int, int]) -> pa.Table:
+    """Grouped pairs: split and row of both images, and the group."""
+    splits, numbers, other_splits, other_numbers, groups = zip(*rows, strict=True)
+    columns = {"split": pa.array(splits, pa.string()), "row": pa.array(numbers)}
+    columns |= {"path": pa.nulls(len(rows), pa.string()), "label": pa.nulls(len(rows), pa.int64())}
+    others = {"split": pa.array(other_splits, pa.string()), "row": pa.array(other_numbers)}
+    others |= {"path": columns["path"], "label": columns["label"]}
+    return pa.table(
+        columns | {f"neighbour_{name}": each for name, each in others.items()} | {"group": pa.array(groups)}
+    )
+
+
+def test_one_image_of_each_group_stays_or_those_of_the_test_split():
+    pairs = named(
+        ("train", 9, "train", 4, 0),
+        ("train", 4, "train", 12, 0),
+        ("train", 1, "test", 5, 1),
+        ("test", 5, "test", 6, 1),
+        (None, 3, None, 2, 2),
+    )
+    found = redundant(pairs)
+    assert found.select(["split", "row", "group"]).to_pylist() == [
+        {"split": "train", "row": 9, "group": 0},
+        {"split": "train", "row": 12, "group": 0},
+        {"split": "train", "row": 1, "group": 1},
+        {"split": None, "row": 3, "group": 2},
+    ]
+    assert found.column_names == ["split", "row", "path", "label", "group"]
+    assert len(redundant(pairs.slice(0, 0))) == 0
 
 
 def test_outliers_are_the_farthest_from_the_mean_norm_and_from_their_neighbours():

@@ -373,6 +373,7 @@ def test_an_encoder_learns_from_the_labels_of_its_own_set():
         ({"image_size_px": 32, "num_channels": 1}, 0.2, 0, False),
         ({"labels": True}, 0.2, 0, True),  # maybe other classes, of which other images are held out
         ({"max_images": 100}, 0.2, 0, True),
+        ({"leave_out": ("out.csv",)}, 0.2, 0, True),
     ],
 )
 def test_a_fine_tuning_does_not_learn_from_its_test_images(changes, share, seed, expected):

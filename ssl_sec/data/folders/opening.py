@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from ssl_sec.data.class_splits import require_disjoint
 from ssl_sec.data.decode import AS_THEY_ARE, Decoding
 from ssl_sec.data.folders.listing import (
     ARTIFACTS,
@@ -20,6 +19,7 @@ from ssl_sec.data.folders.listing import (
     require_folder,
 )
 from ssl_sec.data.image_set import UNLABELLED, ImageSet, Split
+from ssl_sec.data.selection.class_splits import require_disjoint
 from ssl_sec.data.stores import FileStore, from_store
 from ssl_sec.errors import DataError, MissingDataError, check_option, first_line, printable
 

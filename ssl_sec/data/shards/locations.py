@@ -23,12 +23,13 @@ _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _KEYS = "set data.train and data.test, or data.query and data.gallery in place of data.test"
 
 
-def find_files(locations: Locations, kind: str) -> list[File]:
+def find_files(locations: Locations, kind: str, keys: str = _KEYS) -> list[File]:
     """The files that paths, globs, ranges (`{000..041}`) or fsspec URLs name; those of a glob sorted.
 
     Args:
         locations: one or more locations.
         kind: kind of files, for errors.
+        keys: which settings give them, for errors.
 
     Raises:
         MissingDataError: a path does not exist, or a glob matches nothing.
@@ -38,16 +39,16 @@ def find_files(locations: Locations, kind: str) -> list[File]:
     given = [locations] if isinstance(locations, str | Path) else locations
     for location in itertools.chain.from_iterable(_in_range(str(one)) for one in given):
         _require_one(location)
-        with one_line(location):
+        with one_line(location, keys=keys):
             file_system, path = fsspec.url_to_fs(location)
             # A file may have the characters of a glob in its name. Asking costs a request.
             is_glob = any(c in path for c in "*?[") and not file_system.exists(path)
             paths = sorted(map(str, file_system.glob(path))) if is_glob else [path]
         if not paths:
-            raise MissingDataError(f"no {kind} file matches {location}; {_KEYS}")
+            raise MissingDataError(f"no {kind} file matches {location}; {keys}")
         found += [(file_system, path) for path in paths]
     if not found:
-        raise MissingDataError(f"the list of {kind} files is empty; {_KEYS}")
+        raise MissingDataError(f"the list of {kind} files is empty; {keys}")
     addresses = set[str]()
     for file in found:
         if (address := _address(file)) in addresses:
@@ -112,14 +113,17 @@ def stamp(file_system: AbstractFileSystem, path: str) -> list[str]:
 
 
 @contextmanager
-def one_line(what: str, action: str = "read") -> Iterator[None]:
-    """Turns any error of the block, which may call only storage libraries, into one line: `what` cannot be `action`."""
+def one_line(what: str, action: str = "read", keys: str = _KEYS) -> Iterator[None]:
+    """Turns any error of the block, which may call only storage libraries, into one line: `what` cannot be `action`.
+
+    Where it is that a file is missing, the line says which settings, `keys`, give the files.
+    """
     try:
         yield
     except DataError:
         raise
     except FileNotFoundError:
-        raise MissingDataError(f"{printable(what)}: no such file; {_KEYS}") from None
+        raise MissingDataError(f"{printable(what)}: no such file; {keys}") from None
     # pyarrow, fsspec and its many back ends have no common base class for errors.
     except Exception as error:
         raise DataError(f"{printable(what)}: cannot be {action}: {first_line(error)}") from error

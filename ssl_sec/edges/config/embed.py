@@ -41,5 +41,6 @@ class EmbedConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.data is not None:
-            found = self.data.max_images
-            check(found is None, "data.max_images", found, "null: all images of the split are embedded")
+            found, needed = self.data.max_images, "all images of the split are embedded"
+            check(found is None, "data.max_images", found, f"null: {needed}")
+            check(not self.data.leave_out, "data.leave_out", self.data.leave_out, f"[]: {needed}")

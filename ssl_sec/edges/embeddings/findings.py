@@ -31,6 +31,7 @@ class Findings:
         separating: the cosine with their nearest neighbour that 10 % of the images have or exceed.
         num_pairs: number of pairs of near-duplicates.
         num_conflicts: number of listed pairs with different labels; None without labels that can be compared.
+        num_redundant: number of images that others of their group make redundant.
         duplicates: the listed pairs, the most similar first.
         outliers: the most unusual images, by norm and by distance.
         examples: the neighbours of some images, k rows for each image.
@@ -47,6 +48,7 @@ class Findings:
     separating: float
     num_pairs: int
     num_conflicts: int | None
+    num_redundant: int
     duplicates: pa.Table
     outliers: pa.Table
     examples: pa.Table
@@ -90,6 +92,11 @@ class Findings:
         )
 
     @property
+    def tables(self) -> list[str]:
+        """The names of the tables of which there is one each."""
+        return ["duplicates.parquet", *(["redundant.parquet"] if self.is_one_set else []), "outliers.parquet"]
+
+    @property
     def num_outliers(self) -> dict[str, int]:
         """Number of images that are listed as outliers by `norm` and by `distance`."""
         kinds = Counter(self.outliers["by"].to_pylist())
@@ -111,6 +118,9 @@ class Findings:
             found.append(f"splits of the pairs: {', '.join(counts)}")
             if self.num_conflicts is not None:
                 found.append(f"pairs with different labels: {self.num_conflicts:,}")
+            if self.num_redundant and self.doubt is None:
+                listed = f"data.leave_out=[{self.output}/redundant.parquet] trains without them"
+                found.append(f"made redundant by them: {counted(self.num_redundant, 'image')}; {listed}")
         listed = " and ".join(f"{count:,} by {kind}" for kind, count in self.num_outliers.items())
         found.append(f"outliers: listed are the most unusual images, {listed}, to be looked at, in order")
         return found
@@ -119,7 +129,7 @@ class Findings:
         return "\n".join(
             [
                 *self.lines(),
-                f"tables: {self.output}/neighbours-*.parquet, images-*.parquet, duplicates.parquet, outliers.parquet",
+                f"tables: {self.output}/neighbours-*.parquet, images-*.parquet, {', '.join(self.tables)}",
                 f"page: {self.output}/index.html",
             ]
         )

@@ -28,7 +28,15 @@ from ssl_sec.embeddings.labels import same_label
 from ssl_sec.embeddings.parts import Plan, parquet_of
 from ssl_sec.embeddings.reading import EmbeddingSet, read_set, require_alike
 from ssl_sec.embeddings.search import search
-from ssl_sec.embeddings.tables import Outliers, grouped, image_table, most_similar, neighbour_table, pair_table
+from ssl_sec.embeddings.tables import (
+    Outliers,
+    grouped,
+    image_table,
+    most_similar,
+    neighbour_table,
+    pair_table,
+    redundant,
+)
 from ssl_sec.errors import ConfigError, DataError, MissingDataError, StorageError, first_line
 from ssl_sec.settings import check
 
@@ -36,7 +44,8 @@ logger = logging.getLogger("ssl_sec")
 
 # The files of each part; the part is done when all are written, the pairs until they are in the file of duplicates.
 _PAIRS, _IMAGES, _NEIGHBOURS = "pairs", "images", "neighbours"
-_DUPLICATES, _OUTLIERS, _PAGE = "duplicates.parquet", "outliers.parquet", "index.html"
+_DUPLICATES, _REDUNDANT = "duplicates.parquet", "redundant.parquet"
+_OUTLIERS, _PAGE = "outliers.parquet", "index.html"
 
 # The columns of neighbours that say which labels both images have.
 _LABELS = ["split", "label", "neighbour_split", "neighbour_label"]
@@ -86,6 +95,7 @@ def _find(work: "SearchWork", base: EmbeddingSet, queries: EmbeddingSet) -> Find
             pass
     seconds = time.perf_counter() - start
     duplicates, num_pairs = outcome.write_duplicates(queries is base)
+    num_redundant = outcome.write_redundant(duplicates) if queries is base else 0
     usual, separating, outliers = outcome.write_outliers(queries, base)
     alike = same_label(duplicates, queries, base).drop_null()
     findings = Findings(
@@ -100,6 +110,7 @@ def _find(work: "SearchWork", base: EmbeddingSet, queries: EmbeddingSet) -> Find
         separating=separating,
         num_pairs=num_pairs,
         num_conflicts=len(alike) - alike.true_count if len(alike) else None,
+        num_redundant=num_redundant,
         duplicates=duplicates,
         outliers=outliers,
         examples=outcome.examples(),
@@ -251,6 +262,12 @@ class _Outcome:
         self.place.remove(names)
         duplicates = self._read(_DUPLICATES)
         return duplicates, _num_found(duplicates)
+
+    def write_redundant(self, duplicates: pa.Table) -> int:
+        """The images that the others of their group make redundant in a file; returns how many there are."""
+        table = redundant(duplicates)
+        self._write(_REDUNDANT, table)
+        return len(table)
 
     def write_outliers(self, queries: EmbeddingSet, base: EmbeddingSet) -> tuple[float | None, float, pa.Table]:
         """All parts' outliers in one file; returns two numbers about the nearest neighbours, and the outliers.

@@ -193,7 +193,7 @@ def _absolute_data(config: Any, is_local: bool) -> list[str]:
     if not isinstance(config.data, DataSetConfig):  # a probe takes the images of its run
         return []
     found: list[str] = []
-    for key, places in config.data.places.items():
+    for key, places in config.data.all_places.items():
         or_url = "" if key == "root" else ", or a URL"
         allowed = f"an absolute path that all nodes see{or_url}: no data is sent"
         absolute = [

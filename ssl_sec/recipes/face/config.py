@@ -8,7 +8,7 @@ from ssl_sec.augment.config import FlipConfig
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.faces.config import PairsConfig
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.data.selection_config import (
+from ssl_sec.data.selection.config import (
     ClassSamplerConfig,
     HeadAndTailConfig,
     NoSplitConfig,

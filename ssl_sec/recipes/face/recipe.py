@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from ssl_sec.data.class_splits import without_people
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.image_set import ImageSet, on_device, require_labels
-from ssl_sec.data.selection_config import HeadAndTailConfig
+from ssl_sec.data.selection.class_splits import without_people
+from ssl_sec.data.selection.config import HeadAndTailConfig
 from ssl_sec.data.shards.streamed import require_any_order
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.faces.roc import equal_error_rate

@@ -125,7 +125,7 @@ class FinetuneConfig(TrainingConfig):
         They are nested: those of a smaller share are among those of a larger one.
         """
         are_among_ours = seed == TEST_SEED and (test_share or 0.0) <= (self.test_share or 0.0)
-        is_whole = self.data.max_images is None and data.max_images is None
+        is_whole = self.data.max_images is None and data.max_images is None and data.leave_out == self.data.leave_out
         if are_among_ours and is_whole and same_set(data, self.data, _READING):
             return test_share is not None and data.title in self.start_labels
         return super().has_learned(data, test_share, seed)

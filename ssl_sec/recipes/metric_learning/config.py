@@ -7,7 +7,7 @@ from ssl_sec.augment.config import CropConfig
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.data.selection_config import SamplerConfig, ShuffledSamplerConfig
+from ssl_sec.data.selection.config import SamplerConfig, ShuffledSamplerConfig
 from ssl_sec.effects import NoEffect, NoEffectYetKept
 from ssl_sec.errors import ConfigError
 from ssl_sec.losses.config import (

@@ -6,7 +6,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from ssl_sec.data.class_splits import without_people
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.faces.bins import read_bin
 from ssl_sec.data.faces.config import BinPairsConfig, LFWPairsConfig, PairsConfig, PairTableConfig
@@ -19,6 +18,7 @@ from ssl_sec.data.faces.pairs import (
 )
 from ssl_sec.data.folders.opening import open_folder
 from ssl_sec.data.image_set import EncodedImages, ResidentImages
+from ssl_sec.data.selection.class_splits import without_people
 from ssl_sec.errors import MissingDataError
 from tests.data.faces.test_bins import IMAGES, SAME
 from tests.data.files import plain, write_folder, write_parquet

@@ -204,6 +204,8 @@ def test_the_images_are_those_of_a_set_that_is_split_by_class(run: Path, tmp_pat
 def test_a_limit_of_the_images_is_refused_as_all_are_embedded(run: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match="^data.max_images: found 100, must be null: all images of the split are em"):
         embed(run, tmp_path / "out", "data=digits", "data.max_images=100")
+    with pytest.raises(ConfigError, match=r"^data.leave_out: found \['a.csv'\], must be \[\]: all images of the split"):
+        embed(run, tmp_path / "out", "data=digits", "data.leave_out=[a.csv]")
 
 
 def test_incomplete_files_are_computed_again(run: Path, embedded: Path, tmp_path: Path, caplog):

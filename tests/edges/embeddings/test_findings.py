@@ -5,7 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from ssl_sec.data.image_set import ResidentImages
+from ssl_sec.data.selection.left_out import without_listed
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config.neighbours import NeighboursConfig
 from ssl_sec.edges.embeddings.findings import Findings
@@ -38,6 +41,26 @@ def one(tmp_path: Path) -> Path:
 
 def captions(page: str, kind: str) -> Sequence[str]:
     return [part.partition("<figcaption>")[2].partition("<br><")[0] for part in page.split(f'class="{kind}"')[1:]]
+
+
+def test_a_training_leaves_out_the_images_that_others_make_redundant(tmp_path: Path):
+    copies = write(tmp_path / "copies", "train", {"cat": CATS, "copy": CATS, "dog": DOGS})
+    findings = find(copies, tmp_path / "out")
+    assert findings.num_redundant == 4
+    line = f"made redundant by them: 4 images; data.leave_out=[{tmp_path}/out/redundant.parquet] trains without them"
+    assert line in findings.lines() and ", duplicates.parquet, redundant.parquet, outliers.parquet" in str(findings)
+    labels = torch.arange(3).repeat_interleave(4)
+    images = ResidentImages(
+        images=torch.zeros(12, 1, 1, 1, dtype=torch.uint8),
+        labels=labels,
+        class_names=("cat", "copy", "dog"),
+        name="copies/train",
+        description="twelve images",
+    )
+    kept = without_listed(images, [str(tmp_path / "out/redundant.parquet")])
+    assert kept.labels.tolist() == [0, 0, 0, 0, 2, 2, 2, 2]
+    found = find(copies, tmp_path / "other", f"queries={copies}")
+    assert "redundant" not in str(found) and not (tmp_path / "other/redundant.parquet").exists()
 
 
 def test_a_class_has_other_numbers_in_another_set(one: Path, tmp_path: Path):

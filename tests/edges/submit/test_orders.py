@@ -51,6 +51,8 @@ def test_relative_paths_of_data_become_absolute_here_and_are_refused_elsewhere(t
         ConfigError, match="^data.root: found 'data', must be an absolute path that all nodes see: no data"
     ):
         sent("data=cifar10")
+    lists = ("data=digits", "data.leave_out=[out.csv,s3://bucket/redundant.parquet]")
+    assert sent(*lists, is_local=True) == [f"data.leave_out=['{tmp_path}/out.csv','s3://bucket/redundant.parquet']"]
     assert sent("data=cifar10", "data.download=true") == sent("data=cifar10", "data.root=/data") == sent() == []
 
 

@@ -3,7 +3,8 @@ import logging
 import pytest
 import torch
 
-from ssl_sec.data.class_splits import (
+from ssl_sec.data.image_set import ResidentImages
+from ssl_sec.data.selection.class_splits import (
     head_and_tail,
     hold_out_classes,
     own_classes,
@@ -12,7 +13,6 @@ from ssl_sec.data.class_splits import (
     take_classes,
     without_people,
 )
-from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.errors import ConfigError, DataError
 from tests.data.test_image_set import encoded, values
 

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from ssl_sec.data.class_batches import ClassBatches, TripletBatches
-from ssl_sec.data.class_splits import HeadAndTail, head_and_tail
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import Sampler, ShuffledBatches
+from ssl_sec.data.selection.class_splits import HeadAndTail, head_and_tail
 from ssl_sec.settings import Count, Range, Seed, Settings, check
 
 
