@@ -79,7 +79,7 @@ def test_the_files_are_read_as_documented(embedded: Path, monkeypatch: pytest.Mo
     (embedded.parent / "embeddings").symlink_to(embedded)
     monkeypatch.chdir(embedded.parent)
     names: dict[str, Any] = {}
-    by_pandas, by_duckdb, by_faiss = blocks("evaluation.md")[-3:]
+    by_pandas, by_duckdb, by_faiss = blocks("evaluation.md")[-4:-1]
     exec(by_pandas, names)
     table = names["embeddings"]
     assert list(table.columns) == ["row", "path", "label", "embedding", "norm"]

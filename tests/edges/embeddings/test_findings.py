@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from ssl_sec.edges.embeddings.findings import Findings
 from ssl_sec.edges.embeddings.neighbours import run_neighbours
 from ssl_sec.embeddings.parts import Rows, encoded
 from ssl_sec.settings import from_values
+from tests.test_library import blocks
 
 # Images of two classes as embeddings, four of each.
 CATS, DOGS = np.eye(8, dtype=np.float32)[:4], np.eye(8, dtype=np.float32)[4:]
@@ -61,6 +63,18 @@ def test_a_training_leaves_out_the_images_that_others_make_redundant(tmp_path: P
     assert kept.labels.tolist() == [0, 0, 0, 0, 2, 2, 2, 2]
     found = find(copies, tmp_path / "other", f"queries={copies}")
     assert "redundant" not in str(found) and not (tmp_path / "other/redundant.parquet").exists()
+
+
+def test_images_whose_neighbours_have_another_label_are_listed_as_the_documentation_does(tmp_path: Path, monkeypatch):
+    """The last dog is in truth a cat."""
+    dogs = np.concatenate([DOGS[:1] + 0.1 * DOGS[:3], CATS[:1]])
+    animals = write(tmp_path / "animals", "train", {"cat": CATS[:1] + 0.1 * CATS, "dog": dogs})
+    find(animals, tmp_path / "neighbours", "k=3")
+    monkeypatch.chdir(tmp_path)
+    exec(blocks("evaluation.md")[-1], {})
+    table = pq.read_table("doubtful.parquet").to_pydict()
+    assert (table["row"], table["share"], table["split"]) == ([7], [0.0], ["train"])
+    assert [path.name for path in tmp_path.glob("*.parquet")] == ["doubtful.parquet"]
 
 
 def test_a_class_has_other_numbers_in_another_set(one: Path, tmp_path: Path):
