@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     from ssl_sec.losses.generators.base import Shares as Shares
     from ssl_sec.losses.generators.dvml import VariationalSynthesis as VariationalSynthesis
     from ssl_sec.losses.generators.hdml import HardnessAwareSynthesis as HardnessAwareSynthesis
+    from ssl_sec.losses.generators.memory import CrossBatchMemory as CrossBatchMemory
     from ssl_sec.losses.geometry import grad_scale as grad_scale
     from ssl_sec.networks import Embedded as Embedded
     from ssl_sec.networks import Encoder as Encoder
@@ -175,6 +176,7 @@ _HOMES = {
     "ssl_sec.losses.generators.base": "GlobalBatch RatedLayers RowGenerator Shares",
     "ssl_sec.losses.generators.dvml": "VariationalSynthesis",
     "ssl_sec.losses.generators.hdml": "HardnessAwareSynthesis",
+    "ssl_sec.losses.generators.memory": "CrossBatchMemory",
     "ssl_sec.losses.geometry": "grad_scale",
     "ssl_sec.networks": """
         Embedded Encoder Network bn_inception freeze_batch_norm googlenet ir light_cnn load_head_weights

@@ -14,6 +14,7 @@ from ssl_sec.errors import ConfigError
 from ssl_sec.losses.generators.base import RowGenerator
 from ssl_sec.losses.generators.dvml import VariationalSynthesis
 from ssl_sec.losses.generators.hdml import HardnessAwareSynthesis
+from ssl_sec.losses.generators.memory import WITH_MEMORY, CrossBatchMemory
 from ssl_sec.losses.templates.base import TemplateLoss
 from ssl_sec.losses.templates.softmax import TemplateSoftmaxLoss
 from ssl_sec.losses.transform import Centres
@@ -297,11 +298,20 @@ class _GeneratorConfig(Declared, key="transform"):
         )
 
 
+def check_memory(transform: object, loss: PairLossConfig | ClassLossConfig) -> None:
+    """Refuses a memory of rows beside a loss that cannot compare with remembered rows."""
+    if getattr(transform, "name", None) == "memory":
+        names = [name for name, kind in losses.PAIR_LOSSES.items() if issubclass(kind, WITH_MEMORY)]
+        allowed = f"one that compares with remembered rows, with transform=memory: {', '.join(sorted(names))}"
+        check(loss.name in names, "loss", loss.name, allowed)
+
+
 _DETERMINED = ("num_classes", "num_features", "dim", "steps_per_epoch", "seed")
 TransformConfig = NoTransformConfig | SFTConfig | SFTDConfig | FTLConfig
 if TYPE_CHECKING:
     GeneratorConfig = _GeneratorConfig
 else:
-    GeneratorConfig = declare_settings(
-        HardnessAwareSynthesis, "hdml", _GeneratorConfig, _DETERMINED
-    ) | declare_settings(VariationalSynthesis, "dvml", _GeneratorConfig, _DETERMINED)
+    _GENERATORS = {"hdml": HardnessAwareSynthesis, "dvml": VariationalSynthesis, "memory": CrossBatchMemory}
+    GeneratorConfig = Union[  # noqa: UP007
+        tuple(declare_settings(made, name, _GeneratorConfig, _DETERMINED) for name, made in _GENERATORS.items())
+    ]

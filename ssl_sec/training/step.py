@@ -350,7 +350,7 @@ def _terms_metrics(recipe: Recipe, terms: Terms, more: Mapping[str, Tensor] = Ma
     }
     if recipe.objective.transform is not None:
         metrics["train/generated_loss"] = terms.generated_loss
-    if isinstance(recipe.objective.transform, RowGenerator):
+    if isinstance(recipe.objective.transform, RowGenerator) and recipe.objective.transform.is_trained:
         metrics["train/generator_loss"] = terms.generator_loss
     if recipe.objective.distortion is not None:
         metrics["train/agent_distortion"] = recipe.objective.distortion.distortion.to(terms.total.dtype)

@@ -1,4 +1,6 @@
-"""Runs of metric learning with HDML and DVML."""
+"""Runs of metric learning with HDML, DVML and a memory of earlier batches."""
+
+import itertools
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ SMALL = {
 METHODS = {
     "hdml": {**SMALL, "transform": {"name": "hdml", "alpha": 0.3, "hidden_dim": 16}},
     "dvml": {**SMALL, "transform": {"name": "dvml", "draws": 3, "first_phase_steps": 4, "hidden_dim": 16}},
+    "memory": {**SMALL, "transform": {"name": "memory", "size": 100, "from_step": 2}},
 }
 
 
@@ -56,8 +59,9 @@ def test_the_state_has_all_that_it_learns(whole):
     changes, runtime = whole
     state = runtime.last_state()["objective"]
     parts = {key.split(".")[1] for key in state if key.startswith("transform.")}
-    if changes["transform"]["name"] == "dvml":
-        assert parts == {"mean", "log_variance", "decoder"}
+    others = {"dvml": {"mean", "log_variance", "decoder"}, "memory": {"rows", "labels"}}
+    if changes["transform"]["name"] in others:
+        assert parts == others[changes["transform"]["name"]]
         return
     assert parts == {"generator", "classifier", "averages", "sums"}
     losses = list(runtime.series("train/metric_loss").values())
@@ -66,14 +70,25 @@ def test_the_state_has_all_that_it_learns(whole):
 
 
 def test_the_losses_are_reported_and_that_of_the_generator_falls(whole):
-    _, runtime = whole
+    changes, runtime = whole
+    if changes["transform"]["name"] == "memory":  # full after three steps
+        assert [value > 0 for value in runtime.series("train/generated_loss").values()] == [False] * 3 + [True] * 7
+        assert not runtime.series("train/generator_loss")
+        return
     assert all(value > 0 for value in runtime.series("train/generated_loss").values())
     losses = list(runtime.series("train/generator_loss").values())
     assert len(losses) == 10 and losses[3] < losses[0]
 
 
-@pytest.mark.parametrize("loss", ["npair_normalized", "multi_similarity", "ranked_list"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        *itertools.product(["hdml", "dvml"], ["npair_normalized", "multi_similarity", "ranked_list"]),
+        *itertools.product(
+            ["memory"], ["contrastive", "supcon", "semihard", "multi_similarity", "circle", "ranked_list"]
+        ),
+    ],
+)
 def test_the_losses_of_the_papers_can_be_trained(tmp_path, name, loss):
     changes = {**METHODS[name], "steps": 2, "loss": {"name": loss}, "monitor": {"every_steps": 2}}
     assert len(run(tmp_path, **changes)[0].series("train/generated_loss")) == 2
@@ -90,6 +105,12 @@ def test_the_losses_of_the_papers_can_be_trained(tmp_path, name, loss):
             r"^transform.first_weights: found \[1.0, 1.0, 0.1\], must be four numbers, λ₁ to λ₄$",
         ),
         ({"transform": {"name": "dvml", "first_weights": [1.0, -1.0, 0.1, 1.0]}}, r"transform.first_weights.*-1.0"),
+        ({"transform": {"name": "memory", "size": 0}}, r"^transform.size: found 0, must be in \[1, 4194304\]$"),
+        (
+            {"loss": {"name": "lifted_structure"}, "transform": {"name": "memory"}},
+            "^loss: found 'lifted_structure', must be one that compares with remembered rows, with transform=memory: "
+            "circle, contrastive, multi_similarity, ranked_list, semihard, supcon, triplet$",
+        ),
         (
             {"loss": {"name": "triplet_disjoint"}, "sampler": {"name": "triplets"}, "transform": {"name": "hdml"}},
             r"^transform: found 'hdml', must be 'none' with loss=triplet_disjoint$",

@@ -10,6 +10,7 @@ from ssl_sec.losses.generators import hdml
 from ssl_sec.losses.generators.base import GlobalBatch
 from ssl_sec.losses.generators.dvml import VariationalSynthesis
 from ssl_sec.losses.generators.hdml import HardnessAwareSynthesis
+from ssl_sec.losses.generators.memory import CrossBatchMemory
 from ssl_sec.networks import Network
 from ssl_sec.networks.batch_norm import globalise_batch_norm
 from ssl_sec.networks.heads import BatchNormLinearHead
@@ -27,6 +28,8 @@ LABELS = torch.tensor([0, 0, 0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 4, 5, 5, 5])
 def generator(name):
     if name == "dvml":
         return VariationalSynthesis(FEATURES, DIM, draws=3, first_phase_steps=2, hidden_dim=6, seed=3).double()
+    if name == "memory":
+        return CrossBatchMemory(DIM, size=24, from_step=0).double()
     # Both halves of J_metric count from the third step on.
     return HardnessAwareSynthesis(
         NUM_CLASSES, FEATURES, DIM, steps_per_epoch=2, alpha=0.5, beta=5e3, hidden_dim=6, seed=3
@@ -63,12 +66,20 @@ def some_steps(name, case, rows_at_once=4096):
 @pytest.mark.distributed
 @two_and_four
 @pytest.mark.parametrize(
-    ("name", "case"), [("hdml", "triplet"), ("hdml", "npair_normalized"), ("dvml", "ranked_list"), ("dvml", "triplet")]
+    ("name", "case"),
+    [
+        ("hdml", "triplet"),
+        ("hdml", "npair_normalized"),
+        ("dvml", "ranked_list"),
+        ("dvml", "triplet"),
+        ("memory", "triplet"),
+        ("memory", "multi_similarity"),
+    ],
 )
 def test_workers_equal_one_in_values_gradients_and_state(tmp_path, name, case, num_workers):
     whole = some_steps(name, case)
     values, gradients = whole[0][-1]
-    assert all(value > 0 for value in values)
+    assert [value > 0 for value in values] == [True, True, True, name != "memory", True]
     assert all(gradient.abs().max() > 1e-9 for gradient in gradients.values())
     for part in on_workers(num_workers, tmp_path, some_steps, name, case):
         torch.testing.assert_close(part, whole, rtol=1e-8, atol=1e-11)

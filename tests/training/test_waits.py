@@ -40,10 +40,10 @@ def pretraining(optimiser, runtime, images, clip_norm=None):
     return replace(recipe, observer=Monitor(config, recipe, runtime).online_probe)
 
 
-def metric_learning(optimiser, runtime, images, transform="none", loss="triplet"):
+def metric_learning(optimiser, runtime, images, transform="none", loss="triplet", **options):
     config = test_metric_learning.config(
         runtime=FLOAT32,
-        transform={"name": transform},
+        transform={"name": transform, **options},
         loss={"name": loss},
         optimiser={"name": optimiser, "learning_rate": 0.1, "backbone_learning_rate": 0.1},
         global_batch_size=40,
@@ -69,6 +69,7 @@ CASES = {
     "triplet, adam": (metric_learning, "adam"),
     "hdml, adam": (partial(metric_learning, transform="hdml"), "adam"),
     "dvml, adam": (partial(metric_learning, transform="dvml"), "adam"),
+    "memory, adam": (partial(metric_learning, transform="memory", size=100, from_step=1), "adam"),
     "contrastive with sft, adam": (partial(metric_learning, transform="sft", loss="contrastive"), "adam"),
     "agents, sgd": (partial(faces, decay_at_epochs=[]), "sgd_epochs"),
     "sampled classes, sgd": (partial(faces, loss="arcface", class_sample_rate=0.3, decay_at_epochs=[]), "sgd_epochs"),

@@ -1,1 +1,1 @@
-"""Generators of rows that have parameters of their own, trained together with the network: HDML and DVML."""
+"""Rows beside those of a batch: HDML and DVML, with parameters of their own, and those of earlier batches."""

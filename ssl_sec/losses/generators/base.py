@@ -66,7 +66,12 @@ class RatedLayers(nn.Sequential):
 
 
 class RowGenerator(nn.Module, ABC):
-    """Generates rows from a batch, with parameters of its own."""
+    """Makes rows beside those of a batch, perhaps with parameters of its own."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it has parameters."""
+        return next(self.parameters(), None) is not None
 
     @abstractmethod
     def forward(self, batch: GlobalBatch, anchors: slice, head: nn.Module, loss: Loss) -> Shares:

@@ -87,7 +87,8 @@ def similarities(
         templates: the templates, likewise: dim columns for each sub-centre.
     """
     products = rows @ templates.reshape(-1, rows.shape[1]).T
-    return products if templates.shape[1] == rows.shape[1] else products.unflatten(1, (len(templates), -1)).amax(2)
+    sub_centres = templates.shape[1] // rows.shape[1]
+    return products if sub_centres == 1 else products.reshape(-1, len(templates), sub_centres).amax(2)
 
 
 class TemplateLoss(ClassLoss):
@@ -153,7 +154,7 @@ class TemplateLoss(ClassLoss):
         rows, templates = self._of_rows(embeddings), in_full_precision(self.weight).to(embeddings.dtype)
         places, held = self._places(labels)
         own_templates = self._of_templates(take_rows(templates, places.clamp(0, len(templates) - 1)))
-        own = (rows.unsqueeze(1) * own_templates.unflatten(1, (self.sub_centres, -1))).sum(2).amax(1)
+        own = (rows.unsqueeze(1) * own_templates.reshape(-1, self.sub_centres, rows.shape[1])).sum(2).amax(1)
         own = torch.where(held, own, 0.0)
         if self._parts is not None:
             own = self._parts.sum(own)

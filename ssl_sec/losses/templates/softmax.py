@@ -169,7 +169,8 @@ class TemplateSoftmaxLoss(RowTemplateLoss):
         column = column.scatter(0, torch.where(is_first, of_batch, num_held), torch.where(is_first, rows, -1))
         is_drawn = (sample.places >= 0) & (column[sample.places] < 0)
         places = torch.cat([torch.where(is_first, of_batch, 0), sample.places.clamp(min=0)])
-        chosen = self._of_templates(take_rows(templates, places)).unflatten(1, (self.sub_centres, -1))
+        chosen = self._of_templates(take_rows(templates, places))
+        chosen = chosen.reshape(-1, self.sub_centres, compared.rows.shape[1])
         left_out = ~torch.cat([is_first, is_drawn]).unsqueeze(1).unsqueeze(2)
         bias = torch.zeros_like(chosen[:, :, :1]).masked_fill(left_out, _lowest(chosen))
         return compared._replace(

@@ -80,8 +80,7 @@ class FaceConfig(TrainingConfig):
         held_out_share: share of the people who are watched instead of trained on, in [0, 1); 0 trains on all and
             watches those.
         share_classes_from: number of classes from which their templates are sharded over the workers.
-        class_sample_rate: share of the classes that a step's rows are compared with beside those of the batch, drawn
-            for each step, in (0, 1] (Partial FC, An et al. 2022).
+        class_sample_rate: share of the classes that a step compares with, beside the batch's (Partial FC), in (0, 1].
     """
 
     augment: FlipConfig

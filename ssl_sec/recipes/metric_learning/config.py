@@ -17,6 +17,7 @@ from ssl_sec.losses.config import (
     PairLossConfig,
     TransformConfig,
     check_class_sample_rate,
+    check_memory,
 )
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.settings import (
@@ -82,8 +83,7 @@ class MetricLearningConfig(TrainingConfig):
         held_out_share: share of the training classes that are watched instead of trained on, in [0, 1); 0 trains on all
             of them, as the papers do, and watches those.
         share_classes_from: number of classes from which their templates are sharded over the workers.
-        class_sample_rate: share of the classes that a step's rows are compared with beside those of the batch, drawn
-            for each step, in (0, 1] (Partial FC, An et al. 2022).
+        class_sample_rate: share of the classes that a step compares with, beside the batch's (Partial FC), in (0, 1].
         evaluation: the measures on the test classes.
     """
 
@@ -103,6 +103,7 @@ class MetricLearningConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_class_sample_rate(self.class_sample_rate, self.loss)
+        check_memory(self.transform, self.loss)
         if isinstance(self.loss, PairLossConfig):
             of_pairs = not isinstance(self.sampler, ShuffledSamplerConfig)
             needed = f"'classes' or 'triplets' with loss={self.loss.name}, which needs two images of a class"
