@@ -78,6 +78,10 @@ class RunStore(Protocol):
         """Drops metrics of steps that will be repeated."""
         ...
 
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint, whole or not; None at the start."""
+        ...
+
     def restored_state(self, device: torch.device, held: slice | None = None) -> Mapping[str, Any] | None:
         """The state of the newest whole checkpoint, or None at the start; see `ssl_sec.training.checkpoint`."""
         ...
@@ -361,13 +365,12 @@ def _to_device(
 
 def _restore(recipe: Recipe, runtime: Runtime, store: RunStore) -> int:
     """Restores the run's stored state; returns the steps taken so far."""
-    state = store.restored_state(runtime.device, recipe.held_classes)
-    first_step = 0 if state is None else int(state["step"])
+    is_resumed = any(gather_objects(store.newest_step()))
     if runtime.rank == 0:
-        store.describe_data(recipe.image_set, is_resumed=first_step > 0)
-    gather_objects(None)  # no worker takes the state before the images are known to be those of the run
-    if state is not None:
-        recipe.restore(state)
+        store.describe_data(recipe.image_set, is_resumed=is_resumed)
+    gather_objects(None)  # no worker looks for its templates before the images are known to be those of the run
+    state = store.restored_state(runtime.device, recipe.held_classes)
+    first_step = 0 if state is None else recipe.restore(state)
     if first_step:
         workers = counted(runtime.world_size, "worker")
         log_once(runtime, "resuming after step %d of %d on %s", first_step, recipe.total_steps, workers)
