@@ -71,7 +71,7 @@ class Execution:
             if not isinstance(stop, Stopped):
                 reason = "interrupted without saving"
             else:
-                has_saved = not self._is_probe and bool(folder.workers())
+                has_saved = not self._is_probe and folder.outcome() == "stopped"
                 reason = f"on request, {'after' if has_saved else 'without'} saving"
             raise
         except Exception as error:
@@ -128,7 +128,7 @@ class Execution:
         error = folder.error()
         if error is not None:
             raise error
-        if folder.outcome() == "stopped":
+        if folder.status == "KILLED":
             raise Stopped(f"stopped; {self._after_a_stop()}")
 
     def _warn_of_outage(self, error: Exception) -> None:
