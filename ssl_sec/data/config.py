@@ -55,8 +55,8 @@ class _TorchvisionConfig(DataSetConfig):
         """The folder, unless the files are downloaded."""
         return {} if self.download else {"root": (self.root,)}
 
-    def require_training_places(self) -> None:
-        """Checks that the files exist, unless they are downloaded."""
+    def require_places(self, *, with_test: bool) -> None:
+        """Checks that the files, which hold the test images too, exist, unless they are downloaded."""
         if not self.download:
             require_downloaded(self.name, Path(self.root).expanduser())
 

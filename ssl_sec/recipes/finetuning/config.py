@@ -162,6 +162,11 @@ class FinetuneConfig(TrainingConfig):
         return {"labels": self.labels, "start": "random weights" if self.run is None else self.run}
 
     @property
+    def reads_test_images(self) -> bool:
+        """Whether the test images are not held out of the training images."""
+        return self.test_share is None
+
+    @property
     def evaluated_crop(self) -> Crop:
         """The central crop of an image."""
         return self.augment.centre_crop()
