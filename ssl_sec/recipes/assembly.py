@@ -255,8 +255,8 @@ def extractor(
 def in_words(image_set: ImageSet) -> str:
     """A set's name, the number and shape of its images, and the number of its classes."""
     num_channels, height, width = image_set.image_shape
-    classes = f"{len(image_set.class_names):,} classes" if image_set.class_names else "no labels"
-    return f"{image_set.name}, {len(image_set):,} images of {num_channels} x {height} x {width}, {classes}"
+    classes = counted(len(image_set.class_names), "class") if image_set.class_names else "no labels"
+    return f"{image_set.name}, {counted(len(image_set), 'image')} of {num_channels} x {height} x {width}, {classes}"
 
 
 @contextmanager
@@ -295,11 +295,11 @@ def require_same_images(image_set: ImageSet) -> None:
     (first, host), *others = gather_objects((own, socket.gethostname()))
     for rank, (found, other_host) in enumerate(others, start=1):
         if found != first:
-            differ = f"{found[0]:,} images" if found[0] != first[0] else "other labels or names of files"
+            differ = counted(found[0], "image") if found[0] != first[0] else "other labels or names of files"
             raise DataError(
-                f"{image_set.name}: worker {rank} on {other_host} has {differ}, worker 0 on {host} has {first[0]:,} "
-                "images; all nodes must have the same images, and data.on_bad_image=skip leaves out the unreadable "
-                "ones of each node"
+                f"{image_set.name}: worker {rank} on {other_host} has {differ}, worker 0 on {host} has "
+                f"{counted(first[0], 'image')}; all nodes must have the same images, and data.on_bad_image=skip leaves "
+                "out the unreadable ones of each node"
             )
 
 
@@ -376,6 +376,6 @@ def _restore(recipe: Recipe, runtime: Runtime, store: RunStore) -> int:
         log_once(runtime, "resuming after step %d of %d on %s", first_step, recipe.total_steps, workers)
     if runtime.rank == 0:
         store.forget_records_from(first_step)
-    steps, batch_size = f"{recipe.total_steps - first_step:,}", f"{recipe.sampler.global_batch_size:,}"
-    log_once(runtime, "training %s steps of %s images", steps, batch_size)
+    steps, batch = counted(recipe.total_steps - first_step, "step"), counted(recipe.sampler.global_batch_size, "image")
+    log_once(runtime, "training %s of %s", steps, batch)
     return first_step
