@@ -28,10 +28,10 @@ class FinetuneMonitorConfig(Settings, key="monitor"):
     """Accuracy while the network trains; test images are not used.
 
     Attributes:
-        every_epochs: epochs between two measurements, ≥ 1.
+        every_epochs: epochs between two measurements, ≥ 1; of these epochs, the best one is chosen.
     """
 
-    every_epochs: NoEffect[Count] = 1
+    every_epochs: Count = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class FinetuneConfig(TrainingConfig):
     mixup: Annotated[float, Range(ge=0, le=100)] = 0.0
     evaluated: Literal["best", "last"] = "best"
     constraint: NoConstraintConfig = field(default_factory=NoConstraintConfig)
-    monitor: NoEffect[FinetuneMonitorConfig] = field(default_factory=FinetuneMonitorConfig)
+    monitor: FinetuneMonitorConfig = field(default_factory=FinetuneMonitorConfig)
     checkpoint: NoEffect[CheckpointConfig] = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
