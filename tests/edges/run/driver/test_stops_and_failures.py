@@ -20,6 +20,7 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run import execution, running, worker
 from ssl_sec.edges.run.driver import run_probe, run_training
 from ssl_sec.edges.run.job_values import values_of
+from ssl_sec.edges.run.signals import interrupt
 from ssl_sec.edges.run.uploading import Upload
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
@@ -76,6 +77,18 @@ def test_mlflow_shows_that_a_stop_while_the_workers_start_again_saved_nothing(qu
     client = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
     run = client.get_run((tmp_path / "runs" / "digits" / "unsaved" / "mlflow_run_id").read_text())
     assert (run.info.status, run.data.tags["ended"]) == ("KILLED", "stopped: on request, without saving")
+
+
+def test_an_interrupted_run_says_how_it_is_resumed(quick, tmp_path: Path, monkeypatch):
+    config = pretrain_config([*quick, "run_name=interrupted"])
+    told = r"^interrupted without saving; resume it with: python -m jobs.pretrain resume=\S+/interrupted$"
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match=told):
+        patch.setattr(execution, "work", interrupt)
+        run_training(PRETRAIN, config)
+    client = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
+    run = client.get_run((tmp_path / "runs" / "digits" / "interrupted" / "mlflow_run_id").read_text())
+    assert (run.info.status, run.data.tags["ended"]) == ("KILLED", "stopped: interrupted without saving")
+    assert run_training(PRETRAIN, replace(config, resume=True)).run_id == run.info.run_id
 
 
 def test_only_requests_to_the_current_process_are_kept(quick, tmp_path: Path, monkeypatch):
