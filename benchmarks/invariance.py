@@ -89,6 +89,9 @@ class TemporaryStore:
     def forget_records_from(self, step: int) -> None:
         """Does nothing: there are no records."""
 
+    def newest_step(self) -> None:
+        """There is no checkpoint."""
+
     def restored_state(self, device: torch.device, held: slice | None = None) -> None:
         """Returns None: every run starts at step 0."""
 

@@ -119,8 +119,8 @@ def shown(value: object) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A count with its noun, for example ``1 seed`` or ``2 seeds``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """A count with its noun, for example ``1 seed``, ``2 classes`` or ``1,437 images``."""
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def some_names(names: Sequence[str], most: int = 8) -> str:

@@ -98,6 +98,9 @@ class FakeStore:
     def forget_records_from(self, step):
         self.forgotten.append(step)
 
+    def newest_step(self):
+        return None if self.state is None else self.state["step"]
+
     def restored_state(self, device, held=None):
         return self.state
 

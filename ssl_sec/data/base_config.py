@@ -19,7 +19,7 @@ from ssl_sec.settings import Count, CountOrZero, Settings, Side
 
 # Words that name folders and files of any data set.
 _GENERIC_WORDS = frozenset(("", "data", "dataset", "images", "img", "train", "training", "test", "val", "validation"))
-# Keys of `places`: the training does not need them.
+# Keys of `places` that a training without a test does not need.
 _OF_TEST_IMAGES = frozenset(("test", "query", "gallery"))
 # A URL of fsspec, which may be chained, or a pattern: whether there are such files is known once they are opened.
 _URL_OR_PATTERN = re.compile(r"://|::|[*?\[{]")
@@ -61,14 +61,17 @@ class DataSetConfig(Settings, key="data", is_base=True):
         """The places of the images and of the lists of those that are left out."""
         return {**self.places, "leave_out": self.leave_out}
 
-    def require_training_places(self) -> None:
-        """Checks that the paths of the training images exist on this machine, without opening them.
+    def require_places(self, *, with_test: bool) -> None:
+        """Checks that the paths of the images exist on this machine, without opening them.
+
+        Args:
+            with_test: whether those of the test images are needed, too.
 
         Raises:
             MissingDataError: one does not exist.
         """
         for key, places in self.all_places.items():
-            for place in places if key not in _OF_TEST_IMAGES else ():
+            for place in places if with_test or key not in _OF_TEST_IMAGES else ():
                 if not _URL_OR_PATTERN.search(place) and not Path(place).expanduser().exists():
                     raise MissingDataError(f"data.{key}: found {printable(place)!r}: no such file or folder")
 

@@ -55,11 +55,11 @@ class _TorchvisionConfig(DataSetConfig):
         """The folder, unless the files are downloaded."""
         return {} if self.download else {"root": (self.root,)}
 
-    def require_training_places(self) -> None:
-        """Checks that the files exist, unless they are downloaded, and the lists of images that are left out."""
+    def require_places(self, *, with_test: bool) -> None:
+        """Checks that the files, which hold the test images too, and the lists of images that are left out exist."""
         if not self.download:
             require_downloaded(self.name, Path(self.root).expanduser())
-        super().require_training_places()
+        super().require_places(with_test=with_test)
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         opener = {"cifar10": open_cifar10, "cifar100": open_cifar100, "mnist": open_mnist}[self.name]

@@ -17,7 +17,7 @@ from ssl_sec.batch import Batch
 from ssl_sec.data.crops import CentreSquare, Crop
 from ssl_sec.data.decode import OnBadImage, decode_image
 from ssl_sec.data.samplers import own_class_first
-from ssl_sec.errors import DataError, printable
+from ssl_sec.errors import DataError, counted, printable
 
 logger = logging.getLogger("ssl_sec.data")
 
@@ -377,7 +377,7 @@ def require_labels(image_set: ImageSet, purpose: str, key: str = "data") -> None
                 "parquet": f", or {key}.label_column=<name> if a column holds the classes",
             }.get(kind, "")
             wanted = f"{purpose} needs the class of each image: give labelled images{hint}"
-            raise DataError(f"{image_set.name}: {len(image_set):,} images without labels found; {wanted}")
+            raise DataError(f"{image_set.name}: {counted(len(image_set), 'image')} without labels found; {wanted}")
         case (only,):
             raise DataError(f"{image_set.name}: found one class, {only}; {purpose} needs two or more")
 

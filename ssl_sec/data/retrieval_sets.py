@@ -19,7 +19,7 @@ from ssl_sec.data.folders.listing import check_paths
 from ssl_sec.data.image_set import EncodedImages, Split
 from ssl_sec.data.selection.class_splits import require_disjoint
 from ssl_sec.data.stores import FileStore
-from ssl_sec.errors import DataError, MissingDataError, printable
+from ssl_sec.errors import DataError, MissingDataError, counted, printable
 
 RetrievalSet = Literal["cub", "cars196", "sop", "inshop"]
 
@@ -32,7 +32,7 @@ class Counts:
     classes: int
 
     def __str__(self) -> str:
-        return f"{self.images:,} images of {self.classes:,} classes"
+        return f"{counted(self.images, 'image')} of {counted(self.classes, 'class')}"
 
 
 # Part of a set -> names of its own parts in a list: In-Shop's test split has queries and a gallery.

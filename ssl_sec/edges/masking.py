@@ -7,13 +7,28 @@ from typing import Any
 
 HIDDEN = "***"
 
-# The password of a database may have a slash; in other URIs the path begins there. In Azure's URLs what stands before
-# the @ is the name of the container, unless it has a colon. A password may have an @, too.
-_USERINFO = re.compile(
-    r"((?:postgres(?:ql)?|mysql|mariadb|mssql|oracle)(?:\+\w+)?://(?=[^@\s'\"]+@)"
-    r"|(?:(?<!\babfs)(?<!\babfss)(?<!\bwasb)(?<!\bwasbs)://|://(?=[^/@\s'\"]*:))(?=[^/@\s'\"]+@))"
-    r"[^@\s'\"]+@(?:[^/@\s'\"]*@)*"
-)
+
+def _userinfo(ends: str) -> re.Pattern[str]:
+    """The user name and password of a URI.
+
+    The password of a database may have a slash; in other URIs the path begins there. In Azure's URLs what stands before
+    the @ is the name of the container, unless it has a colon. A password may have an @, too.
+
+    Args:
+        ends: the characters that end a URI, for a set of a regular expression.
+    """
+    return re.compile(
+        rf"((?:postgres(?:ql)?|mysql|mariadb|mssql|oracle)(?:\+\w+)?://(?=[^@{ends}]+@)"
+        rf"|(?:(?<!\babfs)(?<!\babfss)(?<!\bwasb)(?<!\bwasbs)://|://(?=[^/@{ends}]*:))(?=[^/@{ends}]+@))"
+        rf"[^@{ends}]+@(?:[^/@{ends}]*@)*"
+    )
+
+
+_IN_TEXT, _IN_ADDRESS = _userinfo(r"\s'\""), _userinfo(r"\n")
+# Where it is known where a URI ends, its password may have spaces and quotes: a text that is one, alone or after a key,
+# and one in quotes.
+_ADDRESS = re.compile(r"(?:[\w.+]+=)?[\w+.-]+://.*")
+_QUOTED_ADDRESS = re.compile(r"(?P<quote>['\"])(?:[\w.+]+=)?[\w+.-]+://(?:\\.|(?!(?P=quote))[^\n\\])*(?P=quote)")
 _SECRET_KEY = re.compile(
     r"token|passw(or)?d|passphrase|secret|credential|api_?key|access_?key|private_?key", re.IGNORECASE
 )
@@ -33,7 +48,13 @@ _ASSIGNED = re.compile(
 
 def masked(text: str) -> str:
     """Hides the user names and passwords of URIs in a text, and the signatures of signed URLs."""
-    return _SIGNATURE.sub(rf"\1{HIDDEN}", _USERINFO.sub(rf"\1{HIDDEN}@", text))
+
+    def hidden(found: re.Match[str]) -> str:
+        return _IN_ADDRESS.sub(shown, found[0])
+
+    shown = rf"\1{HIDDEN}@"
+    text = hidden(found) if (found := _ADDRESS.fullmatch(text)) else _QUOTED_ADDRESS.sub(hidden, text)
+    return _SIGNATURE.sub(rf"\1{HIDDEN}", _IN_TEXT.sub(shown, text))
 
 
 def masked_command(arguments: Sequence[str]) -> str:

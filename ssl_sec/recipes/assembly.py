@@ -78,6 +78,10 @@ class RunStore(Protocol):
         """Drops metrics of steps that will be repeated."""
         ...
 
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint, whole or not; None at the start."""
+        ...
+
     def restored_state(self, device: torch.device, held: slice | None = None) -> Mapping[str, Any] | None:
         """The state of the newest whole checkpoint, or None at the start; see `ssl_sec.training.checkpoint`."""
         ...
@@ -251,8 +255,8 @@ def extractor(
 def in_words(image_set: ImageSet) -> str:
     """A set's name, the number and shape of its images, and the number of its classes."""
     num_channels, height, width = image_set.image_shape
-    classes = f"{len(image_set.class_names):,} classes" if image_set.class_names else "no labels"
-    return f"{image_set.name}, {len(image_set):,} images of {num_channels} x {height} x {width}, {classes}"
+    classes = counted(len(image_set.class_names), "class") if image_set.class_names else "no labels"
+    return f"{image_set.name}, {counted(len(image_set), 'image')} of {num_channels} x {height} x {width}, {classes}"
 
 
 @contextmanager
@@ -291,11 +295,11 @@ def require_same_images(image_set: ImageSet) -> None:
     (first, host), *others = gather_objects((own, socket.gethostname()))
     for rank, (found, other_host) in enumerate(others, start=1):
         if found != first:
-            differ = f"{found[0]:,} images" if found[0] != first[0] else "other labels or names of files"
+            differ = counted(found[0], "image") if found[0] != first[0] else "other labels or names of files"
             raise DataError(
-                f"{image_set.name}: worker {rank} on {other_host} has {differ}, worker 0 on {host} has {first[0]:,} "
-                "images; all nodes must have the same images, and data.on_bad_image=skip leaves out the unreadable "
-                "ones of each node"
+                f"{image_set.name}: worker {rank} on {other_host} has {differ}, worker 0 on {host} has "
+                f"{counted(first[0], 'image')}; all nodes must have the same images, and data.on_bad_image=skip leaves "
+                "out the unreadable ones of each node"
             )
 
 
@@ -361,18 +365,17 @@ def _to_device(
 
 def _restore(recipe: Recipe, runtime: Runtime, store: RunStore) -> int:
     """Restores the run's stored state; returns the steps taken so far."""
-    state = store.restored_state(runtime.device, recipe.held_classes)
-    first_step = 0 if state is None else int(state["step"])
+    is_resumed = any(gather_objects(store.newest_step()))
     if runtime.rank == 0:
-        store.describe_data(recipe.image_set, is_resumed=first_step > 0)
-    gather_objects(None)  # no worker takes the state before the images are known to be those of the run
-    if state is not None:
-        recipe.restore(state)
+        store.describe_data(recipe.image_set, is_resumed=is_resumed)
+    gather_objects(None)  # no worker looks for its templates before the images are known to be those of the run
+    state = store.restored_state(runtime.device, recipe.held_classes)
+    first_step = 0 if state is None else recipe.restore(state)
     if first_step:
         workers = counted(runtime.world_size, "worker")
         log_once(runtime, "resuming after step %d of %d on %s", first_step, recipe.total_steps, workers)
     if runtime.rank == 0:
         store.forget_records_from(first_step)
-    steps, batch_size = f"{recipe.total_steps - first_step:,}", f"{recipe.sampler.global_batch_size:,}"
-    log_once(runtime, "training %s steps of %s images", steps, batch_size)
+    steps, batch = counted(recipe.total_steps - first_step, "step"), counted(recipe.sampler.global_batch_size, "image")
+    log_once(runtime, "training %s of %s", steps, batch)
     return first_step

@@ -193,6 +193,12 @@ class TrainingConfig(RunConfig, is_base=True):
         return None
 
     @property
+    def reads_test_images(self) -> bool:
+        """Whether the run, or the probe after it, reads the test images of its data set."""
+        probe = self.linear_probe
+        return probe is not None and probe.enabled and probe.test_share is None
+
+    @property
     def evaluated_crop(self) -> Crop | None:
         """The crop of evaluated images; None if all have one size."""
         return None

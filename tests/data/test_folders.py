@@ -43,7 +43,7 @@ def test_images_beside_the_class_folders_are_left_out_with_a_word(tmp_path, capl
     assert not caplog.messages
     write_folder(tmp_path, {"train/a.png": plain(3), "train/b.jpg": plain(4)})
     assert open_folder("train", tmp_path, labels=True).labels.tolist() == [0, 1]
-    assert caplog.messages == [f"{tmp_path}/train: 2 images beside the class folders are left out, first: a.png"]
+    assert caplog.messages == [f"{tmp_path}/train: left out: 2 images beside the class folders, first: a.png"]
 
 
 def test_folders_beside_the_training_split_are_named_where_they_hold_images(tmp_path, caplog):
@@ -156,7 +156,7 @@ def test_queries_and_a_gallery_are_the_test_images(tmp_path, labels, caplog):
     write_folder(tmp_path, {"gallery/stray.png": plain(1), "query/b/1.heic": b""})
     assert len(open_folder("test", tmp_path, shared_classes=False)) == 4
     assert [message.partition(": ")[2][:40] for message in caplog.messages] == [
-        "1 images beside the class folders are le",
+        "left out: 1 image beside the class folde",
         "left out: 1 image of formats that are no",
     ]
 
@@ -240,7 +240,7 @@ def test_an_image_beside_folders_of_images_takes_their_labels_with_a_warning(tmp
     assert open_folder("train", tmp_path).class_names == ()
     (record,) = caplog.records
     assert record.getMessage().startswith(
-        f"{tmp_path}/train: the folders are not taken as classes, since 1 images are beside them, first: 3.png;"
+        f"{tmp_path}/train: the folders are not taken as classes, because of 1 image beside them, first: 3.png;"
     )
     caplog.clear()
     assert open_folder("train", tmp_path, labels=False).class_names == () and not caplog.records

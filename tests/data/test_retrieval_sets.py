@@ -182,7 +182,7 @@ def test_the_published_numbers_are_expected(tmp_path, name, expected):
 def test_every_part_is_counted(tmp_path):
     path = write("inshop", tmp_path) / "Eval/list_eval_partition.txt"
     edit(path, b"id_2     query", b"id_2     gallery")
-    assert "found 1 images of 1 classes" in line(lambda: opened("inshop", tmp_path, "train"))
+    assert "found 1 image of 1 class" in line(lambda: opened("inshop", tmp_path, "train"))
     assert "query; expected 2 images of 2 classes" in line(lambda: opened("inshop", tmp_path, "train"))
 
 

@@ -143,6 +143,7 @@ def test_a_meaningless_value_is_refused(refused, job, arguments, message):
         (["data=folder", "data.root=nowhere"], "data.root: found 'nowhere': no such file or folder"),
         (["data=parquet", "data.train=[nowhere/a.parquet]"], "data.train: found 'nowhere/a.parquet': no such file or"),
         (["data=webdataset", "data.train=['no/{0..3}.tar', no/4.tar]"], "data.train: found 'no/4.tar': no such file"),
+        (["data=parquet", "data.train=[.]", "data.test=[no.parquet]", "probe.enabled=true"], "data.test: found 'no.pa"),
         (["data=cifar10", "data.root=nowhere"], "cifar10: nowhere/cifar-10-batches-py is missing or incomplete; set"),
     ],
 )
@@ -155,10 +156,10 @@ def test_data_of_a_cluster_are_looked_for_by_its_workers_alone(tmp_path: Path, m
     monkeypatch.setenv("RAY_ADDRESS", "local")
     for runtime in (LocalConfig(), RayConfig()):
         with pytest.raises(MissingDataError, match=r"^data\.root: found .*nowhere': no such file or folder$"):
-            require_data(nowhere, runtime)
-    require_data(nowhere, RayConfig(address="10.0.0.1:6379"))
+            require_data(nowhere, runtime, with_test=False)
+    require_data(nowhere, RayConfig(address="10.0.0.1:6379"), with_test=True)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    require_data(nowhere, RayConfig())
+    require_data(nowhere, RayConfig(), with_test=True)
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from ssl_sec.edges.masking import masked, masked_code, masked_command, masked_values
@@ -33,6 +35,16 @@ from ssl_sec.edges.masking import masked, masked_code, masked_command, masked_va
 def test_userinfo_of_addresses_is_hidden(text, shown):
     assert masked(text) == shown
     assert masked(shown) == shown
+
+
+@pytest.mark.parametrize("password", ["ge heim", "ge'heim", 'ge"heim', "a' b\"c@d", "a/b c"])
+def test_a_password_may_have_spaces_and_quotes(password):
+    uri, shown = f"postgresql://ada:{password}@host/db", "postgresql://***@host/db"
+    assert masked(uri) == shown and masked_values({"uri": uri, "all": [uri]}) == {"uri": shown, "all": [shown]}
+    for quoted in (repr(uri), json.dumps(uri)):
+        assert masked(f"tracking.uri: found {quoted}, not 'a@b'")[1:-1].endswith(f"{shown}{quoted[0]}, not 'a@b")
+    assert masked_command([f"tracking.uri={uri}"]) == f"'tracking.uri={shown}'"
+    assert masked(f"run --now 'tracking.uri={uri.replace(chr(39), '')}' x@y") == f"run --now 'tracking.uri={shown}' x@y"
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mysql+pymysql", "mariadb", "mssql+pyodbc", "oracle"])

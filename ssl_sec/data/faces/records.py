@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float32, Int64
 from ssl_sec.data.decode import AS_THEY_ARE, Decoding
 from ssl_sec.data.image_set import MAX_CLASSES, ImageSet, check_num_classes
 from ssl_sec.data.stores import from_store
-from ssl_sec.errors import DataError, MissingDataError, first_line, printable
+from ssl_sec.errors import DataError, MissingDataError, counted, first_line, printable
 
 MAGIC = 0xCED7230A
 
@@ -242,8 +242,8 @@ def _check_number(
     # From 2**24 on, float32 is not exact.
     if len(first_identity) and not first_identity[0] >= 2**24 and found != first_identity[0] - 1:
         raise DataError(
-            f"{printable(str(path))}: {found} images found, {first_identity[0] - 1:.0f} expected by record 0; "
-            "train.rec and train.idx must be whole and of one set"
+            f"{printable(str(path))}: {counted(found, 'image')} found, {first_identity[0] - 1:.0f} expected by "
+            "record 0; train.rec and train.idx must be whole and of one set"
         )
 
 

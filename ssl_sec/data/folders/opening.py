@@ -21,7 +21,7 @@ from ssl_sec.data.folders.listing import (
 from ssl_sec.data.image_set import UNLABELLED, ImageSet, Split
 from ssl_sec.data.selection.class_splits import require_disjoint
 from ssl_sec.data.stores import FileStore, from_store
-from ssl_sec.errors import DataError, MissingDataError, check_option, first_line, printable
+from ssl_sec.errors import DataError, MissingDataError, check_option, counted, first_line, printable
 
 logger = logging.getLogger("ssl_sec.data")
 
@@ -186,8 +186,8 @@ def _list_classes(
             raise DataError(f"{printable(str(folder))}: classes that {train.name} does not have: {listed}")
         beside = [name for name, is_folder in names_inside(folder, root).items() if is_image(name) and not is_folder]
         if beside:
-            shown = display(str(folder)), len(beside), display(beside[0])
-            logger.warning("%s: %d images beside the class folders are left out, first: %s", *shown)
+            shown = display(str(folder)), counted(len(beside), "image"), display(beside[0])
+            logger.warning("%s: left out: %s beside the class folders, first: %s", *shown)
     paths: list[bytes] = []
     labels: list[int] = []
     every = images_below([place for _, place in found], root, _LAYOUT)
@@ -205,9 +205,9 @@ def _has_classes(folder: Path, root: Path) -> bool:
     )
     beside = [name for name, is_folder in names.items() if is_image(name) and not is_folder]
     if has_folders and beside:
-        shown = display(str(folder)), len(beside), display(beside[0])
+        shown = display(str(folder)), counted(len(beside), "image"), display(beside[0])
         logger.warning(
-            "%s: the folders are not taken as classes, since %d images are beside them, first: %s; "
+            "%s: the folders are not taken as classes, because of %s beside them, first: %s; "
             "data.labels=true takes them, data.labels=false says that they are none",
             *shown,
         )

@@ -27,7 +27,7 @@ from ssl_sec.edges.storage.files import place_at
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.embeddings.computing import embed, undecoded
 from ssl_sec.embeddings.parts import Plan, encoded, stem_of
-from ssl_sec.errors import ConfigError, out_of_memory
+from ssl_sec.errors import ConfigError, counted, out_of_memory
 from ssl_sec.networks.convolutions import lay_out
 from ssl_sec.recipes.assembly import in_words
 from ssl_sec.settings import to_values
@@ -70,10 +70,11 @@ class Embedded:
     def __str__(self) -> str:
         speed = "" if self.images_per_s is None else f", {self.images_per_s:,.0f} images/s"
         left_out = f"; {self.num_left_out:,} that cannot be read were left out" if self.num_left_out else ""
+        embedded = counted(self.num_images - self.num_left_out, "image")
         kept = f", of which {self.num_kept} already existed" if self.num_kept else ""
         return "\n".join(
             [
-                f"embedded: {self.num_images - self.num_left_out:,} images in {self.dim} dimensions{speed}{left_out}",
+                f"embedded: {embedded} in {counted(self.dim, 'dimension')}{speed}{left_out}",
                 f"files: {self.num_parts}{kept}",
                 f"folder: {self.output}",
                 *self.where,

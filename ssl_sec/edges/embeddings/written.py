@@ -1,6 +1,8 @@
 """The Parquet files that an earlier start of a job has written, and a lock against another job at the same time."""
 
 import logging
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -13,6 +15,7 @@ import pyarrow.parquet as pq
 
 from ssl_sec.edges.run.running import RunLock
 from ssl_sec.edges.storage.files import LocalPlace, Place
+from ssl_sec.edges.storage.lease import Lease
 from ssl_sec.embeddings.parts import origin_of
 from ssl_sec.errors import ConfigError, StorageError, first_line
 
@@ -26,7 +29,8 @@ _AT_ONCE = 16
 def alone_in(place: Place, what: str) -> Iterator[None]:
     """Refuses another process that writes the same files until the block ends, since both would leave a mix of files.
 
-    Object storage has no such locks, and a folder that cannot be written needs none.
+    A place that cannot be written needs no lock. A process that was suspended for so long that another one has taken
+    over its place in object storage is interrupted.
 
     Args:
         place: the place of the files.
@@ -36,15 +40,22 @@ def alone_in(place: Place, what: str) -> Iterator[None]:
         ConfigError: if another process writes them.
     """
     lock = None
-    if isinstance(place, LocalPlace):
-        with suppress(StorageError):
+    with suppress(StorageError):
+        if isinstance(place, LocalPlace):
             path = place.folder / ".running" / what
             lock = RunLock(path, {"folder": str(place.folder)}, "output", "another folder")
+        else:
+            lock = Lease(place, _interrupt, name=f".lease-{what}", key="output", other="another folder")
     try:
         yield
     finally:
         if lock is not None:
             lock.release()
+
+
+def _interrupt() -> None:
+    """Interrupts the main thread, also while it waits."""
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

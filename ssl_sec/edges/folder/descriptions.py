@@ -16,7 +16,7 @@ from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.masking import HIDDEN, masked
-from ssl_sec.errors import ConfigError, DataError, StorageError, UserError, first_line
+from ssl_sec.errors import ConfigError, DataError, StorageError, UserError, counted, first_line
 from ssl_sec.settings import from_values
 
 # Packages that draw the views, decode the images and compute.
@@ -106,11 +106,11 @@ class DataDescription:
         """
         if before.digest in (None, self.digest):
             return
-        found = f"{self.num_images:,} images, but the run to resume began with {before.num_images:,}"
+        found = counted(self.num_images, "image")
         if self.num_images == before.num_images:
-            found = (
-                f"{self.num_images:,} images, but they, their labels or names of files have changed since the run began"
-            )
+            found += ", but they, their labels or names of files have changed since the run began"
+        else:
+            found += f", but the run to resume began with {before.num_images:,}"
         raise DataError(
             f"{self.name}: found {found}; allowed: the same images as then, or a new run (another run_name)"
         )

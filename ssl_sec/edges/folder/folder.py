@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _VISIBLE_WITHIN_S = 5.0  # for the driver's token
+# How workers end without an error -> status of MLflow.
+_STATUSES = {"finished": "FINISHED", "stopped": "KILLED", "unsaved": "KILLED"}
 
 
 class RunFolder(RunLogs):
@@ -299,7 +301,7 @@ class RunFolder(RunLogs):
         return False
 
     def write_outcome(self, outcome: str) -> None:
-        """Writes how the workers ended: "finished" or "stopped".
+        """Writes how the workers ended: "finished", "stopped", or "unsaved": stopped without saving.
 
         Raises:
             StorageError: if it cannot be written.
@@ -310,14 +312,14 @@ class RunFolder(RunLogs):
     def outcome(self) -> str | None:
         """How the workers ended; None if the file is missing or cannot be read."""
         outcome = text_of(self._outcome_path)
-        return outcome if outcome in ("finished", "stopped") else None
+        return outcome if outcome in _STATUSES else None
 
     @property
     def status(self) -> str:
         """How the workers ended, as a status of MLflow."""
         if self.error() is not None:
             return "FAILED"
-        return {"finished": "FINISHED", "stopped": "KILLED"}.get(self.outcome() or "", "FAILED")
+        return _STATUSES.get(self.outcome() or "", "FAILED")
 
     def write_error(self, error: UserError) -> None:
         """Writes a user error, which the driver reports.

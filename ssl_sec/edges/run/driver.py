@@ -106,7 +106,8 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
         Stopped: if a stop was requested; the state is saved.
     """
     if not config.resume:
-        require_data(config.data, config.runtime)  # before a folder and a run are made
+        # before a folder and a run are made
+        require_data(config.data, config.runtime, with_test=config.reads_test_images)
     config = _named(replace(config, recipe=config.recipe_name), config.recipe_name, run_name_of(config))
     finished = _train(recipe, config, initial)
     if config.linear_probe is None or not config.linear_probe.enabled:
@@ -130,15 +131,20 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
     return replace(finished, metrics={**finished.metrics, **probed.metrics})
 
 
-def require_data(data: DataConfig, runtime: RuntimeConfig) -> None:
-    """Checks that the training images exist, unless the run is on a cluster, whose disks this process may not see.
+def require_data(data: DataConfig, runtime: RuntimeConfig, *, with_test: bool) -> None:
+    """Checks that the images exist, unless the run is on a cluster, whose disks this process may not see.
+
+    Args:
+        data: the data set.
+        runtime: the runtime of the run.
+        with_test: whether the run needs the test images, too.
 
     Raises:
         MissingDataError: if they do not.
     """
     is_here = isinstance(runtime, LocalConfig) or cluster_address(runtime.address) is None
     if is_here:
-        data.require_training_places()
+        data.require_places(with_test=with_test)
 
 
 def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
@@ -223,7 +229,7 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
     # A service that starts jobs again passes resume=auto, maybe before the lease of a killed process has expired.
     with _reserved(open_folder(path), waits=config.resume == "auto") as folder, settings_kept(folder):
         if not (folder.holds_run if config.resume == "auto" else config.resume):
-            require_data(config.data, config.runtime)
+            require_data(config.data, config.runtime, with_test=config.reads_test_images)
             folder.start(to_values(config), {} if initial is None else {folder.initial_path: initial})
         elif not resume_run(recipe, folder, config):
             logger.info(
@@ -267,7 +273,7 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
     data, share = config.data or trained.data, config.probe.test_share
     is_learned = trained.has_learned(data, share, config.probe.seed)
     check(not is_learned, "probe.test_share", share, UNLEARNED.format(data.title))
-    require_data(data, config.runtime)
+    require_data(data, config.runtime, with_test=share is None)
     config = _named(config, trained.recipe_name, default)
     assert config.run_name is not None
     path = _output_dir(config) / trained.recipe_name / config.run_name

@@ -46,7 +46,7 @@ class Execution:
 
         Raises:
             UserError: for mistakes of the user.
-            Stopped: if a stop was requested; the state of a training is saved.
+            Stopped: if a stop was requested; the state of a training is saved, unless a second Ctrl-C interrupted it.
         """
         folder, uri, tracking = self._folder, self._spec.identity.uri, self._tracking
         folder.write_identity(self._spec.identity)
@@ -66,13 +66,12 @@ class Execution:
                 self._work()
                 self._upload.upload_results(tracking.run)
             status = "FINISHED"
-        except (Stopped, KeyboardInterrupt) as stop:
-            status = "KILLED"
-            if not isinstance(stop, Stopped):
-                reason = "interrupted without saving"
-            else:
-                has_saved = not self._is_probe and bool(folder.workers())
-                reason = f"on request, {'after' if has_saved else 'without'} saving"
+        except KeyboardInterrupt:
+            status, reason = "KILLED", "interrupted without saving"
+            raise Stopped(f"{reason}; {self._after_a_stop()}") from None
+        except Stopped:
+            has_saved = not self._is_probe and folder.outcome() == "stopped"
+            status, reason = "KILLED", f"on request, {'after' if has_saved else 'without'} saving"
             raise
         except Exception as error:
             found = error if isinstance(error, UserError) else folder.error() or error
@@ -128,7 +127,7 @@ class Execution:
         error = folder.error()
         if error is not None:
             raise error
-        if folder.outcome() == "stopped":
+        if folder.status == "KILLED":
             raise Stopped(f"stopped; {self._after_a_stop()}")
 
     def _warn_of_outage(self, error: Exception) -> None:

@@ -72,7 +72,10 @@ def supervised(job: Callable[[], int]) -> int:
     if job_id == 0:
         _end_with(supervisor)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return job()
+        code = job()
+        for number in signals - {signal.SIGCHLD}:
+            signal.signal(number, lambda *_: os._exit(code))  # of what libraries do at exit, nothing is needed
+        return code
     code = os.waitstatus_to_exitcode(_wait(job_id, signals))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if code < 0:

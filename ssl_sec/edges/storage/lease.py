@@ -1,7 +1,7 @@
-"""A lease of a run in object storage: two processes cannot run it at once, wherever they are.
+"""A lease of a folder in object storage, as of a run: two processes cannot have it at once, wherever they are.
 
-Object storage has no locks that end with their process. So a process writes a file that says until when the run belongs
-to it, and writes it again while it is active; a lease that has expired may be taken over.
+Object storage has no locks that end with their process. So a process writes a file that says until when the folder is
+its own, and writes it again while it is active; a lease that has expired may be taken over.
 """
 
 import contextlib
@@ -21,7 +21,6 @@ from ssl_sec.errors import ConfigError, StorageError
 
 logger = logging.getLogger("ssl_sec")
 
-_NAME = ".lease"
 # How long a lease lasts: longer than outages of the storage, and than differences between the clocks of two machines.
 _LASTS_S = 300.0
 _RENEWED_EVERY_S = 30.0
@@ -32,20 +31,33 @@ _LOOKS_EVERY_S = 5.0
 
 
 class Lease:
-    """The lease of a run, renewed in a thread until it is released.
+    """The lease of a folder, renewed in a thread until it is released.
 
     Args:
-        bucket: the run's folder.
+        bucket: the folder.
         on_loss: called if another process has taken over the lease.
         waits: whether to wait until a lease expires that is not renewed: its process may have been killed.
+        name: name of the file, which others may have leases beside.
+        key: key that the refusal names.
+        other: what it allows.
 
     Raises:
         ConfigError: if another process has it.
         StorageError: if it cannot be written.
     """
 
-    def __init__(self, bucket: Bucket, on_loss: Callable[[], object], *, waits: bool = False) -> None:
+    def __init__(
+        self,
+        bucket: Bucket,
+        on_loss: Callable[[], object],
+        *,
+        waits: bool = False,
+        name: str = ".lease",
+        key: str = "run_name",
+        other: str = "another run_name",
+    ) -> None:
         self._bucket = bucket
+        self._name, self._key, self._other = name, key, other
         self._on_loss = on_loss
         self._waits = waits
         self._token = uuid.uuid4().hex
@@ -55,22 +67,22 @@ class Lease:
         self._thread.start()
 
     def release(self) -> None:
-        """Lets other processes run the run."""
+        """Lets other processes have the folder."""
         self._released.set()
         self._thread.join()
         with contextlib.suppress(StorageError):  # otherwise the lease expires
             if self._holder().get("token") == self._token:
-                self._bucket.remove([_NAME])
+                self._bucket.remove([self._name])
 
     def _take(self) -> None:
         old = self._require_free()  # first, as storage without conditional writes would replace a live process's file
-        if not self._bucket.create(_NAME, self._content()):
+        if not self._bucket.create(self._name, self._content()):
             if self._holder() != old:
                 self._require_free()
-            self._bucket.write(_NAME, self._content())
+            self._bucket.write(self._name, self._content())
             time.sleep(_SETTLES_S)
         if self._holder().get("token") != self._token:
-            raise ConfigError(f"run_name: {self._bucket.url} was started by another process at the same time")
+            raise ConfigError(f"{self._key}: {self._bucket.url} was taken by another process at the same time")
 
     def _require_free(self) -> dict[str, Any]:
         """Raises a ConfigError if another process has the lease; returns the lease that may be taken over."""
@@ -81,8 +93,8 @@ class Lease:
                 return holder
             if not self._waits or (holder["token"], holder["expires"]) != (first["token"], first["expires"]):
                 raise ConfigError(
-                    f"run_name: {self._bucket.url} is in use: process {holder['pid']} on {holder['host']} runs it "
-                    f"(since {holder['since']}); allowed: another run_name, or waiting for its end (a process that "
+                    f"{self._key}: {self._bucket.url} is in use: process {holder['pid']} on {holder['host']} runs it "
+                    f"(since {holder['since']}); allowed: {self._other}, or waiting for its end (a process that "
                     f"was killed keeps it for at most {_LASTS_S / 60:g} minutes)"
                 )
             if holder is first:
@@ -106,7 +118,7 @@ class Lease:
         return json.dumps(about).encode()
 
     def _holder(self) -> dict[str, Any]:
-        content = self._bucket.read(_NAME)
+        content = self._bucket.read(self._name)
         with contextlib.suppress(ValueError, TypeError):
             holder = json.loads(content or b"")
             return {"token": "", "expires": 0.0, "host": "?", "machine": None, "pid": 0, "since": "?", **holder}
@@ -117,11 +129,11 @@ class Lease:
             try:
                 token = self._holder().get("token")
                 if token == self._token:
-                    self._bucket.write(_NAME, self._content())
+                    self._bucket.write(self._name, self._content())
                     continue
             except StorageError:  # the error has been logged, and it is tried again
                 continue
-            logger.error("%s: another process has taken the run over; this one stops", self._bucket.url)
+            logger.error("%s: another process has taken it over; this one stops", self._bucket.url)
             self._on_loss()
             return
 

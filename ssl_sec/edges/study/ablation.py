@@ -48,7 +48,7 @@ def run_ablation(cells: Sequence[Cell]) -> str:
     """
     announce(cells[0].config.runtime)
     for cell in cells:
-        require_data(cell.config.data, cell.config.runtime)
+        require_data(cell.config.data, cell.config.runtime, with_test=cell.config.reads_test_images)
     with running(RunFolder(_stem(cells)), "arms", "other arms or seeds"):
         return _run_all(cells)
 

@@ -134,7 +134,8 @@ def _version(client: MlflowClient, word: str, name: str, alias: str | None, numb
     if wanted is not None and int(wanted) in versions:
         return versions[int(wanted)]
     newest = sorted(versions)[-8:]
-    listed = ", ".join([*(f"@{each}" for each in sorted(aliases)), *(f"/{each}" for each in newest)])
+    latest = ["/latest"] if newest else []
+    listed = ", ".join([*(f"@{each}" for each in sorted(aliases)), *latest, *(f"/{each}" for each in newest)])
     raise ConfigError(f"run: found {word!r}, but {name} has no such version; allowed: {listed or 'none, it is empty'}")
 
 

@@ -188,6 +188,7 @@ def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial], failures
         tuner = tune.Tuner.restore(str(state), trainable, resume_unfinished=True, resume_errored=True)
     logger.info("searching %s in %d trials", ", ".join(search.space), tuning.trials)
     results = tuner.fit()
+    stop_path(plan).unlink(missing_ok=True)  # all trials have ended
     for result in results:
         if result.error is not None:
             failures.append(_reason(result.error))

@@ -28,10 +28,10 @@ class FinetuneMonitorConfig(Settings, key="monitor"):
     """Accuracy while the network trains; test images are not used.
 
     Attributes:
-        every_epochs: epochs between two measurements, ≥ 1.
+        every_epochs: epochs between two measurements, ≥ 1; of these epochs, the best one is chosen.
     """
 
-    every_epochs: NoEffect[Count] = 1
+    every_epochs: Count = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class FinetuneConfig(TrainingConfig):
     mixup: Annotated[float, Range(ge=0, le=100)] = 0.0
     evaluated: Literal["best", "last"] = "best"
     constraint: NoConstraintConfig = field(default_factory=NoConstraintConfig)
-    monitor: NoEffect[FinetuneMonitorConfig] = field(default_factory=FinetuneMonitorConfig)
+    monitor: FinetuneMonitorConfig = field(default_factory=FinetuneMonitorConfig)
     checkpoint: NoEffect[CheckpointConfig] = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
@@ -160,6 +160,11 @@ class FinetuneConfig(TrainingConfig):
     def more_tags(self) -> dict[str, str]:
         """Tags of the run, in addition to those of every training run."""
         return {"labels": self.labels, "start": "random weights" if self.run is None else self.run}
+
+    @property
+    def reads_test_images(self) -> bool:
+        """Whether the test images are not held out of the training images."""
+        return self.test_share is None
 
     @property
     def evaluated_crop(self) -> Crop:

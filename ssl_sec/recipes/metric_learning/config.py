@@ -121,6 +121,11 @@ class MetricLearningConfig(TrainingConfig):
         return self.steps
 
     @property
+    def reads_test_images(self) -> bool:
+        """Whether the test classes are not those that the training leaves out."""
+        return self.data.num_train_classes is None
+
+    @property
     def evaluated_crop(self) -> Crop:
         """The central crop of an image."""
         return self.augment.centre_crop()

@@ -185,7 +185,7 @@ def test_an_empty_list_leaves_all(tmp_path):
 
 def test_a_missing_list_is_named_before_the_training(tmp_path):
     with pytest.raises(MissingDataError, match="^data.leave_out: found 'no.parquet': no such file or folder$"):
-        DigitsConfig(leave_out=("no.parquet",)).require_training_places()
+        DigitsConfig(leave_out=("no.parquet",)).require_places(with_test=False)
     with pytest.raises(MissingDataError, match="no.parquet: no such file; data.leave_out gives the lists$"):
         DigitsConfig(leave_out=(str(tmp_path / "no.parquet"),)).open("train")
     (tmp_path / "text.parquet").write_text("no table", encoding="utf-8")

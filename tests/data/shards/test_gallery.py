@@ -141,7 +141,8 @@ def test_both_need_images(tmp_path, part, other):
         f"data.{part}: found no images in its Parquet files, must be one or more"
     )
     gone = replace(data, **{part: (str(tmp_path / "gone.parquet"),)})
-    gone.require_training_places()
+    gone.require_places(with_test=False)
+    assert line(lambda: gone.require_places(with_test=True), MissingDataError).startswith(f"data.{part}: found ")
     told = line(lambda: gone.open_by_class("train", CROP), MissingDataError)
     assert told.endswith("set data.train and data.test, or data.query and data.gallery in place of data.test")
     twice = replace(data, **{part: getattr(data, other)})

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +14,11 @@ import pytest
 
 from ssl_sec.edges.embeddings import neighbours
 from ssl_sec.edges.embeddings.written import alone_in
+from ssl_sec.edges.run.signals import interruptible
+from ssl_sec.edges.storage import lease
+from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.files import LocalPlace
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, Stopped
 from tests.edges.embeddings.test_neighbours import find
 
 
@@ -45,6 +49,26 @@ def test_a_search_is_refused_while_another_writes_to_the_folder(tmp_path: Path, 
     assert not (output / ".running").exists()
     with pytest.raises(ConfigError, match="output: .* holds another search, with k 2 instead of 4"):
         find(tmp_path / "points.parquet", output, "k=4")
+
+
+def test_a_place_in_object_storage_has_one_writer_of_each_split(s3: str):
+    place = Bucket(s3, "output")
+    with alone_in(place, "train"):
+        refusal = f"^output: {s3} is in use: process {os.getpid()} on .* allowed: another folder, or waiting"
+        with alone_in(place, "test"), pytest.raises(ConfigError, match=refusal), alone_in(place, "train"):
+            pass
+        assert list(place.files()) == [".lease-train"]
+    assert not place.files()
+
+
+def test_a_job_whose_place_was_taken_over_is_interrupted(s3: str, monkeypatch):
+    monkeypatch.setattr(lease, "_RENEWED_EVERY_S", 0.05)
+    place = Bucket(s3, "output")
+    with alone_in(place, "train"), pytest.raises(Stopped), interruptible("whole parts are kept"):
+        place.write(".lease-train", b"{}")
+        time.sleep(30)
+        pytest.fail("not interrupted")
+    assert list(place.files()) == [".lease-train"]
 
 
 def test_other_splits_may_be_written_at_once_and_an_error_frees_the_folder(tmp_path: Path):

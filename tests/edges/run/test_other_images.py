@@ -125,6 +125,16 @@ def test_images_that_do_not_fit_the_encoder_are_one_line(finished, photos, job, 
     assert not client.search_runs(experiments, "attributes.run_name = 'wrong'")
 
 
+@pytest.mark.parametrize("job", JOBS)
+def test_missing_test_images_are_found_before_the_run_begins(finished, photos, job, capsys):
+    given = ["data=parquet", f"data.train=[{photos}]", f"data.test=[{photos}/no.parquet]", "run_name=missing"]
+    assert run_job(job, JOBS[job], arguments(finished, job, *given, "data.image_size_px=8", "data.num_channels=1")) == 3
+    assert "error: data.test: found '" in capsys.readouterr().err
+    client = MlflowClient(finished.uri)
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    assert not client.search_runs(experiments, "attributes.run_name = 'missing'")
+
+
 @pytest.mark.parametrize(
     ("data", "images"), [("null", "training images"), ("{name: folder, root: cats}", "images of cats")]
 )

@@ -71,6 +71,16 @@ def test_a_job_that_dies_by_a_signal_is_one_line_that_names_it(number, cause):
     assert message.endswith(f"was killed by {number.name}, {cause}")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_libraries_end_changes_neither_output_nor_exit_code(number):
+    wait = 'print("ending", flush=True); time.sleep(60)'
+    process = started(f"import atexit; atexit.register(lambda: exec({wait!r})); return 3")
+    line(process, "supervisor")
+    assert process.stdout.readline() == "ending\n"
+    process.send_signal(number)
+    assert (process.communicate(timeout=30)[1], process.returncode) == ("", 3)
+
+
 def test_signals_are_forwarded_and_the_job_decides_how_it_ends():
     process = started(NAMING)
     line(process, "supervisor")

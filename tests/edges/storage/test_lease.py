@@ -115,7 +115,7 @@ def test_a_file_that_is_no_lease_is_taken_over(bucket: Bucket):
 def test_only_one_of_two_takes_over_a_lease(bucket: Bucket, monkeypatch):
     held_by(bucket, expires=0.0)
     monkeypatch.setattr(module.time, "sleep", lambda seconds: held_by(bucket))  # the other one writes last
-    with pytest.raises(ConfigError, match="was started by another process at the same time"):
+    with pytest.raises(ConfigError, match="was taken by another process at the same time"):
         Lease(bucket, lambda: None)
 
 

@@ -240,6 +240,7 @@ def test_a_search_ends_with_its_first_trial_if_that_lacks_the_metric(cluster, tm
         ):
             run_search(search)
         assert len(list((tmp_path / "r").glob("s-0*"))) <= 4
+        assert not (tmp_path / "r/s.tune.stop").exists()
 
 
 @pytest.mark.parametrize(
@@ -297,5 +298,5 @@ def test_a_stopped_search_saves_its_trials_and_continues_from_there(cluster, tmp
         assert saved_at() == [steps_so_far(run) for run in runs]
         assert all(steps >= least for steps, least in zip(saved_at(), enough, strict=True))
         assert [client.get_run(str(run.run_id)).info.status for run in runs] == ["KILLED", "KILLED"]
-        assert not (tmp_path / ".running").exists()
+        assert not (tmp_path / ".running").exists() and not (tmp_path / "r/s.tune.stop").exists()
         before = saved_at()

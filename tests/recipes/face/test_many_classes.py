@@ -1,5 +1,6 @@
 """Runs with many classes: steps that compare with a part of them, and fewer classes than workers."""
 
+import contextlib
 import json
 
 import pytest
@@ -8,9 +9,10 @@ from safetensors.torch import load_file
 
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.recipes import assembly
 from ssl_sec.recipes.face.recipe import build_recipe
+from tests.data.test_fingerprint import write_image
 from tests.fakes import FakeRuntime
 from tests.recipes.face.test_recipe import VALUES, config, on_a_worker, run, work_on_a_worker
 from tests.recipes.test_pretraining import assert_the_same_curve
@@ -54,6 +56,30 @@ def test_a_resume_on_one_worker_of_a_run_that_two_shared_continues_the_curve(tmp
     reports = [(record["step"], record["metrics"]) for record in records if "metrics" in record]
     assert_the_same_curve(reports, whole[0].reports)
     torch.testing.assert_close(load_file(folder.encoder_path), load_file(whole[1].encoder_path), rtol=1e-7, atol=1e-9)
+
+
+def refused_on_a_worker(folder, changes):
+    with contextlib.suppress(Exception):  # the other workers lose their connection
+        work_on_a_worker(folder, changes)
+
+
+@pytest.mark.distributed
+def test_a_resume_of_sharded_templates_with_another_class_is_refused_as_one_with_other_images(tmp_path):
+    root = tmp_path / "people"
+    for number in range(16):
+        write_image(root / "train" / "abcd"[number % 4] / f"{number}.png", number)
+    data = {"name": "folder", "root": str(root), "image_size_px": 8, "num_channels": 1}
+    changes = {"data": data, "share_classes_from": 2, "global_batch_size": 8, "evaluation": {"enabled": False}}
+    folder = RunFolder(tmp_path / "run")
+    folder.start({**VALUES, **changes})
+    folder.stop_path.touch()
+    on_workers(2, tmp_path, work_on_a_worker, folder.path, changes)
+    folder.stop_path.unlink()
+    write_image(root / "train" / "e" / "16.png", 16)
+    on_workers(2, tmp_path, refused_on_a_worker, folder.path, changes)
+    error = folder.error()
+    assert isinstance(error, DataError), error
+    assert "found 17 images, but the run to resume began with 16" in str(error)
 
 
 @pytest.mark.parametrize("loss", [{"name": "c_triplet"}, {"name": "center"}])

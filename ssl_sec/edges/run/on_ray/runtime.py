@@ -167,7 +167,7 @@ def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | Non
         if not folder.is_stop_requested() or (has_training_workers(folder) and not has_ended and not is_lost):
             idle_since = None
         elif not has_ended:
-            folder.write_outcome("stopped")
+            folder.write_outcome("unsaved")
             return None
         else:
             # One worker had ended and another failed after it, so the controller waits to start all of them again.

@@ -227,6 +227,6 @@ def test_a_run_taken_over_by_another_process_stops_and_leaves_its_files_alone(st
     monkeypatch.setattr(worker.FolderRuntime, "report", losing)
     with caplog.at_level(logging.ERROR), pytest.raises(Stopped):
         run_training(PRETRAIN, pretrain_config([*stored, "run_name=lost"]))
-    assert "another process has taken the run over; this one stops" in caplog.text
+    assert "another process has taken it over; this one stops" in caplog.text
     assert bucket.read(".lease") == take_over
     assert "outcome" not in bucket.files()

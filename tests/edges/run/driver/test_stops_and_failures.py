@@ -17,9 +17,10 @@ from safetensors.torch import load_file
 from ssl_sec.edges.folder import folder as folder_module
 from ssl_sec.edges.folder import logs
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.run import running, worker
+from ssl_sec.edges.run import execution, running, worker
 from ssl_sec.edges.run.driver import run_probe, run_training
 from ssl_sec.edges.run.job_values import values_of
+from ssl_sec.edges.run.signals import interrupt
 from ssl_sec.edges.run.uploading import Upload
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
@@ -63,6 +64,31 @@ def test_a_stopped_run_saves_shows_killed_and_resumes_bit_equal(quick, tmp_path:
     assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
     losses = [(point.step, point.value) for point in client.get_metric_history(run_id, "train/loss")]
     assert losses == [(p.step, p.value) for p in client.get_metric_history(expected.run_id, "train/loss")]
+
+
+def test_mlflow_shows_that_a_stop_while_the_workers_start_again_saved_nothing(quick, tmp_path: Path, monkeypatch):
+    def end_unsaved(job, values, folder, me):
+        folder.log_worker(0, 1, "here")
+        folder.write_outcome("unsaved")
+
+    monkeypatch.setattr(execution, "work", end_unsaved)
+    with pytest.raises(Stopped, match="stopped; resume it with: "):
+        run_training(PRETRAIN, pretrain_config([*quick, "run_name=unsaved"]))
+    client = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
+    run = client.get_run((tmp_path / "runs" / "digits" / "unsaved" / "mlflow_run_id").read_text())
+    assert (run.info.status, run.data.tags["ended"]) == ("KILLED", "stopped: on request, without saving")
+
+
+def test_an_interrupted_run_says_how_it_is_resumed(quick, tmp_path: Path, monkeypatch):
+    config = pretrain_config([*quick, "run_name=interrupted"])
+    told = r"^interrupted without saving; resume it with: python -m jobs.pretrain resume=\S+/interrupted$"
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match=told):
+        patch.setattr(execution, "work", interrupt)
+        run_training(PRETRAIN, config)
+    client = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
+    run = client.get_run((tmp_path / "runs" / "digits" / "interrupted" / "mlflow_run_id").read_text())
+    assert (run.info.status, run.data.tags["ended"]) == ("KILLED", "stopped: interrupted without saving")
+    assert run_training(PRETRAIN, replace(config, resume=True)).run_id == run.info.run_id
 
 
 def test_only_requests_to_the_current_process_are_kept(quick, tmp_path: Path, monkeypatch):

@@ -239,7 +239,7 @@ def test_a_stop_does_not_wait_for_workers_that_never_start_again(outcome, joined
     monkeypatch.setattr("ssl_sec.edges.run.on_ray.runtime._CONTROLLER_ENDS_WITHIN_S", 0.5)
     folder = RunFolder(tmp_path)
     assert stopped(folder, outcome) is None
-    assert folder.outcome() == (outcome or "stopped")
+    assert folder.outcome() == (outcome or "unsaved")
 
 
 @pytest.mark.parametrize("outcome", [None, "stopped"])
@@ -248,7 +248,7 @@ def test_a_stop_does_not_wait_for_a_cluster_that_has_ended(outcome, joined, tmp_
     joined.close()
     folder = RunFolder(tmp_path)
     assert stopped(folder, outcome) is None
-    assert folder.outcome() == "stopped"
+    assert folder.outcome() == (outcome or "unsaved")
 
 
 def test_an_address_without_a_cluster_is_one_line(monkeypatch):
