@@ -103,7 +103,7 @@ def class_divergences_figure(arms: Mapping[str, ClassSpread], title: str, max_cl
     baseline, first = next(iter(arms.items()))
     assert all(one.classes == first.classes for one in arms.values()), "the arms have different classes"
     if not first.classes:
-        return message("there is no image of any class")
+        return message("no class has two images")
     places = np.arange(0, len(first.classes), -(-len(first.classes) // max_classes))
     shown = np.argsort(first.divergences, kind="stable")[places]
     figure = Figure(figsize=(10, 4.4), layout="constrained")
