@@ -38,6 +38,9 @@ def alignment(first: Rows, second: Rows) -> float:
 def uniformity(embeddings: Embeddings, t: float = 2.0, chunk_size: int = 1024) -> float:
     """Logarithm of the mean Gaussian potential of pairs of directions, log E exp(-t ‖f(x) - f(y)‖²) (Eq. 7).
 
+    A row of zeros has no direction and stays where it is, as for `alignment`: if all rows are zero, as of an encoder
+    that has collapsed, the value is 0, the worst one.
+
     Args:
         embeddings: one row for each image, of any norm; two rows or more.
         t: factor in the exponent, > 0.
@@ -52,12 +55,13 @@ def uniformity(embeddings: Embeddings, t: float = 2.0, chunk_size: int = 1024) -
     """
     Range(gt=0).check("t", t)
     directions = unit_rows(as_tensor(embeddings).double())
-    num_images = len(directions)
+    num_images, squares = len(directions), (directions != 0).any(dim=1).double()
     if num_images < 2:
         raise DataError(f"uniformity: found {counted(num_images, 'row')}, must be two or more")
     sums: list[Tensor] = []
     for rows in tiles(num_images, chunk_size):
-        exponents = -t * (2 - 2 * directions[rows] @ directions.T).clamp(min=0)
+        distances = squares[rows].unsqueeze(1) + squares - 2 * directions[rows] @ directions.T
+        exponents = -t * distances.clamp(min=0)
         exponents.diagonal(rows.start).fill_(-torch.inf)  # an image and itself are no pair
         sums.append(exponents.logsumexp((0, 1)))
     return torch.stack(sums).logsumexp(0).item() - math.log(num_images * (num_images - 1))
