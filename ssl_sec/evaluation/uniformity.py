@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ssl_sec.errors import DataError, counted
-from ssl_sec.evaluation.arrays import Embeddings, Rows, as_tensor, tiles, unit_rows
+from ssl_sec.evaluation.arrays import Embeddings, Rows, as_rows, tiles, unit_rows
 from ssl_sec.settings import Range
 
 
@@ -25,7 +25,7 @@ def alignment(first: Rows, second: Rows) -> float:
     Raises:
         DataError: the shapes of both differ, or there are no rows.
     """
-    first, second = as_tensor(first), as_tensor(second)
+    first, second = as_rows(first), as_rows(second)
     if first.shape != second.shape:
         raise DataError(f"alignment: found {list(first.shape)} and {list(second.shape)}, must be views of one shape")
     if not len(first):
@@ -54,7 +54,7 @@ def uniformity(embeddings: Embeddings, t: float = 2.0, chunk_size: int = 1024) -
         DataError: there are fewer than two rows.
     """
     Range(gt=0).check("t", t)
-    directions = unit_rows(as_tensor(embeddings).double())
+    directions = unit_rows(as_rows(embeddings).double())
     num_images, squares = len(directions), (directions != 0).any(dim=1).double()
     if num_images < 2:
         raise DataError(f"uniformity: found {counted(num_images, 'row')}, must be two or more")
