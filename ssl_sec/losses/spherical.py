@@ -57,7 +57,8 @@ class SphericalConstraint(Averages):
         Raises:
             ValueError: the embeddings have another shape, or no rows.
         """
-        if embeddings.ndim != 2 or not len(embeddings):
+        given: object = embeddings  # NumPy's arrays have a shape and rows, too
+        if not isinstance(given, Tensor) or given.ndim != 2 or not len(given):
             raise ValueError(
                 f"SphericalConstraint: found {described(embeddings)}, must be embeddings of shape [batch, dim], one "
                 "row or more"
