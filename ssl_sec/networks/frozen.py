@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+from torch.nn.modules.lazy import LazyModuleMixin
 
 
 class FrozenBatchNorm(_BatchNorm):
@@ -43,7 +44,7 @@ def replace_batch_norm(module: nn.Module, kind: type[_BatchNorm]) -> nn.Module:
         ValueError: a batch norm is lazy and does not know its channels yet.
     """
     for name, layer in module.named_modules():
-        if isinstance(layer, nn.modules.lazy.LazyModuleMixin) and isinstance(layer, _BatchNorm):
+        if isinstance(layer, LazyModuleMixin) and isinstance(layer, _BatchNorm):
             raise ValueError(
                 f"batch norm {name or type(layer).__name__}: found a lazy one without channels; run the network once "
                 "before"
