@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ssl_sec.data.standard_sets import open_digits as open_digits
     from ssl_sec.data.standard_sets import open_mnist as open_mnist
     from ssl_sec.edges.folder.encoder import TrainedNetwork as TrainedNetwork
+    from ssl_sec.edges.folder.encoder import load_embedder as load_embedder
     from ssl_sec.edges.folder.encoder import load_encoder as load_encoder
     from ssl_sec.edges.folder.encoder import load_network as load_network
     from ssl_sec.errors import ConfigError as ConfigError
@@ -153,7 +154,7 @@ _HOMES = {
     "ssl_sec.data.shards.gallery": "QueriesAndGallery",
     "ssl_sec.data.shards.opening": "open_webdataset",
     "ssl_sec.data.standard_sets": "open_cifar10 open_cifar100 open_digits open_mnist",
-    "ssl_sec.edges.folder.encoder": "TrainedNetwork load_encoder load_network",
+    "ssl_sec.edges.folder.encoder": "TrainedNetwork load_embedder load_encoder load_network",
     "ssl_sec.errors": "ConfigError DataError MissingDataError StorageError UserError",
     "ssl_sec.evaluation.clustering": "kmeans_assignments nmi_f1",
     "ssl_sec.evaluation.config": "ProbeConfig",

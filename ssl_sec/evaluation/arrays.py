@@ -28,6 +28,18 @@ def as_tensor(values: Tensor | np.ndarray | Sequence[int]) -> Tensor:
     return torch.from_numpy(values.copy()) if isinstance(values, np.ndarray) else torch.tensor(values)
 
 
+def as_rows(embeddings: Rows) -> Float[Tensor, "images dim"]:
+    """Embeddings as a tensor.
+
+    Raises:
+        DataError: they are not one row for each image.
+    """
+    rows = as_tensor(embeddings)
+    if rows.ndim != 2:
+        raise DataError(f"embeddings: found the shape {list(rows.shape)}, must be [images, dim]")
+    return rows
+
+
 def as_same(same: Same) -> Bool[Tensor, " pairs"]:
     """Whether both images of each pair show one person, of booleans or of 0 and 1.
 
@@ -52,6 +64,11 @@ def as_labels(what: str, labels: Labels) -> Int64[Tensor, " images"]:
     Raises:
         DataError: they are of another type, or not one number for each image.
     """
+    if not isinstance(labels, Tensor) and (given := np.asarray(labels)).dtype.kind in "OSU" and given.size:
+        raise DataError(
+            f"{what}: found the label {given.flat[0]!s}, must be whole numbers, as of "
+            "numpy.unique(labels, return_inverse=True)[1]"
+        )
     classes = as_tensor(labels)
     if classes.ndim != 1:
         raise DataError(f"{what}: found labels of shape {list(classes.shape)}, must be [images]")
@@ -75,13 +92,12 @@ def as_labelled(
     Raises:
         DataError: there are no images, their numbers differ, or a label is outside its range.
     """
-    rows, classes = as_tensor(features), as_tensor(labels)
-    if rows.ndim != 2 or classes.ndim != 1 or len(rows) != len(classes) or not len(rows):
+    rows, classes = as_tensor(features), as_labels(what, labels)
+    if rows.ndim != 2 or len(rows) != len(classes) or not len(rows):
         raise DataError(
             f"{what}: found features of shape {list(rows.shape)} and labels of shape {list(classes.shape)}, must be "
             "[images, dim] and [images], one image or more"
         )
-    classes = as_labels(what, classes)
     lowest, highest = (int(end) for end in classes.aminmax())
     if lowest < 0 or (num_classes is not None and highest >= num_classes):
         allowed = "≥ 0" if num_classes is None else f"in [0, {num_classes - 1}] (num_classes)"

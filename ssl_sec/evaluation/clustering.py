@@ -8,7 +8,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.arrays import Embeddings, Labels, as_labels, as_tensor, unit_rows
+from ssl_sec.evaluation.arrays import Embeddings, Labels, as_labels, as_rows, unit_rows
 
 # Iterations after which k-means compares the assignments with those before: an assignment costs nearly an iteration.
 _ITERATIONS_A_LOOK = 10
@@ -75,7 +75,7 @@ def kmeans_assignments(
     # Imported late: it loads an OpenMP runtime of its own in addition to torch's.
     from sklearn.cluster import kmeans_plusplus
 
-    rows = as_tensor(embeddings).cpu().float()
+    rows = as_rows(embeddings).cpu().float()
     if not 1 <= num_clusters <= len(rows):
         raise ConfigError(f"k-means with {num_clusters} clusters; allowed: 1 to the number of images, {len(rows)}")
     if num_not_finite := int((~rows.isfinite().all(1)).sum()):

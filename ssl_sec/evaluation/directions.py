@@ -139,8 +139,8 @@ class ClassSpread:
     """The spread of the directions of each class, and r_w (SFT, Section 4.2).
 
     Attributes:
-        classes: labels that occur, ascending.
-        divergences: divergence of each class, in [0, 1] (SFT, Eq. 11); 0 for a class of one image.
+        classes: labels of two rows or more, ascending.
+        divergences: divergence of each of these classes, in [0, 1] (SFT, Eq. 11).
         within_class_energy: r_w, in [0, 1] (SFT, Eq. 8).
     """
 
@@ -292,6 +292,8 @@ def direction_changes(
 def class_spread(embeddings: Float[Tensor, "images dim"], labels: Int64[Tensor, " images"]) -> ClassSpread:
     """The divergence of each class and r_w, of the directions of the embeddings.
 
+    A class of one image has no divergence: its 0 would lower the mean over the classes.
+
     Args:
         embeddings: one row for each image, of any norm.
         labels: class of each image.
@@ -301,7 +303,8 @@ def class_spread(embeddings: Float[Tensor, "images dim"], labels: Int64[Tensor, 
     """
     unit, labels = checked_directions(embeddings), labels.cpu()
     classes, divergences = class_divergences(unit, labels)
-    return ClassSpread(classes.tolist(), divergences.tolist(), within_class_energy(unit, labels))
+    has_two = labels.unique(return_counts=True)[1] > 1
+    return ClassSpread(classes[has_two].tolist(), divergences[has_two].tolist(), within_class_energy(unit, labels))
 
 
 def checked_directions(embeddings: Float[Tensor, "images dim"]) -> Float[Tensor, "images dim"]:

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ssl_sec.errors import DataError
-from ssl_sec.evaluation.arrays import Embeddings, as_tensor
+from ssl_sec.evaluation.arrays import Embeddings, as_rows
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def rankme(features: Embeddings, epsilon: float = 1e-7) -> float:
     Raises:
         DataError: there are no rows.
     """
-    eigenvalues = _eigenvalues(as_tensor(features))
+    eigenvalues = _eigenvalues(as_rows(features))
     if eigenvalues is None:
         return float("nan")
     singular_values = eigenvalues.sqrt()
@@ -52,7 +52,7 @@ def alpha_req(features: Embeddings) -> float:
     Raises:
         DataError: there are no rows.
     """
-    rows = as_tensor(features).double()
+    rows = as_rows(features).double()
     eigenvalues = _eigenvalues(rows - rows.mean(dim=0))
     if eigenvalues is None:
         return float("nan")

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from ssl_sec.batch import Batch
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.arrays import Embeddings, Labels, Selection, as_labels, as_tensor, tiles, unit_rows
+from ssl_sec.evaluation.arrays import Embeddings, Labels, Selection, as_labels, as_rows, as_tensor, tiles, unit_rows
 from ssl_sec.seeding import derived_seed
 
 # Number of images that a run shows with their neighbours.
@@ -92,10 +92,12 @@ def recall_at_k(
             tiles threads wait for each other more often, and larger ones do not fit into the caches.
 
     Raises:
-        ConfigError: a k is below 1.
+        ConfigError: a k is below 1, or `ks` is one number.
         DataError: labels are no whole numbers, or not as many as embeddings, `query` does not fit them or has an index
             twice, or there are no queries or no gallery.
     """
+    if not isinstance(ks, Iterable):
+        raise ConfigError(f"ks: found {ks}, must be several numbers, such as [{ks}]")
     ks = list(ks)
     for k in ks:
         if k < 1:
@@ -173,7 +175,7 @@ def nearest(
         ConfigError: `k` is outside its range.
         DataError: `queries` or `gallery` does not fit the embeddings.
     """
-    embeddings = as_tensor(embeddings)
+    embeddings = as_rows(embeddings)
     chosen, is_listed = _indices(queries, len(embeddings), "queries"), torch.ones(len(embeddings), dtype=torch.bool)
     if gallery is not None:
         is_listed = _mask(gallery, len(embeddings), "gallery")
@@ -221,7 +223,7 @@ def examples(
 
 def _queries_and_gallery(embeddings: Embeddings, labels: Labels, query: Selection | None) -> tuple[_Images, _Images]:
     """The images that rank and those that are ranked, one object if each is both; rows in float64."""
-    embeddings, labels = as_tensor(embeddings), as_labels("retrieval", labels)
+    embeddings, labels = as_rows(embeddings), as_labels("retrieval", labels)
     if len(labels) != len(embeddings):
         raise DataError(f"retrieval: {len(labels)} labels for {len(embeddings)} embeddings")
     labels = labels.to(embeddings.device)

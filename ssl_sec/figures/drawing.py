@@ -26,6 +26,12 @@ def arm_look(place: int) -> tuple[str, str]:
     return _ARM_COLOURS[place % len(_ARM_COLOURS)], _ARM_STYLES[place % len(_ARM_STYLES)]
 
 
+def plain(name: str) -> str:
+    """A name from the user's data as matplotlib shows it letter by letter: `$` begins no formula; long ones are cut."""
+    cut = name if len(name) <= LETTERS_IN_PANEL else f"{name[: LETTERS_IN_PANEL - 1]}…"
+    return cut.replace("$", r"\$")
+
+
 def draw_distribution(axes: Axes, percentages: Sequence[float], edges: Sequence[float], place: int, label: str) -> None:
     """Draws the outline of an arm's histogram over a light filling, so that others show through.
 

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ssl_sec.evaluation.plane import plane_reach
-from ssl_sec.figures.drawing import add_grid, message
+from ssl_sec.figures.drawing import add_grid, message, plain
 from ssl_sec.figures.training import scatter_classes
 
 
@@ -46,7 +46,7 @@ def plane_figure(
             vmin=0,
             vmax=1,
         )
-        axes[1].set_title(f"probability of class {class_names[0]}")
+        axes[1].set_title(f"probability of class {plain(class_names[0])}")
         figure.colorbar(shown, ax=axes[1], label="probability", shrink=0.85)
     for each in axes:
         each.axhline(0, color="0.5", linewidth=0.8)

@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 from ssl_sec.figures.training import curves_figure, norm_histograms_figure
 from ssl_sec.training.norms import NormHistogram
 
+_OF_CONSTRAINT = ("train/constraint", "train/eta")
+
 
 @runtime_checkable
 class DrawnData(Protocol):
@@ -61,7 +63,7 @@ class RunRecord(Protocol):
 
 
 def training_figures(run: RunRecord) -> dict[str, Figure]:
-    """Curves and norms of any training run."""
+    """Curves and norms of any training run; without a constraint, its curves, which are 0, are left out."""
     history: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for record in run.records():
         for key, value in record["metrics"].items():
@@ -69,6 +71,9 @@ def training_figures(run: RunRecord) -> dict[str, Figure]:
             if key == "train/epoch" or key.startswith(("retrieval/", "face/", "finetune/")):
                 continue
             history[key].append((record["step"], value))
+    if not any(value for key in _OF_CONSTRAINT for _, value in history[key]):
+        for key in _OF_CONSTRAINT:
+            del history[key]
     histograms = run.histograms()
     figures = {"curves": curves_figure(history)}
     if histograms:

@@ -160,7 +160,7 @@ def causes_figure(arms: Sequence[Cause], labels: Mapping[str, str], metric: str,
             if name not in arm.ratios:
                 continue
             half_width, filled = _interval(arm.half_width)
-            place = names.index(arm.arm)
+            place = 1 + names.index(arm.arm)  # the first colour is the baseline's in the curves
             marker = points.index(arm.point) + len(points) * (place // NUM_ARM_COLOURS)
             axes.errorbar(
                 arm.ratios[name],

@@ -22,6 +22,7 @@ from ssl_sec.figures.drawing import (
     draw_distribution,
     message,
     percentages_between,
+    plain,
     small_plots,
 )
 from ssl_sec.metrics import metric_label
@@ -313,7 +314,7 @@ def scatter_classes(
         dots = axes.scatter(*points.T, s=14, c=labels, cmap="viridis", linewidth=0)
         figure.colorbar(dots, ax=axes, label="number of the class")
         return
-    for label, name in enumerate(class_names):
+    dots = [
         axes.scatter(
             *points[labels == label].T,
             s=14,
@@ -321,9 +322,12 @@ def scatter_classes(
             marker=_CLASS_MARKERS[label // len(_CLASS_COLOURS)],
             linewidth=0,
             alpha=0.8,
-            label=name,
         )
-    figure.legend(loc="outside right center", frameon=False, markerscale=2)
+        for label in range(len(class_names))
+    ]
+    # As labels of the points, names that begin with an underscore would be left out.
+    names = list(map(plain, class_names))
+    figure.legend(dots, names, loc="outside right center", frameon=False, markerscale=2)
 
 
 def confusion_figure(confusion: Int64[Tensor, "classes classes"], class_names: Sequence[str]) -> Figure:
@@ -347,8 +351,9 @@ def confusion_figure(confusion: Int64[Tensor, "classes classes"], class_names: S
     figure.colorbar(image, ax=axes, label="share of the true class (%)", shrink=0.8, aspect=30)
     named = range(0, num_classes, -(-num_classes // 100))
     font_size = 9 if num_classes <= _MOST_NAMED_CLASSES else 6
-    axes.set_xticks(named, [class_names[label] for label in named], rotation=90, fontsize=font_size)
-    axes.set_yticks(named, [class_names[label] for label in named], fontsize=font_size)
+    names = [plain(class_names[label]) for label in named]
+    axes.set_xticks(named, names, rotation=90, fontsize=font_size)
+    axes.set_yticks(named, names, fontsize=font_size)
     axes.set(xlabel="predicted class", ylabel="true class")
     if num_classes <= _MOST_NAMED_CLASSES:
         for row, column in np.argwhere(percentages >= 0.5):

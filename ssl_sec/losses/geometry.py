@@ -5,6 +5,7 @@ d²_ij = ‖f̂_i − f̂_j‖² = 2 − 2 s_ij. A zero row has no direction: it
 identity, so that one dead row can neither yield a NaN nor a gradient without bound.
 """
 
+import math
 from typing import Any, Literal, get_args
 
 import torch
@@ -94,7 +95,7 @@ def grad_scale(
     """
     if power == 0:
         return embeddings
-    if power < 0 or by not in _GRAD_SCALE_BY:  # the checks themselves would break a compiled graph
+    if not 0 <= power < math.inf or by not in _GRAD_SCALE_BY:  # the checks themselves would break a compiled graph
         Range(ge=0).check("power", power)
         check_option("by", by, GradScaleBy)
     scaled = _GradScale.apply(embeddings, power, by)

@@ -6,6 +6,8 @@ with μ the mean norm of the batch (SEC, Eqs. 17-18), its exponential moving ave
 μ_t = (1 − ρ) μ_{t−1} + ρ · mean (SEC-EMA, Eq. 31), a constant radius (Fig. 6), or 0 (L²-reg, Eq. 30).
 """
 
+from typing import cast
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -57,7 +59,8 @@ class SphericalConstraint(Averages):
         Raises:
             ValueError: the embeddings have another shape, or no rows.
         """
-        if embeddings.ndim != 2 or not len(embeddings):
+        given = cast("object", embeddings)  # NumPy's arrays have a shape and rows, too
+        if not isinstance(given, Tensor) or given.ndim != 2 or not len(given):
             raise ValueError(
                 f"SphericalConstraint: found {described(embeddings)}, must be embeddings of shape [batch, dim], one "
                 "row or more"

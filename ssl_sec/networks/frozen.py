@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+from torch.nn.modules.lazy import LazyModuleMixin
 
 
 class FrozenBatchNorm(_BatchNorm):
@@ -38,7 +39,16 @@ def replace_batch_norm(module: nn.Module, kind: type[_BatchNorm]) -> nn.Module:
     """Turns every batch norm in `module` into one of `kind`, in place: it stays where it is, with all that it has.
 
     Frozen ones are kept: they use no statistics of the batch.
+
+    Raises:
+        ValueError: a batch norm is lazy and does not know its channels yet.
     """
+    for name, layer in module.named_modules():
+        if isinstance(layer, LazyModuleMixin) and isinstance(layer, _BatchNorm):
+            raise ValueError(
+                f"batch norm {name or type(layer).__name__}: found a lazy one without channels; run the network once "
+                "before"
+            )
     for layer in module.modules():
         if isinstance(layer, _BatchNorm) and not isinstance(layer, (kind, FrozenBatchNorm)):
             layer.__class__ = kind

@@ -1,13 +1,16 @@
 """Directions of rows of any norm, and the measures of directions."""
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
-from ssl_sec.errors import DataError
+from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.arrays import unit_rows
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
+from ssl_sec.evaluation.faces.roc import tar_at_far
 from ssl_sec.evaluation.knn import knn_top1
+from ssl_sec.evaluation.rank import alpha_req, rankme
 from ssl_sec.evaluation.retrieval import recall_at_k
 from ssl_sec.evaluation.uniformity import alignment, uniformity
 
@@ -53,6 +56,47 @@ def test_labels_that_are_no_whole_numbers_one_an_image_are_refused(rows, measure
     ):
         with pytest.raises(DataError, match=f": found labels of {found}"):
             measure(embeddings, wrong)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_names_of_classes_are_refused_as_labels(rows):
+    embeddings, _ = rows
+    names = [f"class {number % 5}" for number in range(60)]
+    message = (
+        r": found the label class 0, must be whole numbers, as of numpy.unique\(labels, return_inverse=True\)\[1\]$"
+    )
+    for given in (names, np.array(names), np.array(names, dtype=object)):
+        for measure in (
+            lambda given: recall_at_k(embeddings, given, [1]),
+            lambda given: knn_top1(embeddings, given, embeddings, given, num_classes=5),
+        ):
+            with pytest.raises(DataError, match=message):
+                measure(given)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_rows_of_other_shapes_are_refused(rows):
+    row, labels = rows[0][0], torch.arange(8)
+    measures = (
+        rankme,
+        alpha_req,
+        uniformity,
+        lambda row: alignment(row, row),
+        lambda row: recall_at_k(row, labels, [1]),
+    )
+    for measure in (*measures, lambda row: kmeans_assignments(row, 2, seed=0)):
+        with pytest.raises(DataError, match=r"^embeddings: found the shape \[8\], must be \[images, dim\]$"):
+            measure(row)
+    with pytest.raises(DataError, match=r"^verification: found scores of shape \[60, 8\], must be \[pairs\]$"):
+        tar_at_far(rows[0], rows[0] > 0, [0.1])
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_one_number_of_neighbours_or_one_rate_is_refused(rows):
+    with pytest.raises(ConfigError, match=r"^ks: found 5, must be several numbers, such as \[5\]$"):
+        recall_at_k(*rows, 5)
+    with pytest.raises(ConfigError, match=r"^fars: found 0.1, must be several rates, such as \[0.1\]$"):
+        tar_at_far(rows[0][:, 0], rows[1] > 2, 0.1)
 
 
 @pytest.mark.parametrize("scale", [1e-36, 1e-14, 1e20, 1e36])

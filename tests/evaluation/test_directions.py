@@ -176,9 +176,8 @@ def test_class_spread_is_that_of_the_directions():
         scatter = sum(torch.outer(x - means[-1], x - means[-1]) for x in members) / len(members)
         within += scatter / 3
         expected.append(scatter.trace().item())
-    assert spread.classes == [3, 7, 9]
-    assert spread.divergences == pytest.approx(expected)
-    assert spread.divergences[2] == 0  # one image
+    assert spread.classes == [3, 7]  # class 9 has one image, whose divergence of 0 would count as the least spread
+    assert spread.divergences == pytest.approx(expected[:2])
     values, vectors = torch.linalg.eigh(sum(torch.outer(mean, mean) for mean in means))
     axes = next(k for k in range(1, 5) if values[-k:].sum() >= 0.99 * values.sum())
     leading = vectors[:, -axes:]

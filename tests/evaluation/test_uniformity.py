@@ -34,6 +34,13 @@ def test_uniformity_is_0_for_one_direction_and_lower_the_more_the_directions_spr
     assert uniformity(torch.tensor([[1.0, 0], [-1, 0]])) == pytest.approx(-8)
 
 
+def test_zero_rows_have_the_distances_that_alignment_gives_them():
+    assert uniformity(torch.zeros(30, 16)) == 0  # a collapsed encoder is no uniform one
+    rows = torch.tensor([[0.0, 0], [0, 0], [2, 0]])
+    assert uniformity(rows) == pytest.approx(math.log((1 + 2 * math.exp(-2)) / 3))
+    assert alignment(rows[:1], rows[2:]) == 1
+
+
 @pytest.mark.parametrize("t", [2.0, 10.0, 20.0, 500.0])
 def test_uniformity_of_opposite_directions_is_exact_however_small_their_potential(t):
     assert uniformity(torch.tensor([[1.0, 0], [-1, 0]]), t) == pytest.approx(-4 * t, rel=1e-12)

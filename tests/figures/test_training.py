@@ -215,6 +215,15 @@ def test_many_classes_that_do_not_all_occur_share_the_whole_colour_bar():
     assert figure.axes[0].get_title() == "50 images of 25 classes"
 
 
+def test_names_of_classes_are_shown_letter_by_letter():
+    names = ["_back", "$x_$", "a$5 to $6", "z" * 200]
+    features = features_figure(draw(40, 4), torch.arange(40) % 4, names, seed=0)
+    assert len(features.legends[0].get_texts()) == 4  # matplotlib leaves out labels that begin with an underscore
+    confusion = confusion_figure(torch.eye(4, dtype=torch.int64), names)
+    for figure in (features, confusion):
+        figure.draw_without_rendering()  # raises for what it takes for an invalid formula
+
+
 @pytest.mark.parametrize("count", [5, 6, 31])
 def test_few_features_are_drawn_with_a_lower_perplexity(count):
     figure = features_figure(draw(count, 3), torch.arange(count) % 2, ["a", "b"], seed=0)

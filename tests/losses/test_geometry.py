@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -182,6 +184,8 @@ def test_values_of_grad_scale_that_are_not_allowed_are_refused():
     for power, by, message in (
         (1.0, "row", "by: found 'row'; did you mean 'rows'?"),
         (-1.0, "rows", "power: found -1"),
+        (math.nan, "rows", "power: found nan"),
+        (math.inf, "rows", "power: found inf"),
     ):
         with pytest.raises(ConfigError) as caught:
             grad_scale(torch.ones(2, 3), power, by)

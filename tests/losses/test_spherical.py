@@ -202,6 +202,12 @@ def test_a_batch_that_overflowed_does_not_move_the_running_radius(first):
     assert constraint.mean_norm.item() == other.mean_norm.item()
 
 
+@pytest.mark.usefixtures("unchecked_types")
+def test_an_array_of_numpy_is_refused():
+    with pytest.raises(ValueError, match=r"^SphericalConstraint: found ndarray, must be embeddings of shape \[batch"):
+        SphericalConstraint()(torch.ones(4, 3).numpy())
+
+
 def test_a_batch_without_rows_is_refused():
     with pytest.raises(ValueError, match=r"SphericalConstraint: found float64\[0, 4\], must be embeddings of shape"):
         SphericalConstraint()(rows(count=0))

@@ -128,3 +128,12 @@ def test_a_batch_norm_of_several_places_stays_one_with_its_hooks(replace):
     assert module["again"] is module["first"] is module["other"][1]
     module["again"](torch.randn(4, 3))
     assert called == [1]
+
+
+@pytest.mark.parametrize("replace", [globalise_batch_norm, freeze_batch_norm])
+def test_a_lazy_batch_norm_is_replaced_only_once_it_knows_its_channels(replace):
+    network = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d())
+    with pytest.raises(ValueError, match="^batch norm 1: found a lazy one without channels; run the network"):
+        replace(network)
+    network(torch.randn(2, 3, 8, 8))
+    assert replace(network)[1].num_features == 4

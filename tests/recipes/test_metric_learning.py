@@ -141,6 +141,7 @@ def test_the_store_has_the_results_of_the_run(whole):
     assert_identical(load_file(store.head_path), dict(state["head"]))
     kept = torch.load(store.features_path, weights_only=True)
     assert kept["features"].shape == (len(kept["labels"]), 16) and set(kept["labels"].tolist()) == {0, 1, 2, 3}
+    assert kept["class_names"] == list("6789")
     examples = torch.load(store.examples_path, weights_only=True)
     assert examples["neighbours"].shape[:2] == examples["correct"].shape == (8, 4)
     assert not any(

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ssl_sec.edges.folder.finding import opened_folder
+from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.folder.unfinished import require_finished
 from ssl_sec.errors import ConfigError
@@ -16,15 +17,16 @@ from ssl_sec.exporting.record import Record, read_record
 from ssl_sec.networks import Encoder
 from ssl_sec.networks.config import EncoderConfig, HeadConfig
 from ssl_sec.recipes.config import TrainingConfig
-from ssl_sec.recipes.registry import RecipeRow
+from ssl_sec.recipes.registry import RECIPES, RecipeRow
 from ssl_sec.settings import from_values
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Trained:
-    """The part of a run's configuration that describes its encoder."""
+    """The parts of a run's configuration that describe its network."""
 
     encoder: EncoderConfig
+    head: HeadConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +46,7 @@ class TrainedNetwork:
     @property
     def whole(self) -> nn.Module:
         """Images -> features or embeddings."""
-        return self.encoder if self.head is None else nn.Sequential(self.encoder, self.head)
+        return self.encoder if self.head is None else nn.Sequential(self.encoder, self.head).eval()
 
 
 def load_encoder(run: str | os.PathLike[str]) -> Encoder:
@@ -57,19 +59,53 @@ def load_encoder(run: str | os.PathLike[str]) -> Encoder:
         ConfigError: if it does not hold a run that has ended, or such an export.
         StorageError: if a file, or the storage of a URL, cannot be used.
     """
-    folder = opened_folder(os.fspath(run))
+    return _trained_network(os.fspath(run), with_head=False).encoder
+
+
+def load_embedder(run: str | os.PathLike[str]) -> nn.Module:
+    """What `jobs.embed` computes embeddings with, in evaluation mode: images in [0, 1] -> embeddings.
+
+    Of metric learning and faces it is the encoder with its head, whose rows are to be compared by their cosine; of
+    other runs it is the encoder. `extract_features` takes it, too.
+
+    Args:
+        run: as for `load_encoder`.
+
+    Raises:
+        ConfigError: if it does not hold a run that has ended, or such an export.
+        StorageError: if a file, or the storage of a URL, cannot be used.
+    """
+    return _trained_network(os.fspath(run), with_head=True).whole
+
+
+def _trained_network(run: str, with_head: bool) -> TrainedNetwork:
+    """The network of a run or of an export; its head, if it keeps one, only where it is wanted."""
+    folder = opened_folder(run)
     if not folder.holds_run and (found := read_record(folder.path)) is not None:
         path, record = found
         if path.suffix != ".safetensors":
             formats = "format=safetensors, timm or hub"
             raise ConfigError(f"run: found {run}, an export without its network's parts; allowed: one with {formats}")
-        return exported_network(record, record.image_shape, path).encoder
+        return exported_network(record, record.image_shape, path)
     values = stored_values(folder.config_path) if folder.holds_run and folder.encoder_path.is_file() else {}
     if "encoder" not in values:  # a probe has none of its own
         raise ConfigError(f"run: found {run}, which holds no trained encoder; allowed: the folder of a run or export")
-    require_finished(os.fspath(run), folder)
-    trained = from_values(_Trained, {"encoder": values["encoder"]})
-    return _encoder(trained.encoder, folder.data().image_shape, folder.encoder_path)
+    require_finished(run, folder)
+    wanted = ("encoder", "head") if with_head and _leaves_head(run, folder) else ("encoder",)
+    trained = from_values(_Trained, {key: values[key] for key in wanted})
+    shape = folder.data().image_shape
+    return _network(trained.encoder, trained.head, shape, folder.encoder_path, folder.head_path)
+
+
+def _leaves_head(run: str, folder: RunFolder) -> bool:
+    """Whether the head belongs to the network that a run has trained."""
+    recipe = RECIPES.get(str(folder.identity.job))
+    if recipe is None:
+        raise ConfigError(
+            f"run: found {run}, whose {folder.identity_path.name} does not name the job that trained it; allowed: the "
+            "whole folder of a run, or load_encoder for its features"
+        )
+    return recipe.leaves_head
 
 
 def load_network(recipe: RecipeRow, config: TrainingConfig, image_shape: tuple[int, ...], path: Path) -> TrainedNetwork:

@@ -46,9 +46,11 @@ def tar_at_far(scores: Scores, same: Same, fars: Iterable[float]) -> dict[float,
         fars: false accept rates, each in [0, 1], read as the decimal numbers that they print as.
 
     Raises:
-        ConfigError: a FAR is outside [0, 1].
+        ConfigError: a FAR is outside [0, 1], or `fars` is one number.
         DataError: the numbers differ, or there are no genuine pairs or no impostors.
     """
+    if not isinstance(fars, Iterable):
+        raise ConfigError(f"fars: found {fars}, must be several rates, such as [{fars}]")
     fars = list(fars)
     genuine, impostors = _split(scores, same)
     highest = impostors.topk(num_decisive(fars, len(impostors))).values
@@ -149,6 +151,8 @@ def _num_accepted(far: float, num_impostors: int) -> int:
 def _split(scores: Scores, same: Same) -> tuple[Float[Tensor, " genuine"], Float[Tensor, " impostors"]]:
     """The scores of the genuine pairs and of the impostors, without NaN."""
     scores, same = as_tensor(scores), as_same(same)
+    if scores.ndim != 1:
+        raise DataError(f"verification: found scores of shape {list(scores.shape)}, must be [pairs]")
     if len(scores) != len(same):
         raise DataError(f"verification: {len(scores)} scores for {len(same)} pairs")
     same = same.to(scores.device)

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.arrays import Labels, Rows, Same, Scores, as_same, as_tensor, rounded, unit_rows
+from ssl_sec.evaluation.arrays import Labels, Rows, Same, Scores, as_rows, as_same, as_tensor, rounded, unit_rows
 from ssl_sec.evaluation.faces.components import fit_components
 
 Folds = int | np.integer[Any] | Labels
@@ -60,7 +60,7 @@ def kfold_accuracy(first: Rows, second: Rows, same: Same, folds: Folds = 10, pca
         ConfigError: `folds` or `pca` is outside its range.
         DataError: the numbers of pairs differ, or there is one fold only.
     """
-    first, second, same = as_tensor(first), as_tensor(second), as_same(same)
+    first, second, same = as_rows(first), as_rows(second), as_same(same)
     if first.shape != second.shape:
         raise DataError(f"verification: {tuple(first.shape)} and {tuple(second.shape)} embeddings; as many of each")
     if pca is None:

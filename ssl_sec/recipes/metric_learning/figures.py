@@ -54,14 +54,16 @@ def draw(run: RunRecord) -> dict[str, Figure]:
         return training_figures(run)
     saved = torch.load(run.features_path, weights_only=True)
     embeddings, labels = saved["features"], saved["labels"]
+    names = saved.get("class_names")  # not of a run that ended before they were kept
+    names = list(map(str, range(int(labels.max()) + 1))) if names is None else names
     figures = training_figures(run)
-    figures["features"] = features_figure(embeddings, labels, tuple(map(str, labels.unique().tolist())), seed=0)
+    figures["features"] = features_figure(embeddings, labels, names, seed=0)
     for name, each in COMPARISONS.items():
         found = each.read(run.path / each.artifact)
         if found is not None:
             figures[name] = each.draw({run.path.name: [found]}, each.about[0].upper() + each.about[1:]).figure
     try:
-        figures |= draw_variation(embeddings, labels)
+        figures |= draw_variation(embeddings, labels, names)
     except DataError as error:  # an embedding of length 0 has no direction
         logger.warning("some pictures cannot be drawn: %s", error)
     return figures
@@ -103,7 +105,7 @@ def class_divergences_figure(arms: Mapping[str, ClassSpread], title: str, max_cl
     baseline, first = next(iter(arms.items()))
     assert all(one.classes == first.classes for one in arms.values()), "the arms have different classes"
     if not first.classes:
-        return message("there is no image of any class")
+        return message("no class has two images")
     places = np.arange(0, len(first.classes), -(-len(first.classes) // max_classes))
     shown = np.argsort(first.divergences, kind="stable")[places]
     figure = Figure(figsize=(10, 4.4), layout="constrained")

@@ -85,8 +85,8 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
             **_variation_metrics(embeddings, labels),
         }
         runtime.report(recipe.total_steps, metrics)
-        kept = {"features": embeddings.cpu(), "labels": labels.cpu(), "training_norms": norms(trained).cpu()}
-        torch.save(kept, store.features_path)
+        kept = {"features": embeddings.cpu(), "labels": labels.cpu(), "class_names": list(test.class_names)}
+        torch.save({**kept, "training_norms": norms(trained).cpu()}, store.features_path)
         shown = examples(test.read, embeddings, config.evaluation.neighbours, test.queries)
         maps = strongest_feature_maps(recipe.encoder, shown["queries"][:_MAPPED], _CHANNELS)
         torch.save({**shown, **({} if maps is None else maps._asdict())}, store.examples_path)

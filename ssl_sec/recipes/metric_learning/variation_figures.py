@@ -27,27 +27,34 @@ from ssl_sec.evaluation.variation import (
     rotation_shifts,
 )
 from ssl_sec.figures.comparing import Drawn, bins
-from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid, arm_look, arm_panels, draw_distribution, message
+from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid, arm_look, arm_panels, draw_distribution, message, plain
 
 
-def draw_variation(embeddings: Float[Tensor, "images dim"], labels: Int64[Tensor, " images"]) -> dict[str, Figure]:
+def draw_variation(
+    embeddings: Float[Tensor, "images dim"], labels: Int64[Tensor, " images"], class_names: Sequence[str]
+) -> dict[str, Figure]:
     """SFT's Figs. 2, 6a and 6c of one run, by the names of their files.
 
     Args:
         embeddings: embeddings of the test images, of any norm.
         labels: class of each image.
+        class_names: name of each class.
 
     Raises:
         DataError: for a row without a direction.
     """
+    covariances = class_covariances(embeddings, labels)
     return {
-        "class_covariances": class_covariances_figure(embeddings, labels, class_covariances(embeddings, labels)),
+        "class_covariances": class_covariances_figure(embeddings, labels, covariances, class_names),
         "rotation_shifts": rotation_shifts_figure(rotation_shifts(embeddings, labels, seed=0)),
     }
 
 
 def class_covariances_figure(
-    embeddings: Float[Tensor, "images dim"], labels: Int64[Tensor, " images"], covariances: ClassCovariances
+    embeddings: Float[Tensor, "images dim"],
+    labels: Int64[Tensor, " images"],
+    covariances: ClassCovariances,
+    class_names: Sequence[str],
 ) -> Figure:
     """Directions in three dimensions, and the diagonals and eigenvalues of some classes' covariances (SFT, Fig. 2).
 
@@ -55,6 +62,7 @@ def class_covariances_figure(
         embeddings: embeddings of all images, of any norm.
         labels: class of each image.
         covariances: covariances of the classes to show; images of the other classes are grey.
+        class_names: name of each class.
     """
     if not covariances.classes:
         return message("no class has two images")
@@ -68,7 +76,9 @@ def class_covariances_figure(
         space.scatter(*points[others].T.tolist(), color="0.8", alpha=0.35, zorder=1, **look)
     for place, (label, size) in enumerate(zip(covariances.classes, covariances.sizes, strict=True)):
         own = points[labels == label].T.tolist()
-        space.scatter(*own, color=arm_look(place)[0], label=f"class {label} ({size} images)", zorder=2, **look)
+        space.scatter(
+            *own, color=arm_look(place)[0], label=f"class {plain(class_names[label])} ({size} images)", zorder=2, **look
+        )
     space.set_title("directions of the test images")
     space.tick_params(labelsize=7, pad=-2)
     for axis, share in zip("xyz", shares, strict=True):

@@ -1,6 +1,7 @@
 """Embeddings by the folder of an export, without its run."""
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from mlflow.tracking import MlflowClient
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from ssl_sec import load_encoder
+from ssl_sec import extract_features, load_embedder, load_encoder, open_digits
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config.embed import EmbedConfig
@@ -240,6 +241,25 @@ def test_the_encoder_of_an_export_is_loaded_as_that_of_its_run(runs, network, fo
     with torch.no_grad():
         assert torch.equal(found(images), expected(images))
     assert sorted(folder.iterdir()) == before and not found.training
+
+
+@pytest.mark.parametrize(("network", "form"), [("scaled", "hub"), ("vit", "timm"), ("faces", "hub")])
+def test_the_embedder_of_a_run_and_of_its_export_computes_what_the_job_embeds(runs, network, form, tmp_path: Path):
+    folder = export(runs[network], form, tmp_path / "export")
+    expected = embeddings(runs[network].folder.path, tmp_path / "embeddings")
+    for place in (runs[network].folder.path, folder):
+        embedder = load_embedder(place)
+        assert not any(module.training for module in embedder.modules())
+        found, _ = extract_features(embedder, open_digits("test"))
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_folder_without_the_name_of_its_job_has_an_encoder_alone(runs, tmp_path: Path):
+    copied = shutil.copytree(runs["faces"].folder.path, tmp_path / "faces")
+    (copied / "mlflow.json").unlink()
+    assert load_encoder(copied)(torch.rand(2, *runs["faces"].folder.data().image_shape)).shape[0] == 2
+    with pytest.raises(ConfigError, match=r"^run: found .*/faces, whose mlflow.json does not name the job"):
+        load_embedder(copied)
 
 
 def test_an_export_in_object_storage_is_loaded_and_embeds(runs, s3, tmp_path: Path):

@@ -20,6 +20,7 @@ from ssl_sec.errors import ConfigError
 from ssl_sec.metrics import metric
 from ssl_sec.papers import load
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
+from ssl_sec.recipes.metric_learning.figures import draw
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import METRIC_LEARNING
 from ssl_sec.settings import from_values
@@ -72,6 +73,13 @@ def test_the_run_its_figures_and_its_pictures_are_in_mlflow(finished, client):
         *("divergences.png", "direction_changes.png", "training_norms.png", "feature_maps.png"),
         *("class_covariances.png", "distances.png", "rotation_shifts.png"),
     }
+
+
+def test_the_classes_of_the_test_images_are_named(finished):
+    shown = draw(finished.folder)
+    assert [text.get_text() for text in shown["features"].legends[0].get_texts()] == list("6789")
+    covariances = [text.get_text() for text in shown["class_covariances"].legends[0].get_texts()]
+    assert sorted(text.partition(" (")[0] for text in covariances) == [f"class {digit}" for digit in range(6, 10)]
 
 
 def test_reports_are_drawn_from_mlflow_alone(finished, client):

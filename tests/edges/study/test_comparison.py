@@ -136,6 +136,14 @@ def test_each_arm_of_causes_has_a_look_of_its_own():
     assert len(looks) == len({*looks}) == 9
 
 
+def test_an_arm_has_one_colour_in_causes_and_in_curves():
+    arms = [Cause(arm, "", {"norm": 0.5}, 0.5, 0.2) for arm in ("sec", "l2reg")]
+    causes = causes_figure(arms, {"norm": "mean norm"}, "probe top-1 %", "none").axes[0].containers
+    run = {"train/loss": [[(0, 2.0), (1, 1.0)]]}
+    curves = curves_figure({"none": run, "sec": run, "l2reg": run}, "title").axes[0].lines
+    assert [bars.lines[0].get_color() for bars in causes] == [line.get_color() for line in curves[1:]]
+
+
 def test_without_norms_there_is_no_figure_of_causes():
     assert Comparison.of(cells(), "probe/top1", "none", 2).causes() is None
 

@@ -54,11 +54,11 @@ def test_arms_of_different_classes_are_not_compared():
         class_divergences_figure({"a": ClassSpread([1], [0.1], 0.1), "b": ClassSpread([2], [0.1], 0.1)}, "")
 
 
-@pytest.mark.parametrize(("labels", "panels"), [([], 0), ([4], 3), ([4, 4], 3), ([1, 2, 3], 3)])
+@pytest.mark.parametrize(("labels", "panels"), [([], 0), ([4], 0), ([4, 4], 3), ([1, 2, 3], 0)])
 def test_few_images_have_a_figure_of_their_spread(labels, panels):
     labels = torch.tensor(labels, dtype=torch.int64)
     spread = class_spread(torch.ones(len(labels), 4), labels)
-    assert spread.divergences == pytest.approx([0] * len(labels.unique()), abs=1e-12)
+    assert spread.divergences == pytest.approx([0] * (panels > 0), abs=1e-12)
     figure = class_divergences_figure({"run": spread}, "")
     assert len(figure.axes) == panels
     figure.draw_without_rendering()

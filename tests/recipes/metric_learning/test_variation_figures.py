@@ -28,10 +28,16 @@ def embeddings(dim=5):
 
 def test_the_four_largest_classes_are_drawn_with_their_diagonals_and_eigenvalues():
     covariances = class_covariances(embeddings(), LABELS)
-    figure = class_covariances_figure(embeddings(), LABELS, covariances)
+    names = ["none", "beetle", "fly", "bee", "$x_$", "wasp"]
+    figure = class_covariances_figure(embeddings(), LABELS, covariances, names)
     space, diagonal, eigenvalues = figure.axes
     sizes = {text.get_text() for text in figure.legends[0].get_texts()}
-    assert sizes == {"class 1 (9 images)", "class 4 (8 images)", "class 2 (7 images)", "class 5 (6 images)"}
+    assert sizes == {
+        "class beetle (9 images)",
+        r"class \$x_\$ (8 images)",
+        "class fly (7 images)",
+        "class wasp (6 images)",
+    }
     assert sum(len(points.get_offsets()) for points in space.collections) == len(LABELS)
     for axes, values in ((diagonal, covariances.diagonals), (eigenvalues, covariances.eigenvalues)):
         assert [line.get_ydata().tolist() for line in axes.get_lines()] == values
@@ -71,7 +77,7 @@ def test_shifts_and_energies_are_drawn():
 @pytest.mark.parametrize("labels", [torch.arange(4), torch.zeros(4, dtype=torch.int64), torch.tensor([0, 0, 1, 1])])
 @pytest.mark.parametrize("dim", [2, 5])
 def test_few_images_and_dimensions_are_drawn(labels, dim):
-    figures = draw_variation(rows(4, dim), labels)
+    figures = draw_variation(rows(4, dim), labels, list("abcd"))
     assert set(figures) == {"class_covariances", "rotation_shifts"}
     for figure in figures.values():
         figure.savefig(written := io.BytesIO())

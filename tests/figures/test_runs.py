@@ -1,0 +1,24 @@
+from types import SimpleNamespace
+
+import pytest
+
+from ssl_sec.figures.runs import training_figures
+
+
+def curves_of(**metrics: list[float]) -> list[str]:
+    """Labels of the curves of a run with these metrics at its steps."""
+    named = {f"train/{name}": values for name, values in metrics.items()}
+    steps = range(len(next(iter(named.values()))))
+    records = [{"step": step, "metrics": {name: values[step] for name, values in named.items()}} for step in steps]
+    run = SimpleNamespace(records=lambda: records, histograms=lambda: [])
+    return [axes.get_ylabel() for axes in training_figures(run)["curves"].axes]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "eta", "are_shown"),
+    [([0.0, 0.0], [0.0, 0.0], False), ([3.0, 2.0], [0.0, 0.0], True), ([0.0, 2.0], [0.1, 0.1], True)],
+)
+def test_the_curves_of_a_constraint_are_left_out_without_one(constraint, eta, are_shown):
+    shown = curves_of(loss=[2.0, 1.0], constraint=constraint, eta=eta)
+    of_constraint = ["constraint (squared norm)", "constraint's weight η"]
+    assert sorted(shown) == sorted(["total loss", *(of_constraint if are_shown else [])])
