@@ -25,7 +25,6 @@ from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.files import place_at
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tables import in_csv, in_markdown, in_table
-from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
 from ssl_sec.edges.tracking.store import tracking_uri
 from ssl_sec.errors import ConfigError, Stopped, UserError, first_line
@@ -154,22 +153,21 @@ def _measured(probe: ProbeJobConfig, group: str, sweep: Sweep) -> Finished:
 
 def _sweep(config: TransferConfig, group: str, name: str, known: Path) -> Sweep:
     """The run in MLflow; if the same measurements are started again, they continue in it."""
-    identity = identity_of(
-        config.tracking,
-        config.output_dir,
-        recipe=group,
-        job="transfer",
-        name=new_name(f"{name}-transfer"),
-        tags={},
-        parent_run_id=config.tracking.parent_run,
-    )
     values = {
         "run": config.run,
         "checkpoint": config.checkpoint,
         "sets": [data.title for data in config.sets],
         "probe": to_values(config.probe),
     }
-    return Sweep.opened(identity, values, config.output_dir, known.with_name(f"{known.name}.mlflow_run_id"))
+    return Sweep.opened(
+        config.tracking,
+        config.output_dir,
+        values,
+        known.with_name(f"{known.name}.mlflow_run_id"),
+        recipe=group,
+        job="transfer",
+        name=new_name(f"{name}-transfer"),
+    )
 
 
 def _digest(values: object) -> str:

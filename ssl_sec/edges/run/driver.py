@@ -42,6 +42,7 @@ from ssl_sec.recipes.config import UNLEARNED, RunConfig, TrainingConfig
 from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import FINETUNE, PROBE, RECIPES, RecipeRow, probed, trainings
+from ssl_sec.recipes.tracking import TrackingConfig
 from ssl_sec.settings import check, from_values, to_values
 from ssl_sec.training.config import LocalConfig, RuntimeConfig
 
@@ -233,7 +234,7 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
             )
             return _as_before(folder, config)
         tags = {**training_tags(config), **weights_tags(config, folder.initial_path)}
-        return _execute(recipe, config, folder, tags, config.tracking.parent_run)
+        return _execute(recipe, config, folder, tags, config.tracking)
 
 
 def _as_before(folder: RunFolder, config: RunConfig) -> Finished:
@@ -277,7 +278,7 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
         tags = {**training_tags(trained), "data": data.title}
         if config.checkpoint != "last":
             tags[CHECKPOINT_TAG] = str(config.checkpoint)
-        return _execute(PROBE, config, folder, tags, parent_id)
+        return _execute(PROBE, config, folder, tags, replace(config.tracking, parent_run=parent_id))
 
 
 @contextmanager
@@ -300,19 +301,17 @@ def _reserved(
 
 
 def _execute(
-    recipe: RecipeRow, config: RunConfig, folder: RunFolder, tags: Mapping[str, str], parent_run_id: str | None
+    recipe: RecipeRow, config: RunConfig, folder: RunFolder, tags: Mapping[str, str], tracking: TrackingConfig
 ) -> Finished:
-    group = folder.path.parent.name
     with writing(folder.path):
         code = keep_code(folder.path)
     identity = identity_of(
-        config.tracking,
+        tracking,
         config.output_dir,
-        recipe=group,
+        recipe=folder.path.parent.name,
         job=recipe.name,
         name=folder.name,
+        code=code,
         tags={**tags, "folder": folder.location},
-        parent_run_id=parent_run_id,
     )
-    identity = replace(identity, tags={**code, **identity.tags})
     return Execution(RunSpec(recipe=recipe, config=config, folder=folder, identity=identity)).run()
