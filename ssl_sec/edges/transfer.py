@@ -17,7 +17,7 @@ from ssl_sec.data.config import DataConfig
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import new_name, weights_digest
 from ssl_sec.edges.folder.stored import open_folder
-from ssl_sec.edges.run.driver import run_probe
+from ssl_sec.edges.run.driver import as_before, run_probe
 from ssl_sec.edges.run.resuming import is_probed
 from ssl_sec.edges.run.running import running
 from ssl_sec.edges.run.summary import Finished, ui_instructions
@@ -26,7 +26,6 @@ from ssl_sec.edges.storage.files import place_at
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tables import in_csv, in_markdown, in_table
 from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
-from ssl_sec.edges.tracking.store import tracking_uri
 from ssl_sec.errors import ConfigError, Stopped, UserError, first_line
 from ssl_sec.figures.transfer import transfer_figure
 from ssl_sec.recipes.probing.config import ProbeJobConfig, TransferConfig
@@ -142,9 +141,7 @@ def _measured(probe: ProbeJobConfig, group: str, sweep: Sweep) -> Finished:
     if is_probed(folder):
         logger.info("%s is finished: taking its results", folder.location)
         sweep.adopt([folder.run_id])
-        uri = tracking_uri(probe.tracking, probe.output_dir)
-        metrics = folder.last_metrics()
-        return Finished(folder=folder, uri=uri, run_id=folder.run_id, experiment_id=None, metrics=metrics)
+        return as_before(folder, probe)
     try:
         return run_probe(probe, sweep.run_id)
     except Stopped:

@@ -232,12 +232,12 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
                 folder.name,
                 replay_command(folder),
             )
-            return _as_before(folder, config)
+            return as_before(folder, config)
         tags = {**training_tags(config), **weights_tags(config, folder.initial_path)}
         return _execute(recipe, config, folder, tags, config.tracking)
 
 
-def _as_before(folder: RunFolder, config: RunConfig) -> Finished:
+def as_before(folder: RunFolder, config: RunConfig) -> Finished:
     """The result of a run that had finished before."""
     uri = tracking_uri(config.tracking, config.output_dir)
     return Finished(folder=folder, uri=uri, run_id=folder.run_id, experiment_id=None, metrics=folder.last_metrics())
@@ -261,7 +261,7 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
         found = probe_folder((group / name for name in names), config, trained, trained_path / "encoder.safetensors")
         if found is not None and is_probed(found):
             logger.info("%s is finished: taking its results", found.location)
-            return _as_before(found, config)
+            return as_before(found, config)
         config = config if found is None else replace(config, run_name=found.name)
     if config.data is None:
         require_whole_data(to_values(trained.data))
