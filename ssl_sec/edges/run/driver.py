@@ -23,7 +23,6 @@ from ssl_sec.edges.folder.names import (
 )
 from ssl_sec.edges.folder.stored import StoredFolder, open_folder
 from ssl_sec.edges.folder.stored_config import require_whole_data, stored_values, training_config, with_credentials
-from ssl_sec.edges.folder.text import writing
 from ssl_sec.edges.folder.unfinished import named_run_checkpoint
 from ssl_sec.edges.masking import masked_values
 from ssl_sec.edges.run.execution import Execution
@@ -37,7 +36,7 @@ from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
 from ssl_sec.edges.tracking.provenance import keep_code
 from ssl_sec.edges.tracking.store import require_store, sqlite_file, tracking_uri
-from ssl_sec.errors import ConfigError, Stopped
+from ssl_sec.errors import ConfigError, Stopped, writing
 from ssl_sec.recipes.config import UNLEARNED, RunConfig, TrainingConfig
 from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
@@ -303,7 +302,7 @@ def _reserved(
 def _execute(
     recipe: RecipeRow, config: RunConfig, folder: RunFolder, tags: Mapping[str, str], tracking: TrackingConfig
 ) -> Finished:
-    with writing(folder.path):
+    with writing("output_dir", folder.path):
         code = keep_code(folder.path)
     identity = identity_of(
         tracking,
