@@ -33,7 +33,7 @@ from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.run.summary import Finished
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tracking.identity import identity_of
-from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
+from ssl_sec.edges.tracking.networks import found_network
 from ssl_sec.edges.tracking.provenance import keep_code
 from ssl_sec.edges.tracking.store import require_store, sqlite_file, tracking_uri
 from ssl_sec.errors import ConfigError, Stopped, writing
@@ -76,21 +76,13 @@ def run_finetuning(config: FinetuneConfig) -> Finished:
     """
     if config.run is None or config.resume is True:
         return run_training(FINETUNE, config)
-    with _found_start(config) as found:
-        tracking, _ = found.tracking_of_job(config.run, config.tracking, config.output_dir)
-        config = replace(config.started_from(found.config), tracking=tracking)
-        return run_training(FINETUNE, config, found.files / "encoder.safetensors")
-
-
-@contextmanager
-def _found_start(config: FinetuneConfig) -> Iterator[FoundNetwork]:
-    """The network that a fine-tuning starts from; errors name its keys."""
-    assert config.run is not None
     with ExitStack() as opened:
         with named_run_checkpoint():
             network = found_network(config.run, config.run_checkpoint, config.tracking, config.output_dir, trainings())
             found = opened.enter_context(network)
-        yield found
+        tracking, _ = found.tracking_of_job(config.run, config.tracking, config.output_dir)
+        config = replace(config.started_from(found.config), tracking=tracking)
+        return run_training(FINETUNE, config, found.files / "encoder.safetensors")
 
 
 def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None = None) -> Finished:
