@@ -82,6 +82,11 @@ class RunLogs:
         """The starts of worker processes, oldest first."""
         return json_lines(self.workers_path)
 
+    def newest_workers(self) -> dict[int, dict[str, Any]]:
+        """Rank -> the newest start of each worker of the newest group; none before the first start."""
+        workers = self.workers()
+        return {each["rank"]: each for each in workers if each["world_size"] == workers[-1]["world_size"]}
+
     def changed_versions(self) -> list[str]:
         """The packages that decide the curve and have another version here than where the run began, with both."""
         began = next((each["versions"] for each in self.workers() if isinstance(each.get("versions"), dict)), {})
