@@ -6,12 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ssl_sec.edges.composition.compose import compose
-from ssl_sec.edges.config.neighbours import NeighboursConfig
 from ssl_sec.edges.embeddings.findings import Findings
 from ssl_sec.edges.embeddings.neighbours import run_neighbours
 from ssl_sec.embeddings.parts import Rows, encoded
-from ssl_sec.settings import from_values
+from tests.jobs import configured
 
 # Images of two classes as embeddings, four of each.
 CATS, DOGS = np.eye(8, dtype=np.float32)[:4], np.eye(8, dtype=np.float32)[4:]
@@ -28,7 +26,7 @@ def write(folder: Path, split: str, classes: dict[str, np.ndarray]) -> Path:
 
 def find(embeddings: Path, output: Path, *overrides: str) -> Findings:
     given = [f"embeddings={embeddings}", f"output={output}", "runtime=local", "k=1", *overrides]
-    return run_neighbours(from_values(NeighboursConfig, compose("neighbours", given)))
+    return run_neighbours(configured("neighbours", given))
 
 
 @pytest.fixture

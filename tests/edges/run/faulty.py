@@ -5,12 +5,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.recipes.pretraining.config import PretrainConfig
-from ssl_sec.settings import from_values
 from ssl_sec.training.config import LocalConfig
 from tests.edges.conftest import QUICK
+from tests.jobs import configured
 
 # Eight steps, two per epoch; SEC-EMA, whose μ a resume must restore.
 RUN = (
@@ -29,7 +28,7 @@ RUN = (
 
 
 def config_of(folder: Path, *changes: str) -> PretrainConfig:
-    return from_values(PretrainConfig, compose("pretrain", [*RUN, f"output_dir={folder}", "run_name=it", *changes]))
+    return configured("pretrain", [*RUN, f"output_dir={folder}", "run_name=it", *changes])
 
 
 def in_one_process(config: PretrainConfig) -> PretrainConfig:
