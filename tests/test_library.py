@@ -16,19 +16,18 @@ from ssl_sec import from_views, losses
 from ssl_sec.collectives import own_rows, rank
 from ssl_sec.data.config import DigitsConfig
 from ssl_sec.data.standard_sets import open_digits
-from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.errors import ConfigError
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.evaluation.linear_probe import linear_probe
 from ssl_sec.losses.base import require_labels, require_range
 from ssl_sec.networks import Encoder, save_weights
-from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeConfig
 from ssl_sec.recipes.probing.recipe import linear_evaluation, open_splits
-from ssl_sec.settings import from_values, to_values
+from ssl_sec.settings import to_values
 from ssl_sec.training.recipe import Computation
 from tests.fakes import FakeRuntime
+from tests.jobs import configured
 from tests.losses.cases import PAIR_LOSSES, rows
 from tests.losses.slow import pairs
 from tests.workers import on_workers
@@ -118,7 +117,7 @@ def blocks(page: str) -> list[str]:
 @pytest.fixture
 def run_folder(tmp_path) -> Path:
     """The encoder's folder of a run on digits."""
-    config = from_values(PretrainConfig, compose("pretrain", ["experiment=digits", "encoder.width=0.125"]))
+    config = configured("pretrain", ["experiment=digits", "encoder.width=0.125"])
     folder = RunFolder(tmp_path / "runs" / "digits" / "mine")
     folder.start(to_values(config))
     folder.describe_data(open_digits("train"))

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ssl_sec import __version__
 from ssl_sec.edges.command_line import exit_code_of, run_job
 from ssl_sec.edges.composition.compose import compose, config_of
+from ssl_sec.edges.composition.keys import kind_of
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE, command
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.errors import ConfigError, first_line, nearest
@@ -34,15 +35,21 @@ def run_recipe(job: str, overrides: Sequence[str]) -> str:
     Returns:
         The text to print.
     """
-    values = values_of(job, overrides)
-    from ssl_sec.edges.machine import announce
-
-    recipe = RECIPES[job]
-    config = from_values(recipe.config, values)
-    announce(config.runtime)
+    config = _config_of(job, overrides)
     from ssl_sec.edges.run import driver, summary
 
-    return summary.summary(driver.run_recipe(recipe, config))
+    return summary.summary(driver.run_recipe(RECIPES[job], config))
+
+
+def _config_of(job: str, overrides: Sequence[str]) -> Any:
+    """The configuration of a job; the machine is announced if the job has a runtime."""
+    values = values_of(job, overrides)
+    config = from_values(kind_of(job), values)
+    if "runtime" in values:
+        from ssl_sec.edges.machine import announce
+
+        announce(config.runtime)
+    return config
 
 
 def ablate(overrides: Sequence[str]) -> str:
@@ -78,12 +85,7 @@ def tune(overrides: Sequence[str]) -> str:
 
 def transfer(overrides: Sequence[str]) -> str:
     """Several evaluations of one encoder on several data sets, in one table."""
-    values = values_of("transfer", overrides)
-    from ssl_sec.edges.machine import announce
-    from ssl_sec.recipes.probing.config import TransferConfig
-
-    config = from_values(TransferConfig, values)
-    announce(config.runtime)
+    config = _config_of("transfer", overrides)
     from ssl_sec.edges.transfer import run_transfer
 
     return run_transfer(config)
@@ -110,10 +112,7 @@ def report(overrides: Sequence[str]) -> str:
 
 def export(overrides: Sequence[str]) -> str:
     """The encoder of a run in a format that other programs load."""
-    values = values_of("export", overrides)
-    from ssl_sec.edges.config.export import ExportConfig
-
-    config = from_values(ExportConfig, values)
+    config = _config_of("export", overrides)
     from ssl_sec.edges.export.export import run_export
 
     return str(run_export(config))
@@ -121,12 +120,7 @@ def export(overrides: Sequence[str]) -> str:
 
 def embed(overrides: Sequence[str]) -> str:
     """Embeddings of a data set by a trained encoder, as Parquet."""
-    values = values_of("embed", overrides)
-    from ssl_sec.edges.config.embed import EmbedConfig
-    from ssl_sec.edges.machine import announce
-
-    config = from_values(EmbedConfig, values)
-    announce(config.runtime)
+    config = _config_of("embed", overrides)
     from ssl_sec.edges.embeddings.embed import run_embed
 
     return str(run_embed(config))
@@ -134,12 +128,7 @@ def embed(overrides: Sequence[str]) -> str:
 
 def neighbours(overrides: Sequence[str]) -> str:
     """Nearest neighbours, near-duplicates and outliers of embedded images."""
-    values = values_of("neighbours", overrides)
-    from ssl_sec.edges.config.neighbours import NeighboursConfig
-    from ssl_sec.edges.machine import announce
-
-    config = from_values(NeighboursConfig, values)
-    announce(config.runtime)
+    config = _config_of("neighbours", overrides)
     from ssl_sec.edges.embeddings.neighbours import run_neighbours
 
     return str(run_neighbours(config))
@@ -147,10 +136,7 @@ def neighbours(overrides: Sequence[str]) -> str:
 
 def align(overrides: Sequence[str]) -> str:
     """Cuts faces out of images, aligned by five points each."""
-    values = compose("align", overrides)
-    from ssl_sec.edges.config import AlignConfig
-
-    config = from_values(AlignConfig, values)
+    config = _config_of("align", overrides)
     from ssl_sec.edges.align import run_align
 
     return str(run_align(config))
@@ -158,10 +144,7 @@ def align(overrides: Sequence[str]) -> str:
 
 def replay(overrides: Sequence[str]) -> str:
     """Sends MLflow what it missed of a run during an outage."""
-    values = values_of("replay", overrides)
-    from ssl_sec.edges.config import ReplayConfig
-
-    config = from_values(ReplayConfig, values)
+    config = _config_of("replay", overrides)
     from ssl_sec.edges.run.driver import run_replay
     from ssl_sec.edges.run.summary import summary
 

@@ -17,7 +17,7 @@ from ssl_sec.data.config import DataConfig
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import new_name, weights_digest
 from ssl_sec.edges.folder.stored import open_folder
-from ssl_sec.edges.run.driver import run_probe
+from ssl_sec.edges.run.driver import as_before, run_probe
 from ssl_sec.edges.run.resuming import is_probed
 from ssl_sec.edges.run.running import running
 from ssl_sec.edges.run.summary import Finished, ui_instructions
@@ -25,9 +25,7 @@ from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.files import place_at
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tables import in_csv, in_markdown, in_table
-from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
-from ssl_sec.edges.tracking.store import tracking_uri
 from ssl_sec.errors import ConfigError, Stopped, UserError, first_line
 from ssl_sec.figures.transfer import transfer_figure
 from ssl_sec.recipes.probing.config import ProbeJobConfig, TransferConfig
@@ -143,9 +141,7 @@ def _measured(probe: ProbeJobConfig, group: str, sweep: Sweep) -> Finished:
     if is_probed(folder):
         logger.info("%s is finished: taking its results", folder.location)
         sweep.adopt([folder.run_id])
-        uri = tracking_uri(probe.tracking, probe.output_dir)
-        metrics = folder.last_metrics()
-        return Finished(folder=folder, uri=uri, run_id=folder.run_id, experiment_id=None, metrics=metrics)
+        return as_before(folder, probe)
     try:
         return run_probe(probe, sweep.run_id)
     except Stopped:
@@ -154,22 +150,21 @@ def _measured(probe: ProbeJobConfig, group: str, sweep: Sweep) -> Finished:
 
 def _sweep(config: TransferConfig, group: str, name: str, known: Path) -> Sweep:
     """The run in MLflow; if the same measurements are started again, they continue in it."""
-    identity = identity_of(
-        config.tracking,
-        config.output_dir,
-        recipe=group,
-        job="transfer",
-        name=new_name(f"{name}-transfer"),
-        tags={},
-        parent_run_id=config.tracking.parent_run,
-    )
     values = {
         "run": config.run,
         "checkpoint": config.checkpoint,
         "sets": [data.title for data in config.sets],
         "probe": to_values(config.probe),
     }
-    return Sweep.opened(identity, values, config.output_dir, known.with_name(f"{known.name}.mlflow_run_id"))
+    return Sweep.opened(
+        config.tracking,
+        config.output_dir,
+        values,
+        known.with_name(f"{known.name}.mlflow_run_id"),
+        recipe=group,
+        job="transfer",
+        name=new_name(f"{name}-transfer"),
+    )
 
 
 def _digest(values: object) -> str:

@@ -18,6 +18,7 @@ from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.settings import from_values
 from tests.documented import commands_in
+from tests.jobs import configured
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "jobs" / "cluster"
@@ -186,7 +187,7 @@ def pod_monitors() -> list[dict]:
 
 def test_the_run_fits_the_cluster_and_needs_no_folder_that_pods_share():
     ((_, overrides),) = entrypoint()
-    config = from_values(PretrainConfig, compose("pretrain", overrides))
+    config = configured("pretrain", overrides)
     assert config.runtime.num_workers == (WORKERS["minReplicas"], WORKERS["maxReplicas"])
     assert WORKERS["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
     for name in ("head", "worker"):

@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.recipes.pretraining.config import PretrainConfig
-from ssl_sec.settings import from_values
 from tests.cluster.test_manifests import CLUSTER, ROOT, with_tools
+from tests.jobs import configured
 
 
 def test_the_script_is_clean():
@@ -104,7 +102,7 @@ def test_a_job_is_stopped_before_its_time_limit_requeued_and_resumed(tmp_path):
     assert slurm.requeued.read_text() == "7\n"
     first = slurm.command()
     assert first[:4] == ["-m", "ssl_sec", "pretrain", "experiment=digits"]
-    config = from_values(PretrainConfig, compose("pretrain", first[3:]))
+    config = configured("pretrain", first[3:])
     assert config.resume == "auto"
     assert Path(config.output_dir) / config.recipe / str(config.run_name) == slurm.run.path
 

@@ -9,15 +9,13 @@ from PIL import Image
 
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.command_line import run_job
-from ssl_sec.edges.composition.compose import compose
-from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.pretraining.examples import first_views
 from ssl_sec.recipes.pretraining.preview import preview
 from ssl_sec.recipes.pretraining.recipe import build_recipe
-from ssl_sec.settings import from_values
 from tests.data.files import encode, write_folder, write_parquet
 from tests.data.shards.test_tar import write_tar
 from tests.fakes import FakeRuntime, assert_identical
+from tests.jobs import configured
 from tests.jobs import preview as job
 
 DRAWS_PICTURES = True
@@ -63,7 +61,7 @@ def of(files: Path, tmp_path: Path, data: str) -> list[str]:
     ],
 )
 def test_the_preview_equals_the_runs_picture(files, tmp_path, data, more):
-    config = from_values(PretrainConfig, compose("pretrain", [*of(files, tmp_path, data), *more]))
+    config = configured("pretrain", [*of(files, tmp_path, data), *more])
     found = preview(config, num_images=5)
     image_set = config.data.open("train")
     recipe = build_recipe(config, image_set, FakeRuntime())
@@ -133,7 +131,7 @@ def test_an_unreadable_image_that_is_not_shown_does_not_matter(tmp_path, files, 
     )
     arguments = ["data=folder", f"data.root={tmp_path}/images", f"output={tmp_path}/a.png", "num_images=2"]
     arguments += ["global_batch_size=16", "data.num_channels=1"]
-    config = from_values(PretrainConfig, compose("pretrain", arguments[:2] + arguments[4:]))
+    config = configured("pretrain", arguments[:2] + arguments[4:])
     shown = build_recipe(config, config.data.open("train"), FakeRuntime()).sampler.indices(0)[:2].tolist()
     paths = sorted((tmp_path / "images").iterdir())
     hidden = next(number for number in range(1, 20) if number not in shown)

@@ -13,17 +13,14 @@ from PIL import Image
 
 from ssl_sec.edges import transfer as module
 from ssl_sec.edges.command_line import run_job
-from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run import running, worker
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.errors import ConfigError, DataError, Stopped
-from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
-from ssl_sec.settings import from_values
 from tests.data.files import encode, write_parquet
 from tests.edges.conftest import QUICK
-from tests.jobs import transfer
+from tests.jobs import configured, transfer
 
 DRAWS_PICTURES = True
 
@@ -33,7 +30,7 @@ FAST = ("probe.epochs=2", "probe.decay_at=[]", "probe.few_shot=[5,50]", "probe.f
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory):
     given = [*QUICK, "runtime=local", "run_name=whole", f"output_dir={tmp_path_factory.mktemp('runs')}"]
-    return run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", given)))
+    return run_training(PRETRAIN, configured("pretrain", given))
 
 
 @pytest.fixture(scope="module")

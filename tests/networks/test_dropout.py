@@ -5,16 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ssl_sec.collectives import average_gradients, average_parameter_gradients, own_rows, rank, world_size
-from ssl_sec.errors import Stopped
+from ssl_sec.collectives import average_gradients, average_parameter_gradients, own_rows
 from ssl_sec.losses import SoftmaxLoss
 from ssl_sec.networks.dropout import GlobalDropout, draw_dropout
 from ssl_sec.networks.heads import BatchNormLinearHead, LinearBatchNormHead, LinearHead, MaxoutHead
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.schedules import Constant
-from tests.fakes import FakeRuntime, assert_identical
 from tests.recipes.face.test_recipe import run
-from tests.recipes.test_pretraining import assert_the_same_curve, curve
+from tests.recipes.same_runs import assert_resumes_bit_equal, assert_the_same_on_workers
 from tests.workers import on_workers
 
 CPU = torch.device("cpu")
@@ -168,28 +166,13 @@ def whole(tmp_path_factory):
     return run(tmp_path_factory.mktemp("whole"), **DROPPED)
 
 
-def on_a_worker(folder):
-    runtime = FakeRuntime(rank(), world_size())
-    run(folder, runtime, **DROPPED)
-    return [(step, metrics) for step, metrics, _ in runtime.reports], runtime.last_state()
-
-
 @pytest.mark.distributed
 def test_two_workers_give_the_same_run(tmp_path, whole):
-    expected = [(step, metrics) for step, metrics, _ in whole[0].reports]
-    for reports, state in on_workers(2, tmp_path, on_a_worker, tmp_path):
-        assert_the_same_curve(reports, expected)
-        torch.testing.assert_close(state, whole[0].last_state(), rtol=1e-7, atol=1e-9)
+    assert_the_same_on_workers(run, tmp_path, whole[0], DROPPED)
 
 
 def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole):
-    runtime = FakeRuntime(stop_at=4)
-    with pytest.raises(Stopped):
-        run(tmp_path, runtime, **DROPPED)
-    torch.manual_seed(99)
-    resumed, _ = run(tmp_path, state=runtime.last_state(), **DROPPED)
-    assert curve(runtime.reports + resumed.reports) == curve(whole[0].reports)
-    assert_identical(resumed.last_state(), whole[0].last_state())
+    assert_resumes_bit_equal(run, tmp_path, whole[0], 4, **DROPPED)
 
 
 def test_dropout_changes_the_run(tmp_path, whole):

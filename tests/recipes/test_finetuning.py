@@ -23,7 +23,7 @@ from ssl_sec.settings import from_values
 from ssl_sec.training.step import train_step
 from tests.data.files import noisy_set
 from tests.fakes import FakeRuntime, FakeStore, assert_identical, loaded
-from tests.recipes.test_pretraining import assert_the_same_curve, curve
+from tests.recipes.same_runs import assert_resumes_bit_equal, assert_the_same_on_workers, run_with_fakes
 from tests.workers import on_workers
 
 VALUES = {
@@ -48,16 +48,7 @@ def config(**changes) -> FinetuneConfig:
 
 
 def run(folder, machine=None, state=None, **changes):
-    machine, store = machine or FakeRuntime(), FakeStore(folder, state)
-    finetune(config(**changes), machine, store)
-    return machine, store
-
-
-def on_a_worker(folder, changes):
-    """What this worker reported, and its last saved state."""
-    runtime = FakeRuntime(rank(), world_size())
-    run(folder, runtime, **changes)
-    return [(step, metrics) for step, metrics, _ in runtime.reports], runtime.last_state()
+    return run_with_fakes(finetune, config(**changes), folder, machine, state)
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +59,8 @@ def whole(tmp_path_factory):
 
 @pytest.mark.distributed
 def test_two_workers_give_the_same_run(tmp_path, whole):
-    runtime, _ = whole
-    expected = [(step, metrics) for step, metrics, _ in runtime.reports]
-    (first, state), (second, other_state) = on_workers(2, tmp_path, on_a_worker, tmp_path, {})
-    assert_the_same_curve(first, expected)
-    assert_the_same_curve(second, expected[:-1])  # the test images are reported by the first worker
-    for each in (state, other_state):
-        torch.testing.assert_close(each, runtime.last_state(), rtol=1e-7, atol=1e-9)
+    # The test images are reported by the first worker.
+    assert_the_same_on_workers(run, tmp_path, whole[0], {}, num_of_first=1)
 
 
 def test_images_that_cannot_be_read_are_not_measured(tmp_path, monkeypatch):
@@ -118,13 +104,7 @@ def test_two_workers_equal_one_in_the_gradients(tmp_path, trained_stages):
 
 
 def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole):
-    runtime = FakeRuntime(stop_at=6)
-    with pytest.raises(Stopped):
-        run(tmp_path, runtime)
-    torch.manual_seed(99)
-    resumed, store = run(tmp_path, state=runtime.last_state())
-    assert curve(runtime.reports + resumed.reports) == curve(whole[0].reports)
-    assert_identical(resumed.last_state(), whole[0].last_state())
+    store = assert_resumes_bit_equal(run, tmp_path, whole[0], 6)
     assert_identical(load_file(store.head_path), load_file(whole[1].head_path))
 
 

@@ -3,13 +3,10 @@
 import itertools
 
 import pytest
-import torch
 
-from ssl_sec.errors import ConfigError, Stopped
-from tests.fakes import FakeRuntime, assert_identical
-from tests.recipes.test_metric_learning import config, on_a_worker, run
-from tests.recipes.test_pretraining import assert_the_same_curve, curve
-from tests.workers import on_workers
+from ssl_sec.errors import ConfigError
+from tests.recipes.same_runs import assert_resumes_bit_equal, assert_the_same_on_workers
+from tests.recipes.test_metric_learning import config, run
 
 # An epoch has seven steps: both halves of HDML's loss count from then on.
 SMALL = {
@@ -36,23 +33,12 @@ def whole(request, tmp_path_factory):
 @pytest.mark.distributed
 def test_two_workers_give_the_same_run(tmp_path, whole):
     changes, runtime = whole
-    expected = [(step, metrics) for step, metrics, _ in runtime.reports]
-    (first, state), (second, other_state) = on_workers(2, tmp_path, on_a_worker, tmp_path, changes)
-    assert_the_same_curve(first, expected)
-    assert_the_same_curve(second, expected[:-1])
-    for each in (state, other_state):
-        torch.testing.assert_close(each, runtime.last_state(), rtol=1e-6, atol=1e-8)
+    assert_the_same_on_workers(run, tmp_path, runtime, changes, num_of_first=1, rtol=1e-6, atol=1e-8)
 
 
 def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole):
     changes, expected = whole
-    runtime = FakeRuntime(stop_at=5)
-    with pytest.raises(Stopped):
-        run(tmp_path, runtime, **changes)
-    torch.manual_seed(99)
-    resumed, _ = run(tmp_path, state=runtime.last_state(), **changes)
-    assert curve(runtime.reports + resumed.reports) == curve(expected.reports)
-    assert_identical(resumed.last_state(), expected.last_state())
+    assert_resumes_bit_equal(run, tmp_path, expected, 5, **changes)
 
 
 def test_the_state_has_all_that_it_learns(whole):

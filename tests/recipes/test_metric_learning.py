@@ -7,7 +7,7 @@ from torch.nn.functional import one_hot
 
 from ssl_sec.collectives import rank, world_size
 from ssl_sec.data.crops import CentreCrop
-from ssl_sec.errors import ConfigError, DataError, Stopped
+from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.retrieval import precision_at_r, recall_at_k
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig, RetrievalConfig
@@ -15,8 +15,15 @@ from ssl_sec.recipes.metric_learning.recipe import build_recipe, retrieval_metri
 from ssl_sec.recipes.metric_learning.recipe import run as learn_metric
 from ssl_sec.settings import from_values
 from tests.data.files import encode, plain, write_folder
-from tests.fakes import FakeRuntime, FakeStore, assert_identical
-from tests.recipes.test_pretraining import assert_the_same_curve, assert_views_are_equal, curve
+from tests.fakes import FakeRuntime, assert_identical
+from tests.recipes.same_runs import (
+    assert_resumes_bit_equal,
+    assert_the_same_curve,
+    assert_the_same_on_workers,
+    on_a_worker,
+    run_with_fakes,
+)
+from tests.recipes.test_pretraining import assert_views_are_equal
 from tests.workers import on_workers
 
 VALUES = {
@@ -46,16 +53,7 @@ def config(**changes) -> MetricLearningConfig:
 
 
 def run(folder, machine=None, state=None, **changes):
-    machine, store = machine or FakeRuntime(), FakeStore(folder, state)
-    learn_metric(config(**changes), machine, store)
-    return machine, store
-
-
-def on_a_worker(folder, changes):
-    """What this worker reported, and its last saved state."""
-    runtime = FakeRuntime(rank(), world_size())
-    run(folder, runtime, **changes)
-    return [(step, metrics) for step, metrics, _ in runtime.reports], runtime.last_state()
+    return run_with_fakes(learn_metric, config(**changes), folder, machine, state)
 
 
 @pytest.fixture(scope="module")
@@ -66,23 +64,12 @@ def whole(tmp_path_factory):
 
 @pytest.mark.distributed
 def test_two_workers_give_the_same_run(tmp_path, whole):
-    runtime, _ = whole
-    expected = [(step, metrics) for step, metrics, _ in runtime.reports]
-    (first, state), (second, other_state) = on_workers(2, tmp_path, on_a_worker, tmp_path, {})
-    assert_the_same_curve(first, expected)
-    assert_the_same_curve(second, expected[:-1])  # the test classes are measured by the first worker
-    for each in (state, other_state):
-        torch.testing.assert_close(each, runtime.last_state(), rtol=1e-7, atol=1e-9)
+    # The test classes are measured by the first worker.
+    assert_the_same_on_workers(run, tmp_path, whole[0], {}, num_of_first=1)
 
 
 def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole):
-    runtime = FakeRuntime(stop_at=5)
-    with pytest.raises(Stopped):
-        run(tmp_path, runtime)
-    torch.manual_seed(99)
-    resumed, store = run(tmp_path, state=runtime.last_state())
-    assert curve(runtime.reports + resumed.reports) == curve(whole[0].reports)
-    assert_identical(resumed.last_state(), whole[0].last_state())
+    store = assert_resumes_bit_equal(run, tmp_path, whole[0], 5)
     assert_identical(load_file(store.head_path), load_file(whole[1].head_path))
 
 
@@ -225,7 +212,7 @@ def test_images_that_cannot_be_read_are_left_out_of_the_measures(tmp_path):
     for name in ("skipped", "parted", "left"):
         (tmp_path / name).mkdir()
     runtime, store = run(tmp_path / "skipped", **changes)
-    (parted, _), _ = on_workers(2, tmp_path, on_a_worker, tmp_path / "parted", changes)
+    (parted, _), _ = on_workers(2, tmp_path, on_a_worker, run, tmp_path / "parted", changes)
     for path in (tmp_path / "photos/test").rglob("*.png"):
         if path.read_bytes() == b"damaged":
             path.unlink()

@@ -21,7 +21,14 @@ from ssl_sec.recipes.pretraining.recipe import build_recipe
 from ssl_sec.recipes.pretraining.recipe import run as pretrain
 from ssl_sec.seeding import derived_seed
 from ssl_sec.settings import from_values
-from tests.fakes import FakeRuntime, FakeStore, assert_identical
+from tests.fakes import FakeRuntime, assert_identical
+from tests.recipes.same_runs import (
+    assert_the_same_curve,
+    assert_the_same_on_workers,
+    curve,
+    on_a_worker,
+    run_with_fakes,
+)
 from tests.workers import on_workers, two_and_four
 
 VALUES = {
@@ -49,31 +56,7 @@ def config(**changes) -> PretrainConfig:
 
 
 def run(folder, machine=None, state=None, **changes):
-    machine, store = machine or FakeRuntime(), FakeStore(folder, state)
-    pretrain(config(**changes), machine, store)
-    return machine, store
-
-
-def on_a_worker(folder, changes, stop_at=None, state=None):
-    """What this worker reported, and its last saved state."""
-    runtime = FakeRuntime(rank(), world_size(), stop_at)
-    try:
-        run(folder, runtime, state, **changes)
-    except Stopped:
-        assert stop_at is not None
-    return [(step, metrics) for step, metrics, _ in runtime.reports], runtime.last_state()
-
-
-def curve(reports):
-    """All metrics that must not depend on the number of workers: all but the speed."""
-    return [(step, {name: m[name] for name in sorted(m) if name != "train/images_per_s"}) for step, m, *_ in reports]
-
-
-def assert_the_same_curve(one, other):
-    one, other = curve(one), curve(other)
-    assert [(step, list(metrics)) for step, metrics in one] == [(step, list(metrics)) for step, metrics in other]
-    for (_, mine), (_, theirs) in zip(one, other, strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-8)
+    return run_with_fakes(pretrain, config(**changes), folder, machine, state)
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +69,8 @@ def whole(tmp_path_factory):
 @two_and_four
 def test_any_number_of_workers_gives_the_same_run(tmp_path, whole, num_workers):
     runtime, _ = whole
-    expected = [(step, metrics) for step, metrics, _ in runtime.reports]
     assert len(runtime.series("train/loss")) == 10
-    for reports, state in on_workers(num_workers, tmp_path, on_a_worker, tmp_path, {}):
-        assert_the_same_curve(reports, expected)
-        torch.testing.assert_close(state, runtime.last_state(), rtol=1e-7, atol=1e-9)
+    assert_the_same_on_workers(run, tmp_path, runtime, {}, num_workers=num_workers)
 
 
 @pytest.mark.distributed
@@ -102,7 +82,7 @@ def test_four_blurred_views_of_another_size_are_the_same_on_two_workers(tmp_path
     alone, _ = run(tmp_path, **changes)
     # Without training each of the 4 x 40 views has 3 positives among the 159 others.
     assert 2 < alone.series("train/metric_loss")[0] < 2 * math.log(159)
-    for reports, _ in on_workers(2, tmp_path, on_a_worker, tmp_path, changes):
+    for reports, _ in on_workers(2, tmp_path, on_a_worker, run, tmp_path, changes):
         assert_the_same_curve(reports, alone.reports)
 
 
@@ -114,11 +94,10 @@ def test_a_run_that_recomputes_its_blocks_ends_bit_equal(tmp_path, whole):
 
 @pytest.mark.distributed
 def test_a_run_resumes_with_another_number_of_workers(tmp_path, whole):
-    expected = [(step, metrics) for step, metrics, _ in whole[0].reports]
-    (first, state), _ = on_workers(2, tmp_path, on_a_worker, tmp_path, {}, 3)
+    (first, state), _ = on_workers(2, tmp_path, on_a_worker, run, tmp_path, {}, 3)
     assert state["step"] == 3
-    second, _ = on_a_worker(tmp_path, {}, state=state)
-    assert_the_same_curve(first + second, expected)
+    second, _ = on_a_worker(run, tmp_path, {}, state=state)
+    assert_the_same_curve(first + second, whole[0].reports)
 
 
 def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole):

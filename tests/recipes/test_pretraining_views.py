@@ -19,11 +19,14 @@ from ssl_sec.training.recipe import image_labels
 from ssl_sec.training.replaying import WARM_UP_CALLS
 from ssl_sec.training.step import train_step
 from tests.fakes import FakeRuntime, assert_identical
-from tests.recipes.test_pretraining import (
+from tests.recipes.same_runs import (
+    assert_resumes_bit_equal,
     assert_the_same_curve,
-    config,
-    curve,
+    assert_the_same_on_workers,
     on_a_worker,
+)
+from tests.recipes.test_pretraining import (
+    config,
     run,
     without_labels,
 )
@@ -55,19 +58,11 @@ def test_all_views_of_an_image_are_positives(alone):
 @pytest.mark.distributed
 @two_and_four
 def test_any_number_of_workers_gives_the_same_run(alone, num_workers, tmp_path):
-    for reports, state in on_workers(num_workers, tmp_path, on_a_worker, tmp_path, CHANGES):
-        assert_the_same_curve(reports, alone.reports)
-        torch.testing.assert_close(state, alone.last_state(), rtol=1e-7, atol=1e-9)
+    assert_the_same_on_workers(run, tmp_path, alone, CHANGES, num_workers=num_workers)
 
 
 def test_a_stopped_and_resumed_run_ends_bit_equal(alone, tmp_path):
-    runtime = FakeRuntime(stop_at=2)
-    with pytest.raises(Stopped):
-        run(tmp_path, runtime, **CHANGES)
-    torch.manual_seed(99)
-    resumed, _ = run(tmp_path, state=runtime.last_state(), **CHANGES)
-    assert curve(runtime.reports + resumed.reports) == curve(alone.reports)
-    assert_identical(resumed.last_state(), alone.last_state())
+    assert_resumes_bit_equal(run, tmp_path, alone, 2, **CHANGES)
 
 
 def test_a_run_that_recomputes_its_blocks_ends_bit_equal(alone, tmp_path):
@@ -150,7 +145,7 @@ def steps(reports):
 def test_supervised_views_with_scaled_gradients_are_the_same_on_two_workers(tmp_path, loss):
     changes = {"loss": {"name": loss}, "positives": "classes", "grad_scale": 1.0, "epochs": 1}
     alone, _ = run(tmp_path, **changes)
-    for reports, _ in on_workers(2, tmp_path, on_a_worker, tmp_path, changes):
+    for reports, _ in on_workers(2, tmp_path, on_a_worker, run, tmp_path, changes):
         assert_the_same_curve(steps(reports), steps(report[:2] for report in alone.reports))
 
 
@@ -209,7 +204,7 @@ TAUGHT = {"epochs": 1, "constraint": {"name": "sec", "eta": 0.1}}
 def test_a_teacher_is_the_same_on_any_number_of_workers_and_after_a_resume(tmp_path, loss):
     changes = {**TAUGHT, "loss": {"name": loss, "momentum": 0.8, "predictor_dim": 24}}
     alone, store = run(tmp_path, **changes)
-    for reports, state in on_workers(2, tmp_path, on_a_worker, tmp_path, changes):
+    for reports, state in on_workers(2, tmp_path, on_a_worker, run, tmp_path, changes):
         assert_the_same_curve(steps(reports), steps(report[:2] for report in alone.reports))
         torch.testing.assert_close(state["teacher"], alone.last_state()["teacher"], rtol=1e-7, atol=1e-9)
     stopped = FakeRuntime(stop_at=2)

@@ -275,22 +275,25 @@ class _Outcome:
         The numbers are the share of images whose nearest has their label, None if no two have labels that can be
         compared, and the cosine with their nearest that `LARGE_SHARE` of the images have or exceed.
         """
-        parts, norms, same = range(self.plan.num_parts), _Moments(), _Moments()
+        parts, num_same, num_labelled = range(self.plan.num_parts), 0, 0
+        norms: list[np.ndarray] = []
         cosines: list[np.ndarray] = []
         for part in parts:
             images = self._read(self._name(_IMAGES, part), columns=["norm", "nearest_cosine"])
-            norms.add(images["norm"].to_numpy())
+            norms.append(images["norm"].to_numpy())
             cosines.append(images["nearest_cosine"].to_numpy())
             pairs = self._read(self._name(_NEIGHBOURS, part), columns=_LABELS)
-            nearest = pairs.take(np.arange(0, len(pairs), self.config.k))
-            same.add(same_label(nearest, queries, base).drop_null().to_numpy(zero_copy_only=False))
-        outliers = Outliers(self.config.outliers_among(self.plan.num_images), norms.mean, norms.std)
+            same = same_label(pairs.take(np.arange(0, len(pairs), self.config.k)), queries, base).drop_null()
+            num_same, num_labelled = num_same + same.true_count, num_labelled + len(same)
+        all_norms = np.concatenate(norms).astype(np.float64)
+        num_outliers = self.config.outliers_among(self.plan.num_images)
+        outliers = Outliers(num_outliers, float(all_norms.mean()), float(all_norms.std()))
         for part in parts:
             outliers.add(self._read(self._name(_IMAGES, part)))
         table = outliers.table()
         self._write(_OUTLIERS, table)
         separating = float(np.quantile(np.concatenate(cosines), 1 - LARGE_SHARE))
-        return same.mean if same.count else None, separating, table
+        return num_same / num_labelled if num_labelled else None, separating, table
 
     def examples(self) -> pa.Table:
         """The neighbours of some images, chosen at random with a fixed seed."""
@@ -320,29 +323,6 @@ class _Outcome:
 
     def _write(self, name: str, table: pa.Table, num_found: int = 0) -> None:
         self.place.write(name, parquet_of(table, self.origin, {_NUM_FOUND: str(num_found)}))
-
-
-class _Moments:
-    """Mean and standard deviation of numbers that are added in groups."""
-
-    def __init__(self) -> None:
-        self.count, self.mean, self._squares = 0, 0.0, 0.0
-
-    def add(self, values: np.ndarray) -> None:
-        """Adds numbers, by the pairwise update of Chan et al. 1979, "Updating Formulae ... for Sample Variances"."""
-        if not len(values):
-            return
-        values = values.astype(np.float64)
-        mean, total = float(values.mean()), self.count + len(values)
-        change = mean - self.mean
-        self._squares += float(((values - mean) ** 2).sum()) + change**2 * self.count * len(values) / total
-        self.mean += change * len(values) / total
-        self.count = total
-
-    @property
-    def std(self) -> float:
-        """The standard deviation."""
-        return (self._squares / max(self.count, 1)) ** 0.5
 
 
 def _counted(

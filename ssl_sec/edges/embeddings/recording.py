@@ -1,7 +1,7 @@
 """The MLflow run of a job of embeddings: its settings, and the place, number and origin of the embeddings."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ssl_sec.data.config import DataConfig
@@ -13,7 +13,6 @@ from ssl_sec.edges.folder.record import data_set
 from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.edges.run.sweeps import JobRun
 from ssl_sec.edges.storage.places import is_remote, local_folder
-from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.recipes.tracking import Checkpoint, TrackingConfig
 from ssl_sec.settings import to_values
@@ -44,19 +43,18 @@ class Origin:
 
 def start_run(config: EmbedConfig, origin: Origin, data: DataConfig) -> JobRun:
     """Creates the run of a job as a child of the network's run; without a run if MLflow cannot be used."""
-    tracking = origin.tracking
+    parent = origin.tracking.parent_run or origin.run_id
     checkpoint = {} if config.checkpoint == "last" else {CHECKPOINT_TAG: str(config.checkpoint)}
     output = config.output if is_remote(config.output) else str(local_folder(config.output))
-    identity = identity_of(
-        tracking,
+    return JobRun.opened(
+        replace(origin.tracking, parent_run=parent),
         config.output_dir,
+        {**to_values(config), "data": to_values(data)},
         recipe=origin.recipe,
         job=JOB,
         name=new_name(f"{origin.name}-embeddings"),
         tags={**origin.tags, **checkpoint, "data": data.title, "folder": masked(output)},
-        parent_run_id=tracking.parent_run or origin.run_id,
     )
-    return JobRun.opened(identity, {**to_values(config), "data": to_values(data)}, config.output_dir)
 
 
 def upload_results(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ssl_sec.errors import ConfigError, StorageError, first_line
+from ssl_sec.errors import ConfigError, writing
 from ssl_sec.exporting import FILE_NAMES
 
 
@@ -53,14 +53,13 @@ class ExportFolder:
         temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
         replaced = output.with_name(f".{output.name}.{os.getpid()}.old")
         try:
-            temporary.mkdir(parents=True)
-            yield temporary
-            self.require_replaceable(overwrite)  # another export may have created it
-            if output.exists():
-                output.rename(replaced)
-            temporary.rename(output)
-        except OSError as error:
-            raise StorageError(f"output: {output} cannot be written: {error.strerror or first_line(error)}") from error
+            with writing("output", output):
+                temporary.mkdir(parents=True)
+                yield temporary
+                self.require_replaceable(overwrite)  # another export may have created it
+                if output.exists():
+                    output.rename(replaced)
+                temporary.rename(output)
         finally:
             if replaced.exists() and not output.exists():
                 replaced.rename(output)

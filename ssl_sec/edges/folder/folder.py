@@ -23,10 +23,10 @@ from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.folder.descriptions import DataDescription, RunIdentity, user_error
 from ssl_sec.edges.folder.logs import RunLogs
 from ssl_sec.edges.folder.stored_config import probed_run
-from ssl_sec.edges.folder.text import text_of, writing
+from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.edges.storage.checkpoints import CheckpointUpload
-from ssl_sec.errors import ConfigError, StorageError, UserError
+from ssl_sec.errors import ConfigError, StorageError, UserError, writing
 from ssl_sec.files import replace_text
 from ssl_sec.training.checkpoint import MANIFEST, load_checkpoint, step_of
 from ssl_sec.training.resuming import Found, agreed_checkpoint
@@ -132,7 +132,7 @@ class RunFolder(RunLogs):
         if self.holds_run:
             resumes = "" if self.is_probe else f", or {shlex.quote(f'resume={self.location}')} to resume it"
             raise ConfigError(f"run_name: {self.location} already holds a run; allowed: another run_name{resumes}")
-        with writing(self.path):
+        with writing("output_dir", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             for path, source in (copied or {}).items():
                 shutil.copy(source, path)
@@ -144,7 +144,7 @@ class RunFolder(RunLogs):
         Raises:
             StorageError: if it cannot be written.
         """
-        with writing(self.path):
+        with writing("output_dir", self.path):
             self._write_config(values)
             for left_over in (self._outcome_path, self._error_path):
                 left_over.unlink(missing_ok=True)
@@ -306,7 +306,7 @@ class RunFolder(RunLogs):
         Raises:
             StorageError: if it cannot be written.
         """
-        with writing(self.path):
+        with writing("output_dir", self.path):
             replace_text(self._outcome_path, outcome)
 
     def outcome(self) -> str | None:
@@ -327,7 +327,7 @@ class RunFolder(RunLogs):
         Raises:
             StorageError: if it cannot be written.
         """
-        with writing(self.path):
+        with writing("output_dir", self.path):
             replace_text(self._error_path, json.dumps({"message": masked(str(error)), "exit_code": error.exit_code}))
 
     def error(self) -> UserError | None:

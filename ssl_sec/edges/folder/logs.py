@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ssl_sec.edges.folder.descriptions import about_failure, about_worker, installed_versions
-from ssl_sec.edges.folder.text import append_json, has_metrics, json_lines, writing
+from ssl_sec.edges.folder.text import append_json, has_metrics, json_lines
 from ssl_sec.edges.masking import masked
-from ssl_sec.errors import StorageError
+from ssl_sec.errors import StorageError, writing
 from ssl_sec.files import replace_text
 from ssl_sec.training.norms import NormHistogram
 
@@ -42,7 +42,7 @@ class RunLogs:
         Raises:
             StorageError: if the folder was removed, or cannot be written.
         """
-        with writing(self.path):
+        with writing("output_dir", self.path):
             try:
                 append_json(self.metrics_path, record)
             except FileNotFoundError as error:
@@ -81,6 +81,11 @@ class RunLogs:
     def workers(self) -> list[dict[str, Any]]:
         """The starts of worker processes, oldest first."""
         return json_lines(self.workers_path)
+
+    def newest_workers(self) -> dict[int, dict[str, Any]]:
+        """Rank -> the newest start of each worker of the newest group; none before the first start."""
+        workers = self.workers()
+        return {each["rank"]: each for each in workers if each["world_size"] == workers[-1]["world_size"]}
 
     def changed_versions(self) -> list[str]:
         """The packages that decide the curve and have another version here than where the run began, with both."""

@@ -13,7 +13,7 @@ from typing import Any
 from ssl_sec.edges.masking import masked_values
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.places import url_of
-from ssl_sec.errors import StorageError
+from ssl_sec.errors import writing
 from ssl_sec.networks.config import TimmConfig
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.tracking import TrackingConfig
@@ -119,12 +119,11 @@ def _claim(folder: Path, bucket: Bucket | None) -> bool:
     """Makes a new folder for a run, in the bucket if there is one; whether its name was free."""
     if bucket is not None:
         return not bucket.files(folder.name) and bucket.create(f"{folder.name}/.claim", uuid.uuid4().bytes)
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        raise StorageError(f"output_dir: {folder} cannot be written: {error.strerror}") from error
+    with writing("output_dir", folder):
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            return False
     return True
 
 

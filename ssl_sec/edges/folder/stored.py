@@ -11,7 +11,6 @@ from typing import Any
 
 from ssl_sec.collectives import gather_objects
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.folder.text import writing
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.checkpoints import (
     WAITING,
@@ -25,7 +24,7 @@ from ssl_sec.edges.storage.holder import HOLDER, holder_of, write_holder
 from ssl_sec.edges.storage.lease import Lease
 from ssl_sec.edges.storage.mirror import UPLOADS_EVERY_S, Mirror, download_run, upload_run
 from ssl_sec.edges.storage.places import local_folder, split_url, url_of
-from ssl_sec.errors import StorageError
+from ssl_sec.errors import StorageError, writing
 from ssl_sec.training.checkpoint import MANIFEST, defect_of
 from ssl_sec.training.resuming import Found
 
@@ -151,7 +150,7 @@ class StoredFolder(RunFolder):
             if path.name <= newest or defect_of(path) is not None:
                 continue
             kept = self._kept_path / path.name
-            with writing(kept.parent):
+            with writing("output_dir", kept.parent):
                 shutil.rmtree(kept, ignore_errors=True)
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 path.rename(kept)
@@ -188,7 +187,7 @@ class StoredFolder(RunFolder):
             StorageError: if the storage cannot be used, or the folder cannot be written.
         """
         download_run(self._bucket, self.path)
-        with writing(self.path):
+        with writing("output_dir", self.path):
             shutil.rmtree(self.checkpoints_path, ignore_errors=True)
             self.path.mkdir(parents=True, exist_ok=True)
             write_holder(self.path, holder)

@@ -2,25 +2,9 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from ssl_sec.errors import StorageError
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Turns an error in writing to a run's folder, as on a full disk, into a StorageError.
-
-    Raises:
-        StorageError: if something cannot be written.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"output_dir: {folder} cannot be written: {error.strerror}") from error
 
 
 def append_json(path: Path, record: Mapping[str, Any]) -> None:

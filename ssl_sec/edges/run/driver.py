@@ -23,7 +23,6 @@ from ssl_sec.edges.folder.names import (
 )
 from ssl_sec.edges.folder.stored import StoredFolder, open_folder
 from ssl_sec.edges.folder.stored_config import require_whole_data, stored_values, training_config, with_credentials
-from ssl_sec.edges.folder.text import writing
 from ssl_sec.edges.folder.unfinished import named_run_checkpoint
 from ssl_sec.edges.masking import masked_values
 from ssl_sec.edges.run.execution import Execution
@@ -34,14 +33,15 @@ from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.run.summary import Finished
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tracking.identity import identity_of
-from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
+from ssl_sec.edges.tracking.networks import found_network
 from ssl_sec.edges.tracking.provenance import keep_code
 from ssl_sec.edges.tracking.store import require_store, sqlite_file, tracking_uri
-from ssl_sec.errors import ConfigError, Stopped
+from ssl_sec.errors import ConfigError, Stopped, writing
 from ssl_sec.recipes.config import UNLEARNED, RunConfig, TrainingConfig
 from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import FINETUNE, PROBE, RECIPES, RecipeRow, probed, trainings
+from ssl_sec.recipes.tracking import TrackingConfig
 from ssl_sec.settings import check, from_values, to_values
 from ssl_sec.training.config import LocalConfig, RuntimeConfig
 
@@ -76,21 +76,13 @@ def run_finetuning(config: FinetuneConfig) -> Finished:
     """
     if config.run is None or config.resume is True:
         return run_training(FINETUNE, config)
-    with _found_start(config) as found:
-        tracking, _ = found.tracking_of_job(config.run, config.tracking, config.output_dir)
-        config = replace(config.started_from(found.config), tracking=tracking)
-        return run_training(FINETUNE, config, found.files / "encoder.safetensors")
-
-
-@contextmanager
-def _found_start(config: FinetuneConfig) -> Iterator[FoundNetwork]:
-    """The network that a fine-tuning starts from; errors name its keys."""
-    assert config.run is not None
     with ExitStack() as opened:
         with named_run_checkpoint():
             network = found_network(config.run, config.run_checkpoint, config.tracking, config.output_dir, trainings())
             found = opened.enter_context(network)
-        yield found
+        tracking, _ = found.tracking_of_job(config.run, config.tracking, config.output_dir)
+        config = replace(config.started_from(found.config), tracking=tracking)
+        return run_training(FINETUNE, config, found.files / "encoder.safetensors")
 
 
 def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None = None) -> Finished:
@@ -237,12 +229,12 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
                 folder.name,
                 replay_command(folder),
             )
-            return _as_before(folder, config)
+            return as_before(folder, config)
         tags = {**training_tags(config), **weights_tags(config, folder.initial_path)}
-        return _execute(recipe, config, folder, tags, config.tracking.parent_run)
+        return _execute(recipe, config, folder, tags, config.tracking)
 
 
-def _as_before(folder: RunFolder, config: RunConfig) -> Finished:
+def as_before(folder: RunFolder, config: RunConfig) -> Finished:
     """The result of a run that had finished before."""
     uri = tracking_uri(config.tracking, config.output_dir)
     return Finished(folder=folder, uri=uri, run_id=folder.run_id, experiment_id=None, metrics=folder.last_metrics())
@@ -266,7 +258,7 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
         found = probe_folder((group / name for name in names), config, trained, trained_path / "encoder.safetensors")
         if found is not None and is_probed(found):
             logger.info("%s is finished: taking its results", found.location)
-            return _as_before(found, config)
+            return as_before(found, config)
         config = config if found is None else replace(config, run_name=found.name)
     if config.data is None:
         require_whole_data(to_values(trained.data))
@@ -283,7 +275,7 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
         tags = {**training_tags(trained), "data": data.title}
         if config.checkpoint != "last":
             tags[CHECKPOINT_TAG] = str(config.checkpoint)
-        return _execute(PROBE, config, folder, tags, parent_id)
+        return _execute(PROBE, config, folder, tags, replace(config.tracking, parent_run=parent_id))
 
 
 @contextmanager
@@ -306,19 +298,17 @@ def _reserved(
 
 
 def _execute(
-    recipe: RecipeRow, config: RunConfig, folder: RunFolder, tags: Mapping[str, str], parent_run_id: str | None
+    recipe: RecipeRow, config: RunConfig, folder: RunFolder, tags: Mapping[str, str], tracking: TrackingConfig
 ) -> Finished:
-    group = folder.path.parent.name
-    with writing(folder.path):
+    with writing("output_dir", folder.path):
         code = keep_code(folder.path)
     identity = identity_of(
-        config.tracking,
+        tracking,
         config.output_dir,
-        recipe=group,
+        recipe=folder.path.parent.name,
         job=recipe.name,
         name=folder.name,
+        code=code,
         tags={**tags, "folder": folder.location},
-        parent_run_id=parent_run_id,
     )
-    identity = replace(identity, tags={**code, **identity.tags})
     return Execution(RunSpec(recipe=recipe, config=config, folder=folder, identity=identity)).run()

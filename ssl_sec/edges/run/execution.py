@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ssl_sec.edges.folder.commands import resume_command
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.run.running import close_abandoned
@@ -142,7 +143,7 @@ class Execution:
         """What is kept; what starts a probe again depends on the job that it belongs to."""
         if self._is_probe:
             return "a probe has no checkpoints, so nothing of it is kept"
-        return f"resume it with: {self._spec.resume_command}"
+        return f"resume it with: {resume_command(self._spec.recipe.name, self._folder)}"
 
     def replay(self) -> Finished:
         """Uploads what MLflow is missing from a run that has ended.

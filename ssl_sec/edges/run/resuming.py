@@ -9,11 +9,11 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import weights_digest
 from ssl_sec.edges.folder.stored import open_folder
 from ssl_sec.edges.folder.stored_config import stored_values
-from ssl_sec.edges.folder.text import text_of, writing
+from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.masking import masked_values
 from ssl_sec.edges.run.running import remove_at_exit, running
 from ssl_sec.effects import image_files, is_among, kept_by_resume, without_effect
-from ssl_sec.errors import ConfigError, DataError, shown
+from ssl_sec.errors import ConfigError, DataError, shown, writing
 from ssl_sec.files import replace_text
 from ssl_sec.recipes.config import RunConfig, TrainingConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
@@ -67,7 +67,7 @@ def settings_kept(folder: RunFolder) -> Iterator[None]:
         yield
     except (ConfigError, DataError):
         if before and folder.holds_run and folder.newest_step() == newest:
-            with writing(folder.path):
+            with writing("output_dir", folder.path):
                 replace_text(folder.config_path, before)
         raise
 

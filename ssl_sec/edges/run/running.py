@@ -31,7 +31,7 @@ from ssl_sec.edges.masking import masked
 from ssl_sec.edges.run.supervision import register_lock
 from ssl_sec.edges.tracking.store import connect_to_store, is_unknown
 from ssl_sec.edges.tracking.tracker import TrackedRun
-from ssl_sec.errors import ConfigError, StorageError, UserError
+from ssl_sec.errors import ConfigError, UserError, writing
 
 logger = logging.getLogger(__name__)
 
@@ -129,13 +129,11 @@ class RunLock:
         self._path = path
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         self._record = {**run, "host": socket.gethostname(), "pid": os.getpid(), "since": since}
-        try:
+        with writing("output_dir", path.parents[1]):
             self._descriptor = _wait_for(path, key, run.get("folder") or run["run_id"], other)
             _held.add(self._descriptor)
             self.before = _record_of(self._descriptor)
             _write_record(self._descriptor, self._record)
-        except OSError as error:
-            raise StorageError(f"output_dir: {path.parents[1]} cannot be written: {error.strerror}") from error
         register_lock(path)
 
     def release(self, left: Mapping[str, Any] | None = None) -> None:

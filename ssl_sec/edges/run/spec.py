@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from ssl_sec.edges.folder.commands import resume_command
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.recipes.config import RunConfig
@@ -29,8 +28,3 @@ class RunSpec:
     def group(self) -> str:
         """Name of the folder of the recipe's runs, and of its registered model."""
         return self.identity.tags["recipe"]
-
-    @property
-    def resume_command(self) -> str:
-        """The shell command that resumes the run."""
-        return resume_command(self.recipe.name, self.folder)

@@ -7,7 +7,6 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -16,12 +15,12 @@ from matplotlib.figure import Figure
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.run.running import RunLock, close_abandoned, lock_sweep
 from ssl_sec.edges.run.signals import announce_stop, stop_requests
 from ssl_sec.edges.run.summary import ui_command
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tables import deviation, in_csv, in_markdown, mean_and_std
+from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.pages import run_page
 from ssl_sec.edges.tracking.provenance import code_files, keep_code
 from ssl_sec.edges.tracking.store import is_unknown
@@ -30,7 +29,9 @@ from ssl_sec.errors import Stopped, UserError, first_line
 from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid
 from ssl_sec.files import replace_text
 from ssl_sec.metrics import chosen_metrics, metric_label
+from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import compared_metrics
+from ssl_sec.recipes.tracking import TrackingConfig
 
 logger = logging.getLogger("ssl_sec")
 
@@ -57,17 +58,30 @@ class JobRun:
 
     @classmethod
     def opened(
-        cls, identity: RunIdentity, values: Mapping[str, Any], output_dir: str, known: Path | None = None
+        cls,
+        tracking: TrackingConfig,
+        output_dir: str,
+        values: Mapping[str, Any],
+        known: Path | None = None,
+        *,
+        recipe: str,
+        job: str,
+        name: str,
+        tags: Mapping[str, str] | None = None,
     ) -> Self:
         """Creates the run, or reopens that of an earlier process if the store still has it.
 
         If this process dies, the next job of the output folder closes the run.
 
         Args:
-            identity: identity of the run.
-            values: parameters of the run.
+            tracking: tracking of the job, with the parent run if there is one.
             output_dir: output folder of the job.
+            values: parameters of the run.
             known: file with the id of the earlier run, which is written for the next process; None for a new run.
+            recipe: the recipe's name.
+            job: the job's name.
+            name: name of a new run.
+            tags: further tags.
         """
         known_id = (known.read_text().strip() if known is not None and known.is_file() else "") or None
         lock: RunLock | None = None
@@ -78,7 +92,8 @@ class JobRun:
                 lock = lock_sweep(local_folder(output_dir), identity.uri, run_id)
 
         with tempfile.TemporaryDirectory() as kept:
-            identity = replace(identity, tags={**keep_code(Path(kept)), **identity.tags})
+            code = keep_code(Path(kept))
+            identity = identity_of(tracking, output_dir, recipe=recipe, job=job, name=name, code=code, tags=tags or {})
             try:
                 run = None if known_id is None else TrackedRun.reopen(identity.uri, known_id)
                 if run is None:
@@ -181,6 +196,16 @@ class Sweep(JobRun):
     """The parent run of a sweep; if the store cannot be used there is none, and the sweep runs without it."""
 
     _missing = "the runs of the sweep have no parent run"
+
+    @classmethod
+    def of_trainings(
+        cls, config: TrainingConfig, values: Mapping[str, Any], known: Path, *, job: str, name: str
+    ) -> Self:
+        """The run of a job that trains one recipe on one data set several times; see `opened`."""
+        group, tags = config.recipe_name, {"data": config.data.title}
+        return cls.opened(
+            config.tracking, config.output_dir, values, known, recipe=group, job=job, name=name, tags=tags
+        )
 
     def adopt(self, run_ids: Sequence[str | None]) -> None:
         """Makes runs that have ended children of this sweep; those that ran with another store are left out."""

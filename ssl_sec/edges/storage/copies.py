@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from ssl_sec.edges.storage.places import STAGING_VARIABLE, local_folder
-from ssl_sec.errors import StorageError
+from ssl_sec.errors import writing
 from ssl_sec.files import locked
 
 _FOLDER = "copies"
@@ -28,16 +28,13 @@ def new_copy(output_dir: str) -> Path:
         StorageError: if it cannot be made.
     """
     staging = local_folder(output_dir).parent
-    try:
-        with locked(staging / f".{_FOLDER}"):
-            for folder in staging.glob(f"*/{_FOLDER}/*/"):
-                if _is_abandoned(folder):
-                    shutil.rmtree(folder, ignore_errors=True)
-            copy = local_folder(output_dir, _FOLDER, uuid.uuid4().hex)
-            lock = (copy / _LOCK).open("w")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-    except OSError as error:
-        raise StorageError(f"{STAGING_VARIABLE}: {staging} cannot be written: {error.strerror}") from error
+    with writing(STAGING_VARIABLE, staging), locked(staging / f".{_FOLDER}"):
+        for folder in staging.glob(f"*/{_FOLDER}/*/"):
+            if _is_abandoned(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+        copy = local_folder(output_dir, _FOLDER, uuid.uuid4().hex)
+        lock = (copy / _LOCK).open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
     _held.append(lock)
     atexit.register(shutil.rmtree, copy, ignore_errors=True)
     return copy

@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.places import is_remote
-from ssl_sec.errors import StorageError
+from ssl_sec.errors import StorageError, writing
 from ssl_sec.files import replaced
 
 
@@ -33,12 +33,10 @@ class LocalPlace:
             StorageError: if it cannot be written; the file is as before.
         """
         path = self.folder / name
-        try:
+        with writing(self.key, path):
             self.folder.mkdir(parents=True, exist_ok=True)
             with replaced(path) as temporary:
                 temporary.write_bytes(content)
-        except OSError as error:
-            raise StorageError(f"{self.key}: {path} cannot be written: {error.strerror}") from error
 
     def files(self) -> dict[str, int]:
         """Name -> size in bytes of all files in the folder.

@@ -6,7 +6,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from ssl_sec.errors import StorageError
+from ssl_sec.errors import StorageError, writing
 from ssl_sec.files import is_own, replace_text
 
 # The environment variable for the staging folders of this machine, divided by users; by default they are among the
@@ -39,7 +39,7 @@ def local_folder(output_dir: str, *part: str) -> Path:
     given = os.environ.get(STAGING_VARIABLE)
     root = Path(f"{given}/{os.getuid()}" if given else f"{tempfile.gettempdir()}/ssl_sec-{os.getuid()}").expanduser()
     folder = root.resolve().joinpath(hashlib.sha256(url.encode()).hexdigest()[:16], *part)
-    try:
+    with writing(STAGING_VARIABLE, folder):
         if not given:
             root.mkdir(exist_ok=True, mode=0o700)
             if not is_own(root):
@@ -47,8 +47,6 @@ def local_folder(output_dir: str, *part: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not (folder / _URL_FILE).exists():
             replace_text(folder / _URL_FILE, url)  # other processes may be reading it
-    except OSError as error:
-        raise StorageError(f"{STAGING_VARIABLE}: {folder} cannot be written: {error.strerror}") from error
     return folder
 
 

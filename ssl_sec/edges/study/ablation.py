@@ -28,9 +28,7 @@ from ssl_sec.edges.study.cells import KeptCell, as_csv, metrics_of
 from ssl_sec.edges.study.comparison import Comparison, deciding_metric
 from ssl_sec.edges.study.plan import Cell
 from ssl_sec.edges.tables import in_table
-from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.errors import Stopped, StorageError, first_line
-from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import RECIPES, RecipeRow
 
 logger = logging.getLogger("ssl_sec")
@@ -59,7 +57,9 @@ def _run_all(cells: Sequence[Cell]) -> str:
     kept: list[KeptCell] = []
     finished: Finished | None = None
     recipe, names = RECIPES[cells[0].job], _Names(cells)
-    sweep = _sweep(cells[0].config, arms, seeds, names.sweep_path)
+    config, values = cells[0].config, {"arms": arms, "seeds": seeds}
+    name = new_name(f"{config.recipe_name}-ablation")
+    sweep = Sweep.of_trainings(config, values, names.sweep_path, job="ablate", name=name)
     with sweep.ended_after(results, lambda: _table(recipe, kept, arms)):
         for cell in cells:
             had_begun, begun = names.has(cell), time.monotonic()
@@ -160,20 +160,6 @@ def _kept(cell: Cell, finished: Finished, minutes: float) -> KeptCell:
         run_id=finished.run_id or "",
         metrics=metrics_of(finished.folder.records(), finished.metrics),
     )
-
-
-def _sweep(config: TrainingConfig, arms: Sequence[str], seeds: Sequence[int], known: Path) -> Sweep:
-    """The parent run in MLflow; that of the file, if it exists."""
-    identity = identity_of(
-        config.tracking,
-        config.output_dir,
-        recipe=config.recipe_name,
-        job="ablate",
-        name=new_name(f"{config.recipe_name}-ablation"),
-        tags={"data": config.data.title},
-        parent_run_id=config.tracking.parent_run,
-    )
-    return Sweep.opened(identity, {"arms": list(arms), "seeds": list(seeds)}, config.output_dir, known)
 
 
 def _table(recipe: RecipeRow, kept: Sequence[KeptCell], arms: Sequence[str]) -> str:

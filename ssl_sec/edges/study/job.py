@@ -27,7 +27,6 @@ from ssl_sec.edges.study.processes import Processes, Task
 from ssl_sec.edges.study.searches import KeptSearches, KeptTrial
 from ssl_sec.edges.study.uploaded import JOB, download_metrics, searches_path
 from ssl_sec.edges.tables import in_markdown, in_table
-from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.edges.tune.claims import OtherSearchError
 from ssl_sec.edges.tune.trial import reason_of
@@ -126,19 +125,11 @@ class _Job:
         """Records the block as a run in MLflow, the parent of all others."""
         tracking = self._config.tracking
         own_tags = {key: tag for key, tag in (tracking.tags or {}).items() if key not in CELL_TAGS}
-        identity = identity_of(
-            replace(tracking, tags=own_tags),
-            self._config.output_dir,
-            recipe=self._config.recipe_name,
-            job=JOB,
-            name=new_name(f"{self._study.name}-study"),
-            tags={"data": self._config.data.title},
-            parent_run_id=tracking.parent_run,
-        )
         file = self._study.file
         values = {"arms": file.arms, "seeds": list(self._study.seeds), "over": file.over, "shared": list(file.shared)}
-        known = self._folder / "study.mlflow_run_id"
-        self._sweep = Sweep.opened(identity, values, self._config.output_dir, known)
+        config, known = replace(self._config, tracking=replace(tracking, tags=own_tags)), "study.mlflow_run_id"
+        name = new_name(f"{self._study.name}-study")
+        self._sweep = Sweep.of_trainings(config, values, self._folder / known, job=JOB, name=name)
         self._sweep.adopt([kept.run_id for kept in self._kept.of(self._cells())])
         return self._sweep.ended_with(self._upload)
 

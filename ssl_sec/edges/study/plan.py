@@ -255,8 +255,7 @@ def _as_text(values: Any) -> Any:
     """The file's values, with numbers and truth values of arms and points as text."""
     if not isinstance(values, dict):
         return values
-    listed = {"arms": _texts, "over": _texts}
-    return {key: listed[key](each) if key in listed else each for key, each in values.items()}
+    return {key: _texts(each) if key in ("arms", "over") else each for key, each in values.items()}
 
 
 def _texts(groups: Any) -> Any:

@@ -21,7 +21,6 @@ from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.submit.cluster import Cluster, ConnectionLost, entrypoint, exit_code
 from ssl_sec.edges.submit.orders import Command
 from ssl_sec.edges.tables import in_table
-from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.store import all_pages, connect_to_store, tracking_uri
 from ssl_sec.edges.tracking.tracker import JOB_ID_TAG
 from ssl_sec.errors import Stopped, UserError, first_line
@@ -159,16 +158,7 @@ class _Pipeline:
             "points": len(plan.points),
             "swept": ", ".join(sorted({s.partition("=")[0] for p in plan.points for s in p.swept})),
         }
-        identity = identity_of(
-            plan.tracking,
-            plan.output_dir,
-            recipe=plan.recipe,
-            job="sweep",
-            name=plan.name,
-            tags={},
-            parent_run_id=plan.tracking.parent_run,
-        )
-        return Sweep.opened(identity, values, plan.output_dir)
+        return Sweep.opened(plan.tracking, plan.output_dir, values, recipe=plan.recipe, job="sweep", name=plan.name)
 
     def _results(self, ended: list[ChainResult]) -> dict[str, list[Mapping[str, float]]]:
         """The metrics of the points that succeeded; points that differ only in their seed are grouped."""

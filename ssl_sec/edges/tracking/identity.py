@@ -15,19 +15,19 @@ def identity_of(
     recipe: str,
     job: str,
     name: str,
+    code: Mapping[str, str],
     tags: Mapping[str, str],
-    parent_run_id: str | None,
 ) -> RunIdentity:
     """The run of a job: in the configured store, in the experiment of the recipe unless another one is configured.
 
     Args:
-        tracking: tracking of the job.
+        tracking: tracking of the job, with the parent run if there is one.
         output_dir: output folder of the job.
         recipe: the recipe's name.
         job: the job's name.
         name: name of the run.
+        code: tags of the code; the user's take precedence over them.
         tags: further tags; they take precedence over the user's.
-        parent_run_id: id of the parent run, if there is one.
 
     Raises:
         ConfigError: for a scheme of the store's address that MLflow does not support.
@@ -37,6 +37,6 @@ def identity_of(
         uri=tracking_uri(tracking, output_dir),
         experiment=tracking.experiment or recipe,
         name=name,
-        tags={**user_tags(tracking), **tags, "recipe": recipe, "job": job},
-        parent_run_id=parent_run_id,
+        tags={**code, **user_tags(tracking), **tags, "recipe": recipe, "job": job},
+        parent_run_id=tracking.parent_run,
     )

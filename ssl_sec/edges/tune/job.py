@@ -32,7 +32,6 @@ from ssl_sec.edges.run.signals import announce_stop, stop_requests
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.edges.tables import in_markdown
-from ssl_sec.edges.tracking.identity import identity_of
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.edges.tune.claims import claimed
 from ssl_sec.edges.tune.space import Choices, Interval, Search, chosen_overrides
@@ -98,16 +97,8 @@ def _run_as(name: str, folder: Path, search: Search) -> tuple[list[Trial], int, 
     config = search.config
     described = _described(search)
     is_new = claimed(folder, name, described)
-    identity = identity_of(
-        config.tracking,
-        config.output_dir,
-        recipe=config.recipe_name,
-        job="tune",
-        name=name,
-        tags={"data": config.data.title},
-        parent_run_id=config.tracking.parent_run,
-    )
-    sweep = Sweep.opened(identity, described, config.output_dir, folder / f"{name}.tune.mlflow_run_id")
+    known = folder / f"{name}.tune.mlflow_run_id"
+    sweep = Sweep.of_trainings(config, described, known, job="tune", name=name)
     earlier = sorted(folder.glob(f"{name}-[0-9][0-9][0-9]*/mlflow_run_id"))
     sweep.adopt([path.read_text().strip() for path in earlier])
     parent = [] if sweep.run_id is None else [f"tracking.parent_run={sweep.run_id}"]

@@ -2,16 +2,14 @@
 
 import pyarrow.parquet as pq
 import pytest
-import torch
 from PIL import Image
 
 from ssl_sec.data.standard_sets import open_digits
-from ssl_sec.errors import Stopped
 from tests.data.files import encode, write_folder, write_parquet
 from tests.data.shards.test_tar import write_tar
-from tests.fakes import FakeRuntime, assert_identical
-from tests.recipes.test_pretraining import WITHOUT_LABELS, assert_the_same_curve, curve, on_a_worker, run
-from tests.workers import on_workers
+from tests.fakes import assert_identical
+from tests.recipes.same_runs import assert_resumes_bit_equal, assert_the_same_on_workers, curve
+from tests.recipes.test_pretraining import WITHOUT_LABELS, run
 
 # Blocks of 16 images, windows of three of them, six steps an epoch.
 NUM_IMAGES, PER_BLOCK = 96, 16
@@ -64,15 +62,9 @@ def test_the_curve_is_the_same_from_a_folder_shards_and_parquet(sets, whole, tmp
 @pytest.mark.distributed
 def test_two_workers_that_read_blocks_equal_one(sets, whole, tmp_path):
     changes = {"data": by_blocks(sets["webdataset"]), **SMALL}
-    for reports, state in on_workers(2, tmp_path, on_a_worker, tmp_path, changes):
-        assert_the_same_curve(reports, whole.reports)
-        torch.testing.assert_close(state, whole.last_state(), rtol=1e-7, atol=1e-9)
+    assert_the_same_on_workers(run, tmp_path, whole, changes)
 
 
 def test_a_run_stopped_in_mid_epoch_resumes_bit_equal(sets, whole, tmp_path):
-    changes, first = {"data": by_blocks(sets["webdataset"]), **SMALL}, FakeRuntime(stop_at=8)
-    with pytest.raises(Stopped):
-        run(tmp_path, first, **changes)
-    second, _ = run(tmp_path, state=first.last_state(), **changes)
-    assert curve(first.reports + second.reports) == curve(whole.reports)
-    assert_identical(second.last_state(), whole.last_state())
+    changes = {"data": by_blocks(sets["webdataset"]), **SMALL}
+    assert_resumes_bit_equal(run, tmp_path, whole, 8, **changes)

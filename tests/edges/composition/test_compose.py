@@ -23,6 +23,7 @@ from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.settings import flattened, from_values, to_values
+from tests.jobs import configured
 
 EVERY_OPTION = {**{group: options(group) for group in groups()}, "experiment": explanations()}
 OF_FINETUNING = ("classifier", "cross_entropy")
@@ -168,23 +169,23 @@ def test_a_key_that_a_set_of_the_monitor_lacks_is_named(given, message):
 
 def test_an_unknown_set_of_the_monitor_lists_the_known_ones():
     with pytest.raises(ConfigError, match="^monitor.data: found 'digit'; did you mean 'digits'?"):
-        from_values(PretrainConfig, compose("pretrain", ["monitor.data=digit"]))
+        configured("pretrain", ["monitor.data=digit"])
 
 
 def test_a_loss_of_a_combined_one_has_other_values_than_its_own():
     given = ["loss=combined", "loss.first={name: cosface, scale: 32}", "data=digits"]
-    config = from_values(FaceConfig, compose("face", given))
+    config = configured("face", given)
     assert config.loss.first == CONFIGS["cosface"](scale=32.0)
     with pytest.raises(ConfigError, match=r"loss\.first\.scal: unknown key for 'cosface'; did you mean 'scale'"):
-        from_values(FaceConfig, compose("face", [given[0], "loss.first={name: cosface, scal: 32}", given[2]]))
+        configured("face", [given[0], "loss.first={name: cosface, scal: 32}", given[2]])
 
 
 def test_losses_of_triplets_are_for_metric_learning():
     message = "^loss: found 'triplet_disjoint', must be another; only metric learning samples triplets$"
     with pytest.raises(ConfigError, match=message):
-        from_values(PretrainConfig, compose("pretrain", ["data=digits", "loss=triplet_disjoint"]))
+        configured("pretrain", ["data=digits", "loss=triplet_disjoint"])
     with pytest.raises(ConfigError, match="^sampler: found 'classes', must be 'triplets' with loss=triplet_disjoint$"):
-        from_values(FaceConfig, compose("face", ["data=digits", "loss=triplet_disjoint", "sampler=classes"]))
+        configured("face", ["data=digits", "loss=triplet_disjoint", "sampler=classes"])
 
 
 def test_the_keys_of_a_probe_are_those_of_its_dataclass():

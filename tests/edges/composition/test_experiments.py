@@ -20,10 +20,10 @@ from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, ConfigFile, 
 from ssl_sec.edges.composition.experiments import load
 from ssl_sec.edges.composition.options import groups, options, own_texts, primary
 from ssl_sec.errors import ConfigError
-from ssl_sec.recipes.pretraining.config import PretrainConfig
-from ssl_sec.settings import flattened, from_values, to_values
+from ssl_sec.settings import flattened, to_values
 from ssl_sec.training.optimisers.config import CosineAdamWConfig, PolynomialAdamWConfig, SteppedAdamWConfig
 from ssl_sec.training.optimisers.layer_rates import AdamWConfig
+from tests.jobs import configured
 
 JOBS = ("pretrain", "finetune", "metric_learning", "face")
 
@@ -101,7 +101,7 @@ def test_dropped_values_are_logged_once(caplog):
     _say.cache_clear()
     overrides = ["experiment=digits", "encoder=timm", "encoder.model=resnet18", "optimiser=lars"]
     with caplog.at_level(logging.INFO, "ssl_sec"):
-        config = from_values(PretrainConfig, compose("pretrain", overrides))
+        config = configured("pretrain", overrides)
         compose("pretrain", overrides)
     assert (config.encoder.model, config.optimiser.learning_rate) == ("resnet18", 4.8)
     assert sorted(caplog.messages) == [
@@ -152,7 +152,7 @@ def own(tmp_path, monkeypatch) -> Path:
 
 
 def test_a_user_experiment_is_built_on_another(own):
-    config = from_values(PretrainConfig, compose("pretrain", ["experiment=mine", "data=photos"]))
+    config = configured("pretrain", ["experiment=mine", "data=photos"])
     assert (config.recipe, config.epochs, config.log_every_steps) == ("mine", 30, 5)
     assert (config.constraint.name, config.constraint.eta, config.encoder.width) == ("sec", 0.5, 0.25)
     # Those of digits were for another optimiser.
@@ -319,7 +319,7 @@ def test_only_user_files_are_sent_to_a_cluster(own):
 
 def test_photos_simclr_is_simclrs_imagenet_recipe():
     """Chen et al. 2020, section 2.1 and appendix A."""
-    config = from_values(PretrainConfig, compose("pretrain", ["experiment=photos_simclr", "data.root=x"]))
+    config = configured("pretrain", ["experiment=photos_simclr", "data.root=x"])
     optimiser, augment = config.optimiser, config.augment
     assert (config.epochs, config.global_batch_size) == (100, 4096)
     assert (optimiser.name, optimiser.learning_rate) == ("lars", pytest.approx(0.3 * 4096 / 256))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ssl_sec.data.crops import NUMBERS_PER_BOX, CentreCrop
-from ssl_sec.edges.composition.compose import compose, experiments, job_of
+from ssl_sec.edges.composition.compose import experiments, job_of
 from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER
 from ssl_sec.edges.composition.experiments import explanations
 from ssl_sec.losses.config import CONFIGS, CombinedConfig
@@ -14,10 +14,10 @@ from ssl_sec.papers import load
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.face.test_sets import power_of_ten
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
-from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.settings import from_values
 from ssl_sec.training.schedules import epochs_at
 from tests.edges.composition.test_compose import composed, given_for
+from tests.jobs import configured
 
 # SEC, Tables 5 and 12: (constraint, epochs) -> (η, top-1) on CIFAR-10 and on CIFAR-100.
 PAPER = {
@@ -39,7 +39,7 @@ CIFAR_ROWS = [
 
 @pytest.mark.parametrize(("name", "data", "constraint", "epochs", "eta", "top1"), CIFAR_ROWS)
 def test_cifar_experiments_are_the_papers(name, data, constraint, epochs, eta, top1):
-    config = from_values(PretrainConfig, compose("pretrain", [f"experiment={name}"]))
+    config = configured("pretrain", [f"experiment={name}"])
     assert (config.recipe, config.data.name, config.epochs) == (name, data, epochs)
     assert config.constraint.name == {"ntxent": "none"}.get(constraint, constraint)
     if eta is not None:
@@ -65,8 +65,7 @@ def test_cifar_experiments_are_the_papers(name, data, constraint, epochs, eta, t
 
 def test_the_recipe_of_supcontrast_differs_only_where_the_paper_states_nothing():
     papers, other = (
-        from_values(PretrainConfig, compose("pretrain", [f"experiment={name}"]))
-        for name in ("cifar10_ntxent_100", "cifar10_supcontrast")
+        configured("pretrain", [f"experiment={name}"]) for name in ("cifar10_ntxent_100", "cifar10_supcontrast")
     )
     assert (other.augment.min_scale, other.head.batch_norm, other.probe.augment) == (0.2, False, True)
     assert (other.encoder.mean, other.encoder.std) == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.201))

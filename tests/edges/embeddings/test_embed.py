@@ -18,18 +18,15 @@ from mlflow.tracking import MlflowClient
 from PIL import Image
 
 from ssl_sec.data.standard_sets import open_digits
-from ssl_sec.edges.composition.compose import compose
-from ssl_sec.edges.config.embed import EmbedConfig
 from ssl_sec.edges.embeddings.embed import Embedded, EmbeddingWork, run_embed
 from ssl_sec.edges.folder.encoder import load_encoder
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.embeddings.parts import origin_of
 from ssl_sec.errors import ConfigError, DataError, Stopped
 from ssl_sec.evaluation.features import extract_features
-from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
-from ssl_sec.settings import from_values
 from tests.edges.conftest import QUICK
+from tests.jobs import configured
 from tests.test_library import blocks
 
 
@@ -37,12 +34,12 @@ from tests.test_library import blocks
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished pretraining."""
     overrides = [*QUICK, "runtime=local", "run_name=whole", f"output_dir={tmp_path_factory.mktemp('runs')}"]
-    return run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", overrides))).folder.path
+    return run_training(PRETRAIN, configured("pretrain", overrides)).folder.path
 
 
 def embed(run: Path, output: Path | str, *overrides: str) -> Embedded:
     given = [f"run={run}", f"output={output}", "runtime=local", "split=test", "rows_per_part=100", *overrides]
-    return run_embed(from_values(EmbedConfig, compose("embed", given)))
+    return run_embed(configured("embed", given))
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,6 @@ from safetensors.torch import load_file, save_file
 
 from ssl_sec import extract_features, load_embedder, load_encoder, open_digits
 from ssl_sec.edges.command_line import run_job
-from ssl_sec.edges.composition.compose import compose
-from ssl_sec.edges.config.embed import EmbedConfig
-from ssl_sec.edges.config.export import ExportConfig
 from ssl_sec.edges.embeddings.embed import run_embed
 from ssl_sec.edges.export.export import run_export
 from ssl_sec.edges.run.driver import run_finetuning, run_training
@@ -27,13 +24,11 @@ from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.embeddings.reading import read_set, require_alike
 from ssl_sec.errors import ConfigError
 from ssl_sec.exporting.record import read_record
-from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.finetuning.config import FinetuneConfig
-from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import FACE, PRETRAIN
 from ssl_sec.settings import from_values
 from tests.edges.conftest import QUICK, QUICK_FACE
-from tests.jobs import embed
+from tests.jobs import configured, embed
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +41,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     vit = [*unscaled, *place, "encoder=timm", "encoder.model=test_vit", "epochs=0", "run_name=vit"]
     faces = [*QUICK_FACE, *place, "epochs=0", "run_name=faces"]
     pretrained = {
-        name: run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", given)))
+        name: run_training(PRETRAIN, configured("pretrain", given))
         for name, given in (("scaled", scaled), ("vit", vit))
     }
     classifier = ["experiment=digits_finetune", f"run={pretrained['scaled'].folder.path}", *place, "epochs=1"]
@@ -55,20 +50,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     return {
         **pretrained,
         "classifier": tuned,
-        "faces": run_training(FACE, from_values(FaceConfig, compose("face", faces))),
+        "faces": run_training(FACE, configured("face", faces)),
     }
 
 
 def embeddings(word: str | Path, output: Path, *more: str) -> np.ndarray:
     place = [f"output={output}", f"output_dir={output.parent / 'runs'}"]
     given = [f"run={word}", *place, "runtime=local", "split=test", *(more or ["data=digits"])]
-    run_embed(from_values(EmbedConfig, compose("embed", given)))
+    run_embed(configured("embed", given))
     return np.stack(pq.read_table(output)["embedding"].to_numpy(zero_copy_only=False))
 
 
 def export(finished: Finished, name: str, output: Path) -> Path:
     given = [f"run={finished.folder.path}", f"format={name}", f"output={output}"]
-    return run_export(from_values(ExportConfig, compose("export", given))).folder
+    return run_export(configured("export", given)).folder
 
 
 @pytest.mark.parametrize(
@@ -112,13 +107,13 @@ def test_images_of_other_sizes_get_the_size_of_the_training_images(runs, network
 def test_an_export_that_was_checked_with_other_images_has_the_size_of_the_training_images(runs, tmp_path: Path):
     data = photos(tmp_path / "photos")
     given = [f"run={runs['scaled'].folder.path}", "format=safetensors", f"output={tmp_path / 'export'}", *data[:-1]]
-    run_export(from_values(ExportConfig, compose("export", given)))
+    run_export(configured("export", given))
     _, record = read_record(tmp_path / "export")
     assert record.image_shape == (1, 8, 8)
     colours = [each for each in data if "channels" not in each]  # read as the run's images
-    run_export(from_values(ExportConfig, compose("export", [*given[:2], f"output={tmp_path / 'grey'}", *colours[:-1]])))
+    run_export(configured("export", [*given[:2], f"output={tmp_path / 'grey'}", *colours[:-1]]))
     with pytest.raises(ConfigError, match="data: found images of 1 x 12 x 12, must be of 1 x 8 x 8, as the run was"):
-        run_export(from_values(ExportConfig, compose("export", [*given, "overwrite=true", "data.image_size_px=12"])))
+        run_export(configured("export", [*given, "overwrite=true", "data.image_size_px=12"]))
     assert read_record(tmp_path / "export")[1] == record
 
 
@@ -137,7 +132,7 @@ def cropped(runs, tmp_path_factory: pytest.TempPathFactory) -> Finished:
 def test_an_export_has_the_crop_of_the_run_whatever_it_was_checked_with(runs, cropped, tmp_path: Path):
     data = photos(tmp_path / "photos")
     given = [f"run={cropped.folder.path}", "format=safetensors", f"output={tmp_path / 'export'}"]
-    run_export(from_values(ExportConfig, compose("export", [*given, *data[:-1], "data.image_size_px=8"])))
+    run_export(configured("export", [*given, *data[:-1], "data.image_size_px=8"]))
     expected = embeddings(cropped.folder.path, tmp_path / "run", *data)
     found = embeddings(tmp_path / "export", tmp_path / "other", *data)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())

@@ -10,12 +10,10 @@ import torch
 
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.data.selection.left_out import without_listed
-from ssl_sec.edges.composition.compose import compose
-from ssl_sec.edges.config.neighbours import NeighboursConfig
 from ssl_sec.edges.embeddings.findings import Findings
 from ssl_sec.edges.embeddings.neighbours import run_neighbours
 from ssl_sec.embeddings.parts import Rows, encoded
-from ssl_sec.settings import from_values
+from tests.jobs import configured
 from tests.test_library import blocks
 
 # Images of two classes as embeddings, four of each.
@@ -33,7 +31,7 @@ def write(folder: Path, split: str, classes: dict[str, np.ndarray]) -> Path:
 
 def find(embeddings: Path, output: Path, *overrides: str) -> Findings:
     given = [f"embeddings={embeddings}", f"output={output}", "runtime=local", "k=1", *overrides]
-    return run_neighbours(from_values(NeighboursConfig, compose("neighbours", given)))
+    return run_neighbours(configured("neighbours", given))
 
 
 @pytest.fixture

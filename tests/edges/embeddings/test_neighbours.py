@@ -18,21 +18,19 @@ from PIL import Image
 
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.standard_sets import open_digits
-from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.composition.help_text import help_text
-from ssl_sec.edges.config.neighbours import NeighboursConfig
 from ssl_sec.edges.embeddings import neighbours as module
 from ssl_sec.edges.embeddings.findings import Findings
 from ssl_sec.edges.embeddings.neighbours import run_neighbours
 from ssl_sec.embeddings.parts import Rows, encoded
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
 from ssl_sec.evaluation.retrieval import nearest
-from ssl_sec.settings import from_values
+from tests.jobs import configured
 
 
 def find(embeddings: Path | str, output: Path | str, *overrides: str) -> Findings:
     given = [f"embeddings={embeddings}", f"output={output}", "runtime=local", "queries_per_part=150", *overrides]
-    return run_neighbours(from_values(NeighboursConfig, compose("neighbours", given)))
+    return run_neighbours(configured("neighbours", given))
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +123,7 @@ def test_the_help_says_how_many_outliers_are_listed_and_what_for():
 
 @pytest.mark.parametrize(("num_images", "number"), [(1, 1), (100, 1), (101, 2), (253, 3), (9_901, 100), (10**7, 100)])
 def test_the_number_of_outliers_is_one_percent_between_1_and_100(num_images: int, number: int):
-    config = from_values(NeighboursConfig, compose("neighbours", ["embeddings=a", "output=b", "runtime=local"]))
+    config = configured("neighbours", ["embeddings=a", "output=b", "runtime=local"])
     assert config.outliers_among(num_images) == number
     assert replace(config, num_outliers=250).outliers_among(num_images) == 250
 

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from ssl_sec.edges.composition.compose import compose
-from ssl_sec.edges.config.embed import EmbedConfig
 from ssl_sec.edges.embeddings.network import TravellingNetwork, found_network_and_origin
 from ssl_sec.edges.folder.encoder import load_network
 from ssl_sec.errors import StorageError
@@ -14,16 +12,15 @@ from ssl_sec.exporting import FORMATS
 from ssl_sec.exporting.record import Record
 from ssl_sec.networks.config import TimmConfig
 from ssl_sec.networks.weights import save_weights
-from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
-from ssl_sec.settings import from_values
 from tests.exporting.test_exporting import exportable_timm, some_images
+from tests.jobs import configured
 
 
 @pytest.mark.parametrize("scale", [{}, {"mean": (0.1, 0.2, 0.3)}, {"mean": (0.5, 0.5, 0.5), "std": (0.2,)}])
 def test_colour_exports_of_every_format_have_the_digest_of_their_run(scale: dict, tmp_path: Path):
     exportable = exportable_timm("test_vit", 3, 32, **scale)
-    config = from_values(PretrainConfig, compose("pretrain", []))
+    config = configured("pretrain", [])
     config = replace(config, encoder=TimmConfig(model="test_vit", **scale))
     save_weights(exportable.encoder.backbone, tmp_path / "encoder.safetensors")
     weights = {"encoder.safetensors": (tmp_path / "encoder.safetensors").read_bytes()}
@@ -40,13 +37,13 @@ def test_colour_exports_of_every_format_have_the_digest_of_their_run(scale: dict
         FORMATS[name].write(replace(exportable, record=record), some_images(exportable), folder)
         (folder / "README.md").write_text("an export")
         given = [f"run={folder}", f"output={tmp_path}/none", f"output_dir={tmp_path}", "runtime=local"]
-        network, _ = found_network_and_origin(from_values(EmbedConfig, compose("embed", given)))
+        network, _ = found_network_and_origin(configured("embed", given))
         found, expected = (each.digest(each.load((3, 32, 32))) for each in (network, run))
         assert (name, found) == (name, expected)
 
 
 def test_damaged_weights_are_named_by_their_run_and_not_by_a_temporary_file():
-    config = from_values(PretrainConfig, compose("pretrain", []))
+    config = configured("pretrain", [])
     run = TravellingNetwork(
         run="mine",
         weights={"encoder.safetensors": b"\x10" + bytes(7) + b"not a header"},

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+
+from tests.edges.servers import QuietHandler, served
 
 TOKEN, USER = "hf_of_the_tests", "me"
 COMMIT = "0" * 40
@@ -80,7 +80,7 @@ class FakeHub:
 def fake_hub() -> Iterator[FakeHub]:
     hub = FakeHub()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def _serve(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             known = self.headers.get("Authorization") == f"Bearer {TOKEN}"
@@ -98,15 +98,5 @@ def fake_hub() -> Iterator[FakeHub]:
 
         do_GET = do_POST = _serve
 
-        def log_message(self, format: str, *args: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        hub.address = f"http://127.0.0.1:{server.server_port}"
+    with served(Handler) as hub.address:
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -18,8 +18,6 @@ from ssl_sec.data.config import FolderConfig
 from ssl_sec.data.crops import CentreSquare
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.command_line import run_job
-from ssl_sec.edges.composition.compose import compose
-from ssl_sec.edges.config.export import ExportConfig
 from ssl_sec.edges.export.export import _record, run_export
 from ssl_sec.edges.export.folder import ExportFolder
 from ssl_sec.edges.export.model_card import model_card
@@ -33,13 +31,12 @@ from ssl_sec.exporting import formats
 from ssl_sec.exporting.mirrored import combining
 from ssl_sec.exporting.reading import reading
 from ssl_sec.metrics import metric
-from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import FACE, PRETRAIN, trainings
 from ssl_sec.settings import from_values
 from tests.data.files import encode, noise, write_folder
 from tests.edges.conftest import QUICK, QUICK_FACE
-from tests.jobs import export
+from tests.jobs import configured, export
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +45,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory):
     output_dir = tmp_path_factory.mktemp("runs")
     overrides = [*QUICK, "runtime=local", "probe.enabled=true", "tracking.register_model=true", "run_name=whole"]
     scaled = ["encoder.mean=[0.3]", "encoder.std=[0.2]", f"output_dir={output_dir}"]
-    return run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", [*overrides, *scaled])))
+    return run_training(PRETRAIN, configured("pretrain", [*overrides, *scaled]))
 
 
 def export_config(finished, name, *overrides):
     output_dir = finished.folder.path.parent.parent
-    return from_values(
-        ExportConfig,
-        compose("export", [f"run={finished.run_id}", f"format={name}", f"output_dir={output_dir}", *overrides]),
-    )
+    return configured("export", [f"run={finished.run_id}", f"format={name}", f"output_dir={output_dir}", *overrides])
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +133,7 @@ def test_the_card_has_the_scaling_if_the_file_lacks_it(exported):
 
 def test_a_folder_is_exported_while_its_store_is_unreachable(finished, exported, tmp_path: Path, caplog):
     overrides = [f"run={finished.folder.path}", "format=safetensors"]
-    config = from_values(ExportConfig, compose("export", [*overrides, f"output_dir={tmp_path}"]))
+    config = configured("export", [*overrides, f"output_dir={tmp_path}"])
     with found_network(config.run, config.checkpoint, config.tracking, config.output_dir, trainings()) as source:
         run, probes = _record(source, config)
         assert caplog.text == "" and probes is not None
@@ -147,7 +141,7 @@ def test_a_folder_is_exported_while_its_store_is_unreachable(finished, exported,
         assert run.data.tags["ssl_sec.version"]  # as MLflow has it, and no folder
     here = exported["safetensors"]
     away = ["tracking.uri=http://127.0.0.1:9", f"output={tmp_path / 'away'}"]
-    alone = run_export(from_values(ExportConfig, compose("export", [*overrides, *away])))
+    alone = run_export(configured("export", [*overrides, *away]))
     weights, same = (load_file(one.folder / "encoder.safetensors") for one in (alone, here))
     assert weights.keys() == same.keys() and all(torch.equal(weights[name], same[name]) for name in same)
     (message,) = (record.getMessage() for record in caplog.records if record.name == "ssl_sec")
@@ -170,7 +164,7 @@ def test_the_job_prints_its_check_and_how_to_load(exported):
 def test_faces_are_exported_with_their_head_under_the_metrics_of_their_test_sets(finished, digit_pairs, tmp_path: Path):
     output_dir = finished.folder.path.parent.parent
     overrides = [*QUICK_FACE, "epochs=0", "runtime=local", f"output_dir={output_dir}", digit_pairs]
-    faces = run_training(FACE, from_values(FaceConfig, compose("face", overrides)))
+    faces = run_training(FACE, configured("face", overrides))
     output = tmp_path / "faces"
     exported = run_export(export_config(faces, "torchscript", f"output={output}"))
     assert exported.exportable.dim == 16

@@ -11,20 +11,15 @@ import yaml
 from safetensors.torch import load_file
 
 from ssl_sec.edges.command_line import run_job
-from ssl_sec.edges.composition.compose import compose
-from ssl_sec.edges.config.embed import EmbedConfig
-from ssl_sec.edges.config.export import ExportConfig
 from ssl_sec.edges.embeddings.embed import run_embed
 from ssl_sec.edges.export.export import Exported, run_export
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.summary import Finished
 from ssl_sec.errors import ConfigError, StorageError
-from ssl_sec.recipes.face.config import FaceConfig
-from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import FACE, PRETRAIN
-from ssl_sec.settings import from_values
 from tests.edges.conftest import QUICK, QUICK_FACE
 from tests.edges.export.fake_hub import TOKEN, fake_hub
+from tests.jobs import configured
 from tests.jobs import export as export_job
 
 
@@ -35,8 +30,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     resnet = [*QUICK, *place, "probe.enabled=true", "encoder.mean=[0.3]", "encoder.std=[0.2]", "run_name=whole"]
     faces = [*QUICK_FACE, *place, "epochs=0", "run_name=faces"]
     return {
-        "resnet": run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", resnet))),
-        "faces": run_training(FACE, from_values(FaceConfig, compose("face", faces))),
+        "resnet": run_training(PRETRAIN, configured("pretrain", resnet)),
+        "faces": run_training(FACE, configured("face", faces)),
     }
 
 
@@ -50,7 +45,7 @@ def hub(monkeypatch: pytest.MonkeyPatch):
 
 def export(finished: Finished, output: object, *more: str) -> Exported:
     given = [f"run={finished.folder.path}", "format=hub", f"output={output}", *more]
-    return run_export(from_values(ExportConfig, compose("export", given)))
+    return run_export(configured("export", given))
 
 
 def metadata(card: str) -> dict:
@@ -72,7 +67,7 @@ def test_the_folder_is_complete_and_embeds_as_its_run(runs, name, files, tmp_pat
     for word in (tmp_path / "hub", finished.folder.path):
         output = tmp_path / f"by-{word.name}"
         given = [f"run={word}", f"output={output}", f"output_dir={tmp_path}", "runtime=local", "data=digits"]
-        run_embed(from_values(EmbedConfig, compose("embed", given)))
+        run_embed(configured("embed", given))
         found.append(np.stack(pq.read_table(output)["embedding"].to_numpy(zero_copy_only=False)))
     np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-5)
 
@@ -177,5 +172,5 @@ def test_a_refusal_of_the_hub_is_one_line(runs, hub, monkeypatch, output, token,
 )
 def test_an_invalid_repository_or_license_is_refused(given, message):
     with pytest.raises(ConfigError) as raised:
-        from_values(ExportConfig, compose("export", ["run=any", *given]))
+        configured("export", ["run=any", *given])
     assert message in str(raised.value)

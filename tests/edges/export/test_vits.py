@@ -2,15 +2,12 @@
 
 import pytest
 
-from ssl_sec.edges.composition.compose import compose
-from ssl_sec.edges.config.export import ExportConfig
 from ssl_sec.edges.export.export import run_export
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.exporting import FORMATS
-from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
-from ssl_sec.settings import from_values
 from tests.edges.conftest import QUICK
+from tests.jobs import configured
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +16,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory):
     quick = [each for each in QUICK if not each.startswith("encoder.")]
     vit = ["encoder=timm", "encoder.model=test_vit", "augment.view_size_px=24", "epochs=1"]
     more = ["runtime=local", "probe.enabled=true", f"output_dir={tmp_path_factory.mktemp('runs')}"]
-    return run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", [*quick, *vit, *more])))
+    return run_training(PRETRAIN, configured("pretrain", [*quick, *vit, *more]))
 
 
 def test_a_probe_of_its_features_recognises_digits(finished):
@@ -30,7 +27,7 @@ def test_a_probe_of_its_features_recognises_digits(finished):
 def test_every_format_is_read_without_this_package(finished, name):
     output_dir = finished.folder.path.parent.parent
     overrides = [f"run={finished.run_id}", f"format={name}", f"output_dir={output_dir}"]
-    exported = run_export(from_values(ExportConfig, compose("export", overrides)))
+    exported = run_export(configured("export", overrides))
     assert exported.check.largest_difference <= exported.check.allowed
     assert exported.check.largest_value > 0
     if name == "safetensors":

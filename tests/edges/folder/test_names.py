@@ -6,16 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.names import claim_name, run_name_of, training_tags
 from ssl_sec.errors import StorageError
-from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
-from ssl_sec.recipes.pretraining.config import PretrainConfig
-from ssl_sec.settings import from_values
+from tests.jobs import configured
 
 
 def config(*overrides):
-    return from_values(PretrainConfig, compose("pretrain", overrides))
+    return configured("pretrain", overrides)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +33,7 @@ def test_a_name_has_data_encoder_constraint_and_seed(overrides, name):
 def test_tags_describe_a_run():
     tags = training_tags(config("experiment=digits", "seed=3"))
     assert tags == {"data": "digits", "encoder": "resnet18x0.25", "loss": "ntxent", "constraint": "sec", "seed": "3"}
-    learning = from_values(MetricLearningConfig, compose("metric_learning", ["experiment=digits_retrieval"]))
+    learning = configured("metric_learning", ["experiment=digits_retrieval"])
     assert training_tags(learning)["loss"] == learning.loss.name
     assert training_tags(replace(learning, steps=0))["constraint"] == "random"
 

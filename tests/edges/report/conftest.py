@@ -9,14 +9,13 @@ import pytest
 from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
-from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config import ReportConfig
 from ssl_sec.edges.report.report import make_report, run_report
 from ssl_sec.edges.tracking.store import connect_to_store
-from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.tracking import TrackingConfig
 from ssl_sec.settings import flattened, from_values, to_values
+from tests.jobs import configured
 
 
 class Store:
@@ -96,7 +95,7 @@ class Store:
 
 @cache
 def values_of(recipe):
-    return to_values(from_values(PretrainConfig, compose("pretrain", [f"experiment={recipe}"])))
+    return to_values(configured("pretrain", [f"experiment={recipe}"]))
 
 
 def dotted(changes):

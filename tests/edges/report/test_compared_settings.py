@@ -7,11 +7,11 @@ from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.names import weights_digest, weights_tags
 from ssl_sec.edges.tracking.comparing import is_expected
 from ssl_sec.networks.weights import save_weights
-from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import flattened, from_values, to_values
 from ssl_sec.training.checkpoint import file_sha256
 from tests.edges.report.conftest import Store
+from tests.jobs import configured
 
 PUBLISHED = "52deb4733" + 55 * "0"
 
@@ -123,7 +123,7 @@ def test_which_weights_a_recipe_expects(expected, found, is_it):
 def test_a_run_keeps_the_digest_of_the_weights_that_it_starts_from(tmp_path):
     (tmp_path / "bn.pth").write_bytes(b"abc")
     given = ["experiment=cars196_triplet_sec", f"encoder.weights={tmp_path}/bn.pth"]
-    config = from_values(MetricLearningConfig, compose("metric_learning", given))
+    config = configured("metric_learning", given)
     # FIPS 180-2, appendix B.1
     digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert weights_tags(config, tmp_path / "initial.safetensors") == {"encoder.weights.sha256": digest}

@@ -8,15 +8,14 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.command_line import run_job
-from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config import ReportConfig
 from ssl_sec.edges.report.report import make_report, run_report
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.errors import StorageError
-from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.recipes.tracking import TrackingConfig
 from ssl_sec.settings import from_values, to_values
+from tests.jobs import configured
 
 DRAWS_PICTURES = True
 
@@ -81,7 +80,7 @@ def test_help_and_keys(capsys):
     printed = capsys.readouterr().out
     assert "compare <run> <run>" in printed
     assert "paper" in printed
-    config = from_values(ReportConfig, compose("report", ["table=5"]))
+    config = configured("report", ["table=5"])
     assert config.table == 5
     assert from_values(ReportConfig, to_values(config)) == config
 
@@ -98,7 +97,7 @@ def test_a_store_that_fails_during_a_report_is_an_error(store, monkeypatch):
 def test_a_real_run_is_read(quick, tmp_path: Path):
     """The reports read what the driver logs."""
     given = [*quick, "runtime=local", "run_name=whole", "probe.enabled=true", "monitor.every_epochs=1"]
-    finished = run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", given)))
+    finished = run_training(PRETRAIN, configured("pretrain", given))
     keys = {"output_dir": str(tmp_path / "runs"), "tracking": TrackingConfig()}
     for figure in (1, 4, 6):
         report = make_report(ReportConfig(figure=figure, **keys))

@@ -1,16 +1,17 @@
 """Shared by the tests of faults: a short run, and a way to make something happen during it."""
 
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.run.worker import FolderRuntime
 from ssl_sec.recipes.pretraining.config import PretrainConfig
-from ssl_sec.settings import from_values
 from ssl_sec.training.config import LocalConfig
 from tests.edges.conftest import QUICK
+from tests.jobs import configured
 
 # Eight steps, two per epoch; SEC-EMA, whose μ a resume must restore.
 RUN = (
@@ -29,7 +30,7 @@ RUN = (
 
 
 def config_of(folder: Path, *changes: str) -> PretrainConfig:
-    return from_values(PretrainConfig, compose("pretrain", [*RUN, f"output_dir={folder}", "run_name=it", *changes]))
+    return configured("pretrain", [*RUN, f"output_dir={folder}", "run_name=it", *changes])
 
 
 def in_one_process(config: PretrainConfig) -> PretrainConfig:
@@ -60,6 +61,18 @@ def steps_so_far(run: RunFolder) -> int:
 def messages(run: RunFolder) -> str:
     """The messages of the run."""
     return "\n".join(line for line in run.metrics_path.read_text().splitlines() if '"message"' in line)
+
+
+def signalling_at(step: int) -> Callable[..., None]:
+    """In place of `FolderRuntime.report`: sends this process a SIGTERM once it has reported a step of training."""
+    report = FolderRuntime.report
+
+    def signalling(self, now, metrics, norms=None):
+        report(self, now, metrics, norms)
+        if now == step and "train/loss" in metrics:
+            signal.raise_signal(signal.SIGTERM)
+
+    return signalling
 
 
 class Once(threading.Thread):

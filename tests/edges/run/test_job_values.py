@@ -22,7 +22,7 @@ from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import from_values, to_values
 from tests.edges.conftest import QUICK
-from tests.jobs import pretrain, probe
+from tests.jobs import configured, pretrain, probe
 
 SETTINGS = ("probe.learning_rates=[0.01,0.1]", "probe.epochs=8", "probe.labels_per_class=5")
 
@@ -31,7 +31,7 @@ SETTINGS = ("probe.learning_rates=[0.01,0.1]", "probe.epochs=8", "probe.labels_p
 def finished(tmp_path_factory: pytest.TempPathFactory):
     """A run whose probe has settings of its own."""
     given = [*QUICK, *SETTINGS, "runtime=local", "run_name=whole", f"output_dir={tmp_path_factory.mktemp('runs')}"]
-    return run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", given)))
+    return run_training(PRETRAIN, configured("pretrain", given))
 
 
 @pytest.fixture
@@ -161,9 +161,7 @@ def test_a_resumed_run_has_its_own_configuration_and_overrides(finished, output_
     given = [f"resume={finished.folder.path}", "runtime=ray", "runtime.num_workers=2", "log_every_steps=3", "epochs=9"]
     values = values_of("pretrain", given)
     assert (values["log_every_steps"], values["epochs"]) == (3, 9)
-    assert values["runtime"] == to_values(
-        from_values(PretrainConfig, compose("pretrain", [QUICK[0], *given[1:3]])).runtime
-    )
+    assert values["runtime"] == to_values(configured("pretrain", [QUICK[0], *given[1:3]]).runtime)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +220,7 @@ def test_a_run_of_another_job_or_a_folder_that_was_moved_cannot_be_resumed(finis
 
 
 def test_credentials_of_a_resumed_run_come_from_the_environment(tmp_path, monkeypatch):
-    config = from_values(PretrainConfig, compose("pretrain", ["experiment=digits", "run_name=it"]))
+    config = configured("pretrain", ["experiment=digits", "run_name=it"])
     uri = "https://name:word@mlflow.example"
     tracking = dataclasses.replace(config.tracking, uri=uri)
     folder = RunFolder(tmp_path / "digits" / "it")

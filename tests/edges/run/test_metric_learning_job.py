@@ -9,7 +9,6 @@ from mlflow.tracking import MlflowClient
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config import ReplayConfig
-from ssl_sec.edges.config.export import ExportConfig
 from ssl_sec.edges.export.export import run_export
 from ssl_sec.edges.folder.encoder import load_network
 from ssl_sec.edges.report.figures import make_figure_report
@@ -24,7 +23,7 @@ from ssl_sec.recipes.metric_learning.figures import draw
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import METRIC_LEARNING
 from ssl_sec.settings import from_values
-from tests.jobs import metric_learning
+from tests.jobs import configured, metric_learning
 
 DRAWS_PICTURES = True
 
@@ -41,7 +40,7 @@ QUICK = (
 
 
 def config_of(*overrides: str) -> MetricLearningConfig:
-    return from_values(MetricLearningConfig, compose("metric_learning", [*QUICK, *overrides]))
+    return configured("metric_learning", [*QUICK, *overrides])
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +142,7 @@ def test_a_probe_of_its_encoder_says_that_it_is_no_pretraining(finished):
 def test_its_export_gives_embeddings_elsewhere(finished, tmp_path):
     output_dir, output = finished.folder.path.parents[1], tmp_path / "out"
     given = [f"run={finished.run_id}", "format=safetensors", f"output_dir={output_dir}", f"output={output}"]
-    exported = run_export(from_values(ExportConfig, compose("export", given)))
+    exported = run_export(configured("export", given))
     assert {path.name for path in output.iterdir()} == {"README.md", "encoder.safetensors", "head.safetensors"}
     assert exported.exportable.dim == 64
     card = (output / "README.md").read_text()

@@ -24,11 +24,11 @@ from ssl_sec.edges.run.resuming import free_keys, probe_folder, require_same_set
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
-from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import METRIC_LEARNING, RECIPES
 from ssl_sec.settings import from_values, to_values
 from tests.edges.conftest import QUICK, QUICK_FACE
 from tests.edges.run.faulty import folder_of, steps_so_far
+from tests.jobs import configured
 
 RETRIEVAL = (
     "experiment=digits_retrieval",
@@ -121,7 +121,7 @@ def test_a_length_that_is_impossible_is_refused_with_the_reason(job, given, leng
 
 def test_a_probe_takes_no_folder_of_an_interrupted_training(tmp_path):
     trained, path = config_of("pretrain", *QUICK), tmp_path / "it-probe"
-    config = from_values(ProbeJobConfig, compose("probe", ["run=it"]))
+    config = configured("probe", ["run=it"])
     training = RunFolder(path)
     training.start(to_values(trained))
     training.write_identity(RunIdentity(tags={"job": "pretrain"}))
@@ -146,7 +146,7 @@ def test_runs_of_version_0_1_can_be_resumed(tmp_path):
 def test_an_extended_run_ends_as_one_of_that_length(tmp_path):
     def run(name: str, steps: int):
         given = [*RETRIEVAL, f"steps={steps}", f"run_name={name}", f"output_dir={tmp_path}"]
-        return run_training(METRIC_LEARNING, from_values(MetricLearningConfig, compose("metric_learning", given)))
+        return run_training(METRIC_LEARNING, configured("metric_learning", given))
 
     long, short = run("long", 12), run("short", 6)
     values = values_of("metric_learning", [f"resume={short.folder.path}", "steps=12"])
@@ -188,6 +188,6 @@ def test_the_command_that_a_stopped_run_prints_resumes_it(tmp_path):
 
 
 def test_a_run_made_by_hand_needs_a_run_to_resume(tmp_path):
-    config = from_values(PretrainConfig, compose("pretrain", [*QUICK, "run_name=none", "resume=true"]))
+    config = configured("pretrain", [*QUICK, "run_name=none", "resume=true"])
     with pytest.raises(ConfigError, match="none holds no run; allowed: resume=auto or false"):
         resume_run(RECIPES["pretrain"], RunFolder(tmp_path / "digits" / "none"), config)

@@ -22,6 +22,7 @@ from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import ConfigError, Stopped, StorageError
+from ssl_sec.recipes.tracking import TrackingConfig
 from tests.edges.run.test_sweeps import wait_for_closing
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -128,7 +129,8 @@ class Store:
         return RunIdentity(uri=self.uri, experiment="e", name=name, tags={"job": job, "recipe": "recipe"})
 
     def sweep(self, name: str) -> Sweep:
-        return Sweep.opened(self.identity(name, "ablate"), {}, str(self.output_dir))
+        tracking = TrackingConfig(uri=self.uri)
+        return Sweep.opened(tracking, str(self.output_dir), {}, recipe="e", job="ablate", name=name)
 
     def run(self, name: str, uri: str | None = None) -> RunFolder:
         folder = started(self.output_dir, name)

@@ -6,19 +6,18 @@ import logging
 import os
 import signal
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.run.signals import handled, interrupt
 from ssl_sec.edges.run.sweeps import Sweep, arms_figure, as_csv, as_markdown
 from ssl_sec.edges.tables import mean_and_std
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import DataError, Stopped
+from ssl_sec.recipes.tracking import TrackingConfig
 
 DRAWS_PICTURES = True
 
@@ -34,9 +33,13 @@ def store(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("store")
 
 
-def identity(folder: Path) -> RunIdentity:
-    tags = {"job": "ablate", "recipe": "r"}
-    return RunIdentity(uri=f"sqlite:///{folder}/mlflow.db", experiment="e", name="n", tags=tags)
+def opened(folder: Path, known: Path | None = None, name: str = "n") -> Sweep:
+    tracking = TrackingConfig(uri=uri_of(folder), experiment="e")
+    return Sweep.opened(tracking, str(folder), {"arms": ["none"]}, known, recipe="r", job="ablate", name=name)
+
+
+def uri_of(folder: Path) -> str:
+    return f"sqlite:///{folder}/mlflow.db"
 
 
 def wait_for_closing() -> None:
@@ -47,8 +50,7 @@ def wait_for_closing() -> None:
 
 
 def start(folder: Path) -> tuple[Sweep, MlflowClient]:
-    sweep = Sweep.opened(identity(folder), {"arms": ["none"]}, str(folder))
-    return sweep, MlflowClient(identity(folder).uri)
+    return opened(folder), MlflowClient(uri_of(folder))
 
 
 def test_the_table_becomes_figures_text_and_a_picture(store: Path):
@@ -109,7 +111,7 @@ def test_a_sweep_that_ends_early_has_the_status_of_its_error(store: Path, error,
 
 def test_a_continued_sweep_has_the_means_of_all_its_runs(store: Path, tmp_path: Path):
     for runs in ([50.0], [50.0, 70.0, 60.0]):
-        sweep = Sweep.opened(identity(store), {}, str(store), tmp_path / "known")
+        sweep = opened(store, tmp_path / "known")
         with sweep.ended_after({"none": [{"probe/top1": top1} for top1 in runs]}, lambda: ""):
             pass
     _, client = start(store)
@@ -119,7 +121,7 @@ def test_a_continued_sweep_has_the_means_of_all_its_runs(store: Path, tmp_path: 
 
 def test_a_file_with_the_id_of_the_run_that_a_full_disk_left_empty_is_written_again(store: Path, tmp_path: Path):
     (known := tmp_path / "known").touch()
-    sweep = Sweep.opened(identity(store), {}, str(store), known)
+    sweep = opened(store, known)
     assert sweep.run_id is not None and known.read_text() == sweep.run_id
     with sweep.ended_after({}, lambda: ""):
         pass
@@ -153,7 +155,7 @@ def test_points_that_were_logged_with_other_values_are_replaced_by_the_newest(st
 def test_a_sweep_runs_without_a_store(tmp_path: Path, caplog):
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
-        sweep = Sweep.opened(identity(tmp_path / "file"), {}, str(tmp_path))
+        sweep = opened(tmp_path / "file")
     assert sweep.run_id is None
     assert "the runs of the sweep have no parent" in caplog.text
     with sweep.ended_after(RESULTS, lambda: "table"):
@@ -170,9 +172,9 @@ def test_a_run_whose_parameters_cannot_be_logged_does_not_stay_running(store: Pa
         patch.setattr(TrackedRun, "_log_parameters", failing)
         if is_away:  # until the next job
             patch.setattr(TrackedRun, "end", failing)
-        sweep = Sweep.opened(replace(identity(store), name=name), {"arms": ["none"]}, str(store))
+        sweep = opened(store, name=name)
     assert sweep.run_id is None and "a parameter is refused; the runs of the sweep have no parent run" in caplog.text
-    client = MlflowClient(identity(store).uri)
+    client = MlflowClient(uri_of(store))
     (run,) = client.search_runs(["1"], f"attributes.run_name = '{name}'")
     assert (run.info.status == "RUNNING") == is_away
     left = store / ".running" / run.info.run_id

@@ -73,7 +73,8 @@ def test_the_newest_and_the_best_are_kept_and_partial_uploads_removed(bucket: Bu
         assert [name for name in removed if name in files] == files
 
 
-def test_checkpoints_in_between_are_skipped_but_for_the_best(bucket: Bucket, tmp_path: Path, monkeypatch):
+def hold_uploads(monkeypatch) -> tuple[threading.Event, list[str]]:
+    """Holds uploads until an event; they are noted when they begin."""
     may_upload, uploaded, upload = threading.Event(), [], Bucket.upload
 
     def slow(self, path, name):
@@ -82,6 +83,11 @@ def test_checkpoints_in_between_are_skipped_but_for_the_best(bucket: Bucket, tmp
         upload(self, path, name)
 
     monkeypatch.setattr(Bucket, "upload", slow)
+    return may_upload, uploaded
+
+
+def test_checkpoints_in_between_are_skipped_but_for_the_best(bucket: Bucket, tmp_path: Path, monkeypatch):
+    may_upload, uploaded = hold_uploads(monkeypatch)
     uploads = CheckpointUpload(bucket, ALONE, keep_last=9)
     for step, score in ((1, 1.0), (2, 2.0), (3, 9.0), (4, 3.0), (5, None), (6, None)):
         uploads.offer(saved(tmp_path / "here", step, score))  # it does not wait
@@ -91,8 +97,7 @@ def test_checkpoints_in_between_are_skipped_but_for_the_best(bucket: Bucket, tmp
 
 
 def test_a_checkpoint_is_kept_locally_until_it_is_uploaded(bucket: Bucket, tmp_path: Path, monkeypatch):
-    may_upload, upload = threading.Event(), Bucket.upload
-    monkeypatch.setattr(Bucket, "upload", lambda self, path, name: may_upload.wait(30) and upload(self, path, name))
+    may_upload, _ = hold_uploads(monkeypatch)
     uploads = CheckpointUpload(bucket, ALONE, keep_last=1)
     path = saved(tmp_path / "here", 1)
     uploads.offer(path)
@@ -140,14 +145,7 @@ def test_a_refused_upload_or_a_lasting_outage_ends_the_run(
 
 
 def test_parts_of_checkpoints_that_worker_0_skips_are_not_uploaded(bucket: Bucket, tmp_path: Path, monkeypatch):
-    may_upload, uploaded, upload = threading.Event(), [], Bucket.upload
-
-    def slow(self, path, name):
-        may_upload.wait(30)
-        uploaded.append(name)
-        upload(self, path, name)
-
-    monkeypatch.setattr(Bucket, "upload", slow)
+    may_upload, uploaded = hold_uploads(monkeypatch)
     monkeypatch.setattr(module, "_ASKED_EVERY_S", 0.01)
     uploads = [CheckpointUpload(bucket, Workers(rank=rank, world_size=2, start="now"), keep_last=9) for rank in (0, 1)]
     for step in range(1, 7):

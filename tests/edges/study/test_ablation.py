@@ -1,7 +1,6 @@
 import logging
 import os
 import re
-import signal
 import statistics
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from ssl_sec.edges.study.cells import KeptCells
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import RecipeRow
+from tests.edges.run.faulty import signalling_at
 from tests.jobs import ablate
 
 
@@ -89,18 +89,11 @@ def test_a_damaged_list_of_an_ablations_runs_is_one_line(quick):
 
 def test_an_interrupted_ablation_continues_in_its_runs(quick, tmp_path: Path, monkeypatch, caplog):
     command = [*quick, "runtime=local", "arms=[random,sec]", "seeds=[0]", "log_every_steps=1"]
-    report = worker.FolderRuntime.report
-
-    def interrupting(self, step, metrics, norms=None):
-        report(self, step, metrics, norms)
-        if step == 3 and "train/loss" in metrics:
-            signal.raise_signal(signal.SIGTERM)
-
     with (
         monkeypatch.context() as patch,
         pytest.raises(Stopped, match="^stopped; the same command continues the ablation$"),
     ):
-        patch.setattr(worker.FolderRuntime, "report", interrupting)
+        patch.setattr(worker.FolderRuntime, "report", signalling_at(3))
         ablate(command)
     client = MlflowClient(f"sqlite:///{tmp_path / 'runs'}/mlflow.db")
     experiment = client.get_experiment_by_name("digits").experiment_id

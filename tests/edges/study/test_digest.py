@@ -8,9 +8,9 @@ import pytest
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.study.digest import digest_of
 from ssl_sec.edges.study.plan import read_study
-from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import from_values
+from tests.jobs import configured
 
 STUDIES = Path(__file__).parents[3] / "docs" / "studies"
 FILES = ("data=parquet", "data.train=[/a/b.parquet]", "data.test=[/a/c.parquet]", "encoder.weights=/w.pth")
@@ -31,7 +31,7 @@ OTHERWISE = (
 
 
 def digest(*overrides: str) -> str:
-    return digest_of(from_values(PretrainConfig, compose("pretrain", [*overrides])))
+    return digest_of(configured("pretrain", [*overrides]))
 
 
 def test_the_cells_of_a_study_that_has_run_keep_their_digests():

@@ -4,7 +4,7 @@ import json
 import socket
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,10 +19,10 @@ from ssl_sec.edges.submit import cluster as ray_jobs
 from ssl_sec.edges.submit.cluster import Cluster, ConnectionLost
 from ssl_sec.edges.submit.command import submit
 from ssl_sec.errors import ConfigError
-from tests.edges.servers import free_port
+from tests.edges.servers import QuietHandler, free_port
 
 
-class Dashboard(BaseHTTPRequestHandler):
+class Dashboard(QuietHandler):
     """Answers as Ray's job server does while it has no jobs."""
 
     def do_GET(self) -> None:
@@ -32,9 +32,6 @@ class Dashboard(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
 
 
 @pytest.fixture

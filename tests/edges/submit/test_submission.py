@@ -23,9 +23,8 @@ from ssl_sec.edges.submit.pipeline import Plan, _Pipeline
 from ssl_sec.edges.submit.submission import _point_name, make_job_id, submit_order
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.config import TrackingConfig
-from ssl_sec.recipes.pretraining.config import PretrainConfig
-from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.settings import from_values, to_values
+from tests.jobs import configured
 
 DIGITS = ("experiment=digits", "output_dir=/shared/runs")
 
@@ -60,7 +59,7 @@ def test_every_outcome_has_its_exit_code_and_a_stop_is_no_success(status, driver
 
 
 def test_a_run_that_is_resumed_on_a_cluster_is_named_by_its_folder(tmp_path, monkeypatch):
-    config = from_values(PretrainConfig, compose("pretrain", ["experiment=digits", "seed=3", "run_name=it"]))
+    config = configured("pretrain", ["experiment=digits", "seed=3", "run_name=it"])
     folder = RunFolder(tmp_path / "my runs" / "digits" / "it")
     folder.start(to_values(config))
     monkeypatch.chdir(tmp_path)
@@ -221,8 +220,8 @@ def test_the_probe_after_a_pretraining_is_the_one_that_its_configuration_describ
         "pretrain", (*DIGITS, "runtime.num_workers=2", "tracking.uri=http://mlflow"), "mine", is_local=False
     )
     (stage,) = following_stages("probe probe.epochs=7", command, is_local=False)
-    trained = from_values(PretrainConfig, compose("pretrain", command.overrides))
-    probed = from_values(ProbeJobConfig, compose("probe", stage.overrides))
+    trained = configured("pretrain", command.overrides)
+    probed = configured("probe", stage.overrides)
     assert probed.probe.labels_per_class == trained.probe.labels_per_class == 10
     assert (probed.probe.epochs, probed.run_name, probed.output_dir) == (7, "mine-probe", "/shared/runs")
     assert (probed.runtime.num_workers, probed.tracking.uri) == (2, "http://mlflow")

@@ -6,15 +6,12 @@ import subprocess
 import pytest
 from PIL import Image
 
-from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.tracking.pages import scores_page
-from ssl_sec.recipes.face.config import FaceConfig
-from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import FACE, PRETRAIN
-from ssl_sec.settings import from_values
 from tests.edges.conftest import QUICK, QUICK_FACE
 from tests.edges.servers import mlflow_server
+from tests.jobs import configured
 
 DRAWS_PICTURES = True
 
@@ -25,7 +22,7 @@ pytestmark = pytest.mark.slow
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     overrides = (*QUICK, "runtime=local", f"output_dir={folder}", "run_name=seen", "log_every_steps=1")
-    return run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", overrides)))
+    return run_training(PRETRAIN, configured("pretrain", overrides))
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +30,7 @@ def face_run(run, digit_pairs):
     """A run of faces in the same store."""
     folder = run.folder.path.parents[1]
     overrides = (*QUICK_FACE, "runtime=local", f"output_dir={folder}", "run_name=faces", digit_pairs)
-    return run_training(FACE, from_values(FaceConfig, compose("face", overrides)))
+    return run_training(FACE, configured("face", overrides))
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import torch
 from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file
 
-from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config.export import ExportConfig
 from ssl_sec.edges.export.export import run_export
 from ssl_sec.edges.folder.encoder import load_network
@@ -20,14 +19,12 @@ from ssl_sec.edges.run.summary import Finished
 from ssl_sec.edges.tracking.networks import found_network
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import ConfigError
-from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.finetuning.config import FinetuneConfig
-from ssl_sec.recipes.pretraining.config import PretrainConfig
-from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import FACE, PRETRAIN, trainings
 from ssl_sec.recipes.tracking import TrackingConfig
 from ssl_sec.settings import from_values
 from tests.edges.conftest import QUICK, QUICK_FACE
+from tests.jobs import configured
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +32,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A pretraining with three registered versions: its last weights, others, and its kept checkpoint."""
     output_dir = tmp_path_factory.mktemp("runs")
     given = [*QUICK, "runtime=local", "tracking.register_model=true", "run_name=whole", f"output_dir={output_dir}"]
-    finished = run_training(PRETRAIN, config := from_values(PretrainConfig, compose("pretrain", given)))
+    finished = run_training(PRETRAIN, config := configured("pretrain", given))
     assert finished.run_id is not None and finished.experiment_id is not None
     client = MlflowClient(finished.uri)
     network = load_network(PRETRAIN, config, (1, 8, 8), finished.folder.path)
@@ -99,7 +96,7 @@ def test_mlflow_loads_it_on_the_cpu_of_a_machine_with_a_gpu(finished, monkeypatc
 
 def test_the_head_belongs_to_the_version(tmp_path: Path, digit_pairs):
     given = [*QUICK_FACE, "epochs=0", "runtime=local", "tracking.register_model=true", f"output_dir={tmp_path}"]
-    faces = run_training(FACE, from_values(FaceConfig, compose("face", [*given, digit_pairs])))
+    faces = run_training(FACE, configured("face", [*given, digit_pairs]))
     client = MlflowClient(faces.uri)
     (model,) = client.search_registered_models()
     for name, path in (("encoder", faces.folder.encoder_path), ("head", faces.folder.head_path)):
@@ -158,7 +155,7 @@ def test_a_probe_of_a_version_is_one_of_its_run_if_the_weights_are(finished):
     def probe(address: str) -> Finished:
         given = [f"run='models:/digits-encoder{address}'", *fast, f"output_dir={output_dir}", "run_name=probed"]
         given.append("tracking.system_metrics=false")
-        return run_probe(from_values(ProbeJobConfig, compose("probe", given)))
+        return run_probe(configured("probe", given))
 
     with pytest.raises(ConfigError, match="run: found 'models:/digits-encoder/2', whose weights are not the last ones"):
         probe("/2")

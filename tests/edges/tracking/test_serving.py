@@ -14,14 +14,12 @@ import pytest
 import torch
 
 from ssl_sec.data.standard_sets import open_digits
-from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.encoder import load_encoder
 from ssl_sec.edges.run.driver import run_training
-from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
-from ssl_sec.settings import from_values
 from tests.edges.conftest import QUICK
 from tests.edges.servers import mlflow_server
+from tests.jobs import configured
 from tests.test_library import DOCS, blocks
 
 pytestmark = pytest.mark.slow
@@ -34,7 +32,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory):
     """A run with a scaled encoder in the registry."""
     given = ["tracking.register_model=true", "encoder.mean=[0.3]", "encoder.std=[0.2]", "run_name=served"]
     overrides = [*QUICK, *given, "runtime=local", f"output_dir={tmp_path_factory.mktemp('runs')}"]
-    return run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", overrides)))
+    return run_training(PRETRAIN, configured("pretrain", overrides))
 
 
 @pytest.fixture(scope="module")

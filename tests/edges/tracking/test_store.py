@@ -1,8 +1,6 @@
 import errno
 import json
 import os
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from ssl_sec.edges.tracking.store import connect_to_store, require_store, tracki
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.recipes.tracking import TrackingConfig
+from tests.edges.servers import QuietHandler, served
 from tests.jobs import pretrain
 
 
@@ -212,7 +211,7 @@ def test_settings_that_a_resume_has_changed_count_for_reports(tmp_path: Path):
     assert changed == {"resumed.steps"}
 
 
-class OneRun(BaseHTTPRequestHandler):
+class OneRun(QuietHandler):
     """Answers every request as MLflow's server does for a run."""
 
     def do_GET(self) -> None:
@@ -226,14 +225,9 @@ class OneRun(BaseHTTPRequestHandler):
 
     do_POST = do_GET
 
-    def log_message(self, *arguments: object) -> None:
-        pass
-
 
 def test_a_password_in_the_address_is_not_printed_when_a_run_ends(capfd):
-    with ThreadingHTTPServer(("127.0.0.1", 0), OneRun) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        uri = f"http://ada:geheim@127.0.0.1:{server.server_address[1]}"
+    with served(OneRun) as address:
+        uri = address.replace("//", "//ada:geheim@")
         TrackedRun(MlflowClient(uri), "abc", "1").end("FINISHED")
-        server.shutdown()
     assert capfd.readouterr() == ("", "")

@@ -1,4 +1,3 @@
-import jaxtyping
 import pytest
 import torch
 import torch.nn.functional as F
@@ -116,39 +115,3 @@ def test_slopes_and_biases_do_not_decay():
     decayed, spared = parameter_groups([backbone], 0.1)
     assert {p.ndim for p in decayed["params"]} == {4} and len(decayed["params"]) == 12
     assert {p.ndim for p in spared["params"]} == {1} and len(spared["params"]) == 12 + 4
-
-
-def taken(model, images):
-    features = model(images)
-    features.square().sum().backward()
-    return features.detach(), [parameter.grad for parameter in model.parameters()]
-
-
-def small():
-    torch.manual_seed(0)
-    return sphereface_net(SFT_TABLE_5, 0.05, image_size_px=32)[0].double()
-
-
-def test_channels_last_changes_no_step():
-    images = torch.rand(4, 3, 32, 32, dtype=torch.float64)
-    other = small().to(memory_format=torch.channels_last)
-    torch.testing.assert_close(taken(other, images), taken(small(), images), rtol=1e-9, atol=1e-10)
-
-
-def test_the_network_is_one_graph(monkeypatch):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # checks of shapes cannot be compiled
-    images = torch.rand(4, 3, 32, 32, dtype=torch.float64)
-    other = torch.compile(small(), backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(taken(other, images), taken(small(), images), rtol=1e-9, atol=1e-10)
-
-
-def test_autocast_computes_in_bfloat16():
-    torch.manual_seed(0)
-    backbone, _ = sphereface_net(SFT_TABLE_5, 0.25, image_size_px=16)
-    images = torch.rand(4, 3, 16, 16)
-    with torch.autocast("cpu", torch.bfloat16):
-        features = backbone(images)
-    assert features.dtype == torch.bfloat16
-    assert F.cosine_similarity(features.float(), backbone(images)).min() > 0.99
-    features.float().sum().backward()
-    assert all(parameter.grad.dtype == torch.float32 for parameter in backbone.parameters())

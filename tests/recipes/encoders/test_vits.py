@@ -5,10 +5,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from ssl_sec.errors import ConfigError, Stopped
+from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.pretraining.recipe import build_recipe
-from tests.fakes import FakeRuntime, assert_identical
-from tests.recipes.test_pretraining import config, on_a_worker, run
+from tests.fakes import FakeRuntime
+from tests.recipes.same_runs import assert_resumes_bit_equal, on_a_worker
+from tests.recipes.test_pretraining import config, run
 from tests.workers import on_workers
 
 # MoCo v3 with its optimiser, in float64; warm for one of two epochs.
@@ -35,12 +36,7 @@ def test_a_resumed_run_with_views_of_any_size_ends_bit_equal(view_size_px, tmp_p
     assert len(whole.series("val/knn_top1")) == 2
     embeddings = load_file(store.encoder_path)["pos_embed"]
     assert embeddings.shape == (1, 2, 64)  # a class token and one padded patch: the images' size
-    runtime = FakeRuntime(stop_at=4)
-    with pytest.raises(Stopped):
-        run(tmp_path, runtime, **changes(view_size_px))
-    torch.manual_seed(99)
-    resumed, _ = run(tmp_path, state=runtime.last_state(), **changes(view_size_px))
-    assert_identical(resumed.last_state(), whole.last_state())
+    assert_resumes_bit_equal(run, tmp_path, whole, 4, **changes(view_size_px))
 
 
 def test_views_that_an_encoder_cannot_take_are_refused_by_their_key(tmp_path):
@@ -63,23 +59,18 @@ def losses(reports):
 @pytest.mark.distributed
 def test_adamw_trains_the_same_on_two_workers_and_resumes_on_one(tmp_path, moco_v3):
     expected = moco_v3.last_state()
-    for reports, state in on_workers(2, tmp_path, on_a_worker, tmp_path, MOCO_V3):
+    for reports, state in on_workers(2, tmp_path, on_a_worker, run, tmp_path, MOCO_V3):
         assert losses(reports) == pytest.approx(losses(moco_v3.reports), rel=1e-8)
         torch.testing.assert_close(state, expected, rtol=1e-6, atol=1e-8)
-    (first, state), _ = on_workers(2, tmp_path, on_a_worker, tmp_path, MOCO_V3, 3)
+    (first, state), _ = on_workers(2, tmp_path, on_a_worker, run, tmp_path, MOCO_V3, 3)
     assert {float(each["step"]) for each in state["optimiser"]["state"].values()} == {3}
-    second, state = on_a_worker(tmp_path, MOCO_V3, state=state)
+    second, state = on_a_worker(run, tmp_path, MOCO_V3, state=state)
     assert losses(first + second) == pytest.approx(losses(moco_v3.reports), rel=1e-8)
     torch.testing.assert_close(state, expected, rtol=1e-6, atol=1e-8)
 
 
 def test_a_resumed_run_of_adamw_ends_bit_equal(tmp_path, moco_v3):
-    stopped = FakeRuntime(stop_at=4)
-    with pytest.raises(Stopped):
-        run(tmp_path, stopped, **MOCO_V3)
-    torch.manual_seed(99)
-    resumed, _ = run(tmp_path, state=stopped.last_state(), **MOCO_V3)
-    assert_identical(resumed.last_state(), moco_v3.last_state())
+    assert_resumes_bit_equal(run, tmp_path, moco_v3, 4, **MOCO_V3)
 
 
 def test_adamw_has_a_state_of_all_but_the_teacher_and_no_decay_of_biases_and_norms():

@@ -10,8 +10,8 @@ from ssl_sec.data.retrieval_sets import Counts, read_inshop
 from tests.data.files import encode, write_folder, write_parquet
 from tests.evaluation.test_retrieval import precisions_slowly, slowly
 from tests.fakes import assert_identical
-from tests.recipes.test_metric_learning import on_a_worker, run
-from tests.recipes.test_pretraining import assert_the_same_curve
+from tests.recipes.same_runs import assert_the_same_curve, on_a_worker
+from tests.recipes.test_metric_learning import run
 from tests.workers import on_workers
 
 # Images of each class: four classes are trained on; the queries of class 5 have nothing to find.
@@ -142,7 +142,7 @@ def test_images_that_cannot_be_read_are_neither_queries_nor_in_the_gallery(tmp_p
     (tmp_path / "parted").mkdir()
     runtime, store = trained(tmp_path, whole)
     expected = [(step, metrics) for step, metrics, _ in runtime.reports]
-    (parted, _), _ = on_workers(2, tmp_path, on_a_worker, tmp_path / "parted", {**CHANGES, "data": damaged})
+    (parted, _), _ = on_workers(2, tmp_path, on_a_worker, run, tmp_path / "parted", {**CHANGES, "data": damaged})
     assert_the_same_curve(parted, expected)
     shown = torch.load(tmp_path / "parted" / store.examples_path.name, weights_only=True)
     assert_identical(shown, torch.load(store.examples_path, weights_only=True))

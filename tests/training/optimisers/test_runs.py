@@ -10,10 +10,10 @@ from ssl_sec.collectives import rank, world_size
 from ssl_sec.errors import Stopped
 from ssl_sec.networks import Network
 from ssl_sec.training.optimisers.groups import parameter_groups
-from tests.fakes import FakeRuntime, assert_identical
+from tests.fakes import FakeRuntime
 from tests.recipes import test_finetuning, test_metric_learning, test_pretraining
 from tests.recipes.face import test_recipe
-from tests.recipes.test_pretraining import assert_the_same_curve, curve
+from tests.recipes.same_runs import assert_resumes_bit_equal, assert_the_same_curve
 from tests.training import test_step
 from tests.workers import on_workers
 
@@ -71,13 +71,7 @@ def test_two_workers_equal_one(tmp_path, name):
 def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, name):
     job, changes, _ = RUNS[name]
     whole, _ = job.run(tmp_path, **changes)
-    runtime = FakeRuntime(stop_at=4)
-    with pytest.raises(Stopped):
-        job.run(tmp_path, runtime, **changes)
-    torch.manual_seed(99)
-    resumed, _ = job.run(tmp_path, state=runtime.last_state(), **changes)
-    assert curve(runtime.reports + resumed.reports) == curve(whole.reports)
-    assert_identical(resumed.last_state(), whole.last_state())
+    assert_resumes_bit_equal(job.run, tmp_path, whole, 4, **changes)
 
 
 def test_the_rates_of_faces_follow_the_parabola(tmp_path):

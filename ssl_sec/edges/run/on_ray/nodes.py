@@ -107,9 +107,7 @@ def metrics_pages(folder: RunFolder, here: str) -> dict[str, str]:
         folder: the run's folder, which records the nodes of the newest workers.
         here: id of the driver's node, which is left out.
     """
-    workers = folder.workers()
-    group = {each["rank"]: each["node"] for each in workers if each["world_size"] == workers[-1]["world_size"]}
-    ids = {node.rpartition(" ")[2] for node in group.values()}
+    ids = {worker["node"].rpartition(" ")[2] for worker in folder.newest_workers().values()}
     alive = [node for node in ray.nodes() if node["Alive"]]
     hosts = Counter(node["NodeManagerHostname"] for node in alive)
     pages: dict[str, str] = {}

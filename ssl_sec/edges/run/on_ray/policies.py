@@ -142,12 +142,7 @@ class FailureWatch(UserCallback):
 
     def _find_silent(self, failed: Any) -> set[int]:
         """The newest group's workers that logged no error; those that waited for one log theirs almost together."""
-        workers = self._folder.workers()
-        if not workers:
-            return set()
-        group = {
-            worker["rank"]: worker["pid"] for worker in workers if worker["world_size"] == workers[-1]["world_size"]
-        }
+        group = {rank: worker["pid"] for rank, worker in self._folder.newest_workers().items()}
         deadline = time.monotonic() + _GRACE_S
         while True:
             logged = {failure["pid"] for failure in self._folder.failures()}

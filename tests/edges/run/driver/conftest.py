@@ -1,7 +1,6 @@
-from ssl_sec.edges.composition.compose import compose
 from ssl_sec.recipes.pretraining.config import PretrainConfig
-from ssl_sec.settings import from_values
+from tests.jobs import configured
 
 
 def pretrain_config(overrides: list[str]) -> PretrainConfig:
-    return from_values(PretrainConfig, compose("pretrain", ["runtime=local", *overrides]))
+    return configured("pretrain", ["runtime=local", *overrides])

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.standard_sets import open_digits
-from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run import uploading, worker
@@ -35,6 +34,7 @@ from ssl_sec.settings import from_values
 from ssl_sec.training.step import Request
 from tests.data.test_fingerprint import write_image
 from tests.edges.run.driver.conftest import pretrain_config
+from tests.jobs import configured
 
 DRAWS_PICTURES = True
 
@@ -244,13 +244,13 @@ def test_a_separate_probe_finds_the_run_by_its_id(finished, client, tmp_path: Pa
         "probe.decay_at=[0.6]",
     ]
     elsewhere = [f"output_dir={tmp_path}", f"tracking.uri={finished.uri}", "run_name=elsewhere"]
-    probed = run_probe(from_values(ProbeJobConfig, compose("probe", [*overrides, *elsewhere])))
+    probed = run_probe(configured("probe", [*overrides, *elsewhere]))
     assert probed.metrics["probe/top1"] == finished.metrics["probe/top1"]
     assert probed.folder.path == tmp_path / "digits" / "elsewhere"
     before = client.get_run(finished.run_id).data
     assert not any(name.startswith("probe_") for name in before.metrics)  # it is the run's own protocol
 
-    config = from_values(ProbeJobConfig, compose("probe", [*overrides, "probe.epochs=6", *elsewhere[:2]]))
+    config = configured("probe", [*overrides, "probe.epochs=6", *elsewhere[:2]])
     other = run_probe(config)
     assert other.folder.path == tmp_path / "digits" / "whole-probe"
     after = client.get_run(finished.run_id).data
@@ -271,7 +271,7 @@ def test_the_summary_has_the_addresses_of_the_results(finished):
 
 
 def test_a_probe_of_an_unknown_run_is_one_line(finished):
-    config = from_values(ProbeJobConfig, compose("probe", ["run=xyz", "runtime=local", f"tracking.uri={finished.uri}"]))
+    config = configured("probe", ["run=xyz", "runtime=local", f"tracking.uri={finished.uri}"])
     with pytest.raises(
         ConfigError,
         match="run: found 'xyz', but MLflow at .* has no run whose id or name starts with it",
@@ -349,7 +349,7 @@ def test_a_probe_stops_on_request(name, finished, tmp_path, monkeypatch, capfd):
     overrides = [f"run={finished.run_id}", "runtime=local", f"tracking.uri={finished.uri}", f"output_dir={tmp_path}"]
     named = [] if name == "whole-probe" else [f"run_name={name}"]
     with pytest.raises(Stopped) as stop:
-        run_probe(from_values(ProbeJobConfig, compose("probe", [*overrides, *named])))
+        run_probe(configured("probe", [*overrides, *named]))
     nothing = "a probe has no checkpoints, so nothing of it is kept"
     assert str(stop.value) == f"stopped; {nothing}; the same command starts it again"
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("stopping: ")]
@@ -360,7 +360,7 @@ def test_a_probe_stops_on_request(name, finished, tmp_path, monkeypatch, capfd):
 
 def test_a_probe_that_failed_before_it_measured_leaves_its_name_free(finished, tmp_path: Path):
     overrides = [f"run={finished.folder.path}", "runtime=local", f"output_dir={tmp_path}", "run_name=mine"]
-    config = from_values(ProbeJobConfig, compose("probe", [*overrides, "probe.labels_per_class=1000"]))
+    config = configured("probe", [*overrides, "probe.labels_per_class=1000"])
     with pytest.raises(UserError, match="^probe.labels_per_class: found 1000, must be 1 to [0-9]+, the images"):
         run_probe(config)
     assert not (tmp_path / "digits").exists()

@@ -4,7 +4,6 @@ import json
 import logging
 import shlex
 import shutil
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from ssl_sec.settings import from_values
 from tests import jobs
 from tests.edges.conftest import QUICK
 from tests.edges.run.driver.conftest import pretrain_config
+from tests.edges.run.faulty import signalling_at
 
 
 @pytest.fixture
@@ -52,15 +52,8 @@ def test_a_stopped_run_resumes_on_another_machine_bit_equal(stored, s3, tmp_path
     local = replace(config, run_name="unstopped", output_dir=str(tmp_path / "runs"))
     expected = run_training(PRETRAIN, local)
 
-    report = FolderRuntime.report
-
-    def interrupting(self, step, metrics, norms=None):
-        report(self, step, metrics, norms)
-        if step == 3:
-            signal.raise_signal(signal.SIGTERM)
-
     with monkeypatch.context() as patch, pytest.raises(Stopped, match="stopped; resume it with: ") as stop:
-        patch.setattr(FolderRuntime, "report", interrupting)
+        patch.setattr(FolderRuntime, "report", signalling_at(3))
         run_training(PRETRAIN, config)
     command = shlex.split(str(stop.value).partition("with: ")[2])
     assert command[3:] == [f"resume={s3}/digits/stopped"]

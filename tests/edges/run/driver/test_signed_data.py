@@ -1,25 +1,21 @@
 """Data behind signed URLs: they are read whole, and no record has their secrets."""
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
 
-from ssl_sec.edges.composition.compose import compose
-from ssl_sec.edges.config.embed import EmbedConfig
 from ssl_sec.edges.embeddings.embed import run_embed
 from ssl_sec.edges.run.driver import run_probe, run_training
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.summary import Finished
 from ssl_sec.errors import ConfigError
-from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import PRETRAIN
-from ssl_sec.settings import from_values
 from tests.data.files import plain, write_parquet
 from tests.edges.run.driver.conftest import pretrain_config
+from tests.edges.servers import QuietHandler, served
+from tests.jobs import configured
 
 SECRETS = ("geheim1", "geheim2", "geheim3")
 
@@ -32,7 +28,7 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     )
     query = f"/?versionId=3&X-Amz-Signature={SECRETS[0]}&Policy={SECRETS[1]}"
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             if not self.path.endswith(query):
                 self.send_error(403)
@@ -50,13 +46,8 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
         do_HEAD = do_GET
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://ada:{SECRETS[2]}@127.0.0.1:{server.server_port}{query}"
-    server.shutdown()
+    with served(Handler) as address:
+        yield address.replace("//", f"//ada:{SECRETS[2]}@") + query
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +81,9 @@ def test_a_later_job_needs_the_url_again(trained: Finished, tmp_path: Path):
     of_run = [f"run={trained.folder.path}", "runtime=local"]
     again = r"^data\.train: its credentials were not kept with the run; give the data again: data=parquet data\.train="
     with pytest.raises(ConfigError, match=again):
-        run_probe(from_values(ProbeJobConfig, compose("probe", of_run)))
+        run_probe(configured("probe", of_run))
     with pytest.raises(ConfigError, match=again):
-        run_embed(from_values(EmbedConfig, compose("embed", [*of_run, f"output={tmp_path / 'embeddings'}"])))
+        run_embed(configured("embed", [*of_run, f"output={tmp_path / 'embeddings'}"]))
     with pytest.raises(ConfigError, match=again):
         values_of("finetune", of_run)
 
@@ -100,6 +91,6 @@ def test_a_later_job_needs_the_url_again(trained: Finished, tmp_path: Path):
 def test_embeddings_have_the_places_of_their_images_without_the_secrets(trained: Finished, signed: str, tmp_path: Path):
     overrides = [f"run={trained.folder.path}", f"output={tmp_path / 'embeddings'}", "runtime=local", "split=train"]
     overrides += ["data=parquet", f"data.train=['{signed}']"]
-    run_embed(from_values(EmbedConfig, compose("embed", overrides)))
+    run_embed(configured("embed", overrides))
     assert leaks(tmp_path / "embeddings") == []
     assert leaks(trained.folder.path.parents[1]) == []

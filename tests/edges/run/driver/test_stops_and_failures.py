@@ -31,6 +31,7 @@ from ssl_sec.settings import from_values
 from ssl_sec.training.step import Request
 from tests.data.test_fingerprint import write_image
 from tests.edges.run.driver.conftest import pretrain_config
+from tests.edges.run.faulty import signalling_at
 from tests.jobs import embed, export
 
 
@@ -38,15 +39,8 @@ def test_a_stopped_run_saves_shows_killed_and_resumes_bit_equal(quick, tmp_path:
     config = pretrain_config([*quick, "run_name=stopped", "log_every_steps=1"])
     expected = run_training(PRETRAIN, replace(config, run_name="unstopped", resume="auto"))  # there is none: it starts
 
-    report = worker.FolderRuntime.report
-
-    def interrupting(self, step, metrics, norms=None):
-        report(self, step, metrics, norms)
-        if step == 3:
-            signal.raise_signal(signal.SIGTERM)
-
     with monkeypatch.context() as patch, pytest.raises(Stopped, match="stopped; resume it with: ") as stop:
-        patch.setattr(worker.FolderRuntime, "report", interrupting)
+        patch.setattr(worker.FolderRuntime, "report", signalling_at(3))
         run_training(PRETRAIN, config)
     run_id = (tmp_path / "runs" / "digits" / "stopped" / "mlflow_run_id").read_text()
     client = MlflowClient(expected.uri)
@@ -96,12 +90,7 @@ def test_only_requests_to_the_current_process_are_kept(quick, tmp_path: Path, mo
     folder = RunFolder(tmp_path / "runs" / "digits" / "asked")
     folder.path.mkdir(parents=True)
     folder.stop_path.touch()
-    report, resume = worker.FolderRuntime.report, RunFolder.resume
-
-    def interrupting(self, step, metrics, norms=None):
-        report(self, step, metrics, norms)
-        if step == 3:
-            signal.raise_signal(signal.SIGTERM)
+    resume, interrupting = RunFolder.resume, signalling_at(3)
 
     def interrupted(self, values):
         signal.raise_signal(signal.SIGTERM)

@@ -16,19 +16,17 @@ import torch
 from safetensors.torch import load_file
 
 from ssl_sec.edges.command_line import run_job
-from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.registry import FACE
-from ssl_sec.settings import from_values
 from ssl_sec.training.checkpoint import load_checkpoint
 from ssl_sec.training.config import LocalConfig
 from ssl_sec.training.resuming import agreed_checkpoint
 from tests.data.files import write_digit_pairs
 from tests.edges.conftest import QUICK_FACE
 from tests.edges.run.faulty import Once, figures, folder_of, steps_so_far
-from tests.jobs import face
+from tests.jobs import configured, face
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
@@ -53,7 +51,7 @@ def cluster():
 
 
 def config_of(folder: Path, *changes: str) -> FaceConfig:
-    return from_values(FaceConfig, compose("face", [*RUN, f"output_dir={folder}", *changes]))
+    return configured("face", [*RUN, f"output_dir={folder}", *changes])
 
 
 @pytest.fixture(scope="module")

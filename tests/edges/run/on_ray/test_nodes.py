@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +15,7 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.on_ray import nodes
 from ssl_sec.edges.run.on_ray.nodes import NodeMonitor, describe_cluster, metrics_pages, utilisation
 from ssl_sec.edges.tracking.deferred import DeferredRun
-from tests.edges.servers import free_port
+from tests.edges.servers import QuietHandler, free_port, served
 
 PAGE = """\
 # HELP ray_node_cpu_utilization Total CPU usage on a ray node
@@ -123,19 +122,14 @@ def test_a_cluster_is_described_in_words(monkeypatch, resources, expected):
 def page_of_a_node(text: list[str]) -> Iterator[str]:
     """The address of a page with this text, which may change."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
             self.wfile.write(text[0].encode())
 
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/metrics"
-        server.shutdown()
+    with served(Handler) as address:
+        yield f"{address}/metrics"
 
 
 def samples_of(pages: dict[str, str], logged: list, count: int) -> NodeMonitor:

@@ -17,7 +17,6 @@ import torch
 from ray.cluster_utils import Cluster
 from safetensors.torch import load_file
 
-from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.finding import downloaded
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored import StoredFolder
@@ -25,15 +24,14 @@ from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.errors import StorageError
-from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.registry import FACE, PRETRAIN
-from ssl_sec.settings import from_values
 from ssl_sec.training.checkpoint import load_checkpoint
 from tests import jobs
 from tests.edges.conftest import QUICK_FACE
 from tests.edges.run.faulty import RUN, Once, config_of, figures, messages, steps_so_far
 from tests.edges.servers import ceph_server
 from tests.edges.storage.faulty_server import Faults, faulty
+from tests.jobs import configured
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
@@ -158,7 +156,7 @@ def test_a_killed_worker_changes_nothing(cluster, whole, url, rank):
 def test_sharded_templates_are_restored_after_a_kill(cluster, digit_pairs, url, tmp_path):
     options = [*QUICK_FACE, "run_name=it", "share_classes_from=10", "checkpoint.every_epochs=1", digit_pairs]
     options += ["runtime=ray", "runtime.num_workers=2", "runtime.cpus_per_worker=1"]
-    configs = [from_values(FaceConfig, compose("face", [*options, f"output_dir={place}"])) for place in (url, tmp_path)]
+    configs = [configured("face", [*options, f"output_dir={place}"]) for place in (url, tmp_path)]
     with Once(lambda: steps_so_far(staged(url)) >= 6, lambda: kill(staged(url), 1)) as killing:
         run_training(FACE, configs[0])
     expected = run_training(FACE, configs[1]).folder

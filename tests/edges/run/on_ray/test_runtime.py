@@ -5,7 +5,6 @@ import signal
 import socket
 import threading
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +12,6 @@ import psutil
 import pytest
 
 from ssl_sec.data.samplers import worker_counts
-from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.cpu import ENVIRONMENT
 from ssl_sec.edges.run.driver import run_training
@@ -22,8 +20,9 @@ from ssl_sec.edges.run.on_ray.scaling import find_shortage, make_scaling
 from ssl_sec.errors import ConfigError, DataError, Stopped, UserError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
-from ssl_sec.settings import from_values
 from ssl_sec.training.config import RayConfig
+from tests.edges.servers import QuietHandler, served
+from tests.jobs import configured
 
 TWO_WORKERS = ("runtime=ray", "runtime.num_workers=2", "runtime.cpus_per_worker=1", "runtime.max_failures=0")
 
@@ -39,7 +38,7 @@ def cluster():
 
 
 def config_of(*overrides: str) -> PretrainConfig:
-    return from_values(PretrainConfig, compose("pretrain", overrides))
+    return configured("pretrain", overrides)
 
 
 def train_workers() -> list[psutil.Process]:
@@ -338,16 +337,14 @@ def test_the_state_of_a_run_is_requested_from_its_own_cluster(quick, monkeypatch
         ray.shutdown()
     asked = []
 
-    class Other(BaseHTTPRequestHandler):
+    class Other(QuietHandler):
         def do_GET(self):
             asked.append(self.path)
             self.send_error(500)
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
-        threading.Thread(target=server.serve_forever).start()
-        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{server.server_port}")
+    with served(Other) as address:
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
         run_training(PRETRAIN, config_of(*quick, *TWO_WORKERS, "runtime.num_workers=1"))
         ray.shutdown()
-        server.shutdown()
     assert not asked
     assert os.environ["RAY_API_SERVER_ADDRESS"].startswith("http")
