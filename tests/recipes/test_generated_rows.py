@@ -80,6 +80,15 @@ def test_the_losses_of_the_papers_can_be_trained(tmp_path, name, loss):
     assert len(run(tmp_path, **changes)[0].series("train/generated_loss")) == 2
 
 
+@pytest.mark.parametrize(("steps", "is_said"), [(0, False), (1, True), (3, True), (4, False)])
+def test_a_memory_that_a_run_never_uses_is_said(tmp_path, caplog, steps, is_said):
+    caplog.set_level("INFO")
+    run(tmp_path, **METHODS["memory"], steps=steps, evaluation={"enabled": False})
+    length = "1 step" if steps == 1 else f"{steps} steps"
+    line = f"transform=memory: it is used from step 3 on, which this run of {length} does not reach"
+    assert (line in caplog.messages) == is_said
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

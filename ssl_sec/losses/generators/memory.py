@@ -72,6 +72,10 @@ class CrossBatchMemory(RowGenerator):
         """The values that define the memory."""
         return f"size={self.size}, from_step={self.from_step}, weight={self.weight}"
 
+    def first_step(self, batch_size: int) -> int:
+        """The first step that uses the memory, with batches of `batch_size` rows."""
+        return max(self.from_step, -(-self.size // batch_size))
+
     def weights(self, step: int) -> tuple[float, float]:
         """1 and w."""
         return 1.0, self.weight
@@ -81,7 +85,7 @@ class CrossBatchMemory(RowGenerator):
         embeddings, labels = batch.embeddings, batch.labels
         nothing = embeddings.new_zeros(())
         share = nothing
-        if batch.step >= self.from_step and batch.step * len(labels) >= self.size:
+        if batch.step >= self.first_step(len(labels)):
             rows = torch.cat([embeddings, self.rows.to(embeddings.dtype)])
             all_labels = torch.cat([labels, self.labels])
             share = loss(rows, all_labels, anchors) * (len(rows) / len(labels))

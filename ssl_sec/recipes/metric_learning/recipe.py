@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from ssl_sec.data.crops import row_draws
 from ssl_sec.data.image_set import EncodedImages, ImageSet, on_device, subset, with_crop
 from ssl_sec.data.selection.config import TripletSamplerConfig
-from ssl_sec.errors import DataError
+from ssl_sec.errors import DataError, counted
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.feature_maps import strongest_feature_maps
 from ssl_sec.evaluation.features import readable
 from ssl_sec.evaluation.retrieval import examples, num_without_positive, precision_at_r, recall_at_k
 from ssl_sec.evaluation.splits import stratified_sample
 from ssl_sec.evaluation.variation import rotation_shifts
+from ssl_sec.losses.generators.memory import CrossBatchMemory
 from ssl_sec.losses.geometry import norms
 from ssl_sec.recipes.assembly import RunStore, assemble, build_loss, extractor, hold_out, save_network, train_recipe
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig, RetrievalConfig
@@ -96,7 +97,7 @@ def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Run
     """Everything that the run trains, on the runtime's device; equal on every worker."""
     if isinstance(image_set, EncodedImages) and isinstance(config.sampler, TripletSamplerConfig):
         image_set = replace(image_set, within_class=True)  # an image of another class makes no triplet
-    return assemble(
+    recipe = assemble(
         config,
         image_set,
         runtime,
@@ -107,6 +108,11 @@ def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Run
         transform=config.transform.build,
         draws=partial(row_draws, config.seed, global_batch_size=config.global_batch_size),
     )
+    memory = recipe.objective.transform
+    if isinstance(memory, CrossBatchMemory) and 0 < config.steps <= memory.first_step(config.global_batch_size):
+        unused = "transform=memory: it is used from step %d on, which this run of %s does not reach"
+        log_once(runtime, unused, memory.first_step(config.global_batch_size), counted(config.steps, "step"))
+    return recipe
 
 
 def watched_images(labels: Int64[Tensor, " images"], max_images: int) -> Int64[Tensor, " chosen"]:
