@@ -83,9 +83,7 @@ class Upload:
         """Draws the plots, and uploads all files of the run, also if MLflow refuses some of them."""
         spec, folder = self._spec, self._spec.folder
         logger.info("drawing the plots")
-        if (measure := spec.recipe.measure) is not None:
-            (folder.path / NUMBERS).write_text(json.dumps(measure(folder)))
-        plots = save_figures(folder.path, spec.recipe.draw(folder))
+        plots = self._drawn()
         if tracked is None or self.num_lost:  # MLflow does not even accept metrics
             return
         logger.info("uploading plots and weights to MLflow")
@@ -107,6 +105,20 @@ class Upload:
             self._try(lambda: log_checkpoints(tracked.client, *where, spec.recipe, folder))
         missing = next(iter(self._errors), None)
         self._try(lambda: self._upload_last(tracked, missing))
+
+    def _drawn(self) -> list[Path]:
+        """Saves what the run's pages show; an error in drawing does not keep the weights from being uploaded."""
+        folder, recipe = self._spec.folder, self._spec.recipe
+        try:
+            if recipe.measure is not None:
+                (folder.path / NUMBERS).write_text(json.dumps(recipe.measure(folder)))
+            return save_figures(folder.path, recipe.draw(folder))
+        except OSError:
+            raise
+        except Exception as error:
+            logger.debug("the plots cannot be drawn", exc_info=True)
+            self._errors.append(f"the plots cannot be drawn: {type(error).__name__}: {first_line(error)}")
+            return []
 
     def _upload_last(self, tracked: TrackedRun, missing: str | None) -> None:
         """Uploads the last file. A tag shows a replay that others are missing, and why."""

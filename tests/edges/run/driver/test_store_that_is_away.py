@@ -136,6 +136,24 @@ def test_a_replay_uploads_what_was_refused_and_registers_a_network_once(quick, m
     assert len(kept) == 1 and client.get_run(finished.run_id).info.status == "FINISHED"
 
 
+def test_plots_that_cannot_be_drawn_keep_nothing_else_from_mlflow_and_a_replay_draws_them(quick, monkeypatch, caplog):
+    def broken(*_):
+        raise ValueError("$x_$: expected a symbol")
+
+    said = "the plots cannot be drawn: ValueError: $x_$: expected a symbol"
+    with monkeypatch.context() as patch:
+        patch.setattr(uploading, "save_figures", broken)
+        finished = run_training(PRETRAIN, pretrain_config(quick))
+    assert f"MLflow: {said}; upload what is missing with: python -m jobs.replay" in caplog.text
+    client, files = MlflowClient(finished.uri), ["config.yaml", "encoder.safetensors", "norms.json"]
+    assert set(files) <= set(files_of(client, finished.run_id)) and "plots" not in files_of(client, finished.run_id)
+    run = client.get_run(finished.run_id)
+    assert (run.info.status, run.data.tags["upload.missing"]) == ("FINISHED", said)
+    run_replay(ReplayConfig(folder=str(finished.folder.path)))
+    assert "plots" in files_of(client, finished.run_id)
+    assert "upload.missing" not in client.get_run(finished.run_id).data.tags
+
+
 def test_a_refused_registration_keeps_no_file_from_mlflow_and_a_replay_tries_it_again(quick, monkeypatch, caplog):
     def forbidden(*_):
         raise MlflowException("403: Permission denied", PERMISSION_DENIED)
