@@ -91,7 +91,7 @@ def test_the_defaults_are_the_papers(loss):
         (lambda: losses.CosFaceLoss(5, 5, scale=0.0), "scale: found 0.0, must be > 0"),
         (lambda: losses.CosFaceLoss(5, 5, margin=-0.1), "margin: found -0.1, must be ≥ 0"),
         (lambda: losses.ArcFaceLoss(5, 5, margin_radians=4.0), "margin_radians: found 4.0, must be in [0, π)"),
-        (lambda: losses.ArcFaceLoss(5, 5, sub_centres=0), "sub_centres: found 0, must be ≥ 1"),
+        (lambda: losses.ArcFaceLoss(5, 5, sub_centres=0), "sub_centres: found 0, must be in [1, 64]"),
         (lambda: losses.MagFaceLoss(5, 5, least_norm=0.0), "least_norm: found 0.0, must be > 0"),
         (lambda: losses.MagFaceLoss(5, 5, greatest_norm=9.0), "greatest_norm: found 9.0, must be > 10, the least norm"),
         (

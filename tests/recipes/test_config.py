@@ -380,8 +380,7 @@ def test_a_fine_tuning_does_not_learn_from_its_test_images(changes, share, seed,
     tuned = finetuning(test_share=0.2)
     assert tuned.has_learned(dataclasses.replace(PHOTOS, **changes), share, seed) is expected
     assert dataclasses.replace(tuned, start_labels=("photos",), test_share=None).has_learned(PHOTOS, share, seed)
-    few = dataclasses.replace(tuned, data=dataclasses.replace(PHOTOS, max_images=100))
-    assert few.has_learned(PHOTOS, share, seed)
+    assert dataclasses.replace(tuned, data=dataclasses.replace(PHOTOS, max_images=100)).has_learned(PHOTOS, share, seed)
 
 
 def test_a_fine_tuning_knows_what_its_start_has_learned():

@@ -98,14 +98,14 @@ class TemplateLoss(ClassLoss):
         weight: the templates, [held classes, sub-centres · dim].
         first_class: class of the first template.
         initial_std: standard deviation of the initial templates.
-        sub_centres: K ≥ 1, the parts of a template, of which a row is compared with the most similar one.
+        sub_centres: K in [1, 64], the parts of a template, of which a row is compared with the most similar one.
     """
 
     weight: nn.Parameter
 
     def __init__(self, num_classes: int, dim: int, initial_std: float = TEMPLATE_STD, sub_centres: int = 1) -> None:
         super().__init__(num_classes, dim)
-        Range(ge=1).check("sub_centres", sub_centres)
+        Range(ge=1, le=64).check("sub_centres", sub_centres)
         self.initial_std = initial_std
         self.sub_centres = sub_centres
         self.weight = nn.Parameter(torch.empty(num_classes, sub_centres * dim).normal_(std=initial_std))

@@ -81,7 +81,7 @@ class CosFaceLoss(TemplateSoftmaxLoss):
         dim: dimensions of the embeddings.
         scale: s > 0, the factor on the cosines.
         margin: m ≥ 0, subtracted from the cosine of the own class.
-        sub_centres: K ≥ 1, the templates of a class, of which the one most similar to the row counts.
+        sub_centres: K in [1, 64], the templates of a class, of which the one most similar to the row counts.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ArcFaceLoss(TemplateSoftmaxLoss):
         dim: dimensions of the embeddings.
         scale: s > 0, the factor on the cosines.
         margin_radians: m in [0, π), added to the angle to the own class.
-        sub_centres: K ≥ 1, the templates of a class, of which the one most similar to the row counts.
+        sub_centres: K in [1, 64], the templates of a class, of which the one most similar to the row counts.
     """
 
     def __init__(

@@ -228,8 +228,9 @@ def test_an_option_of_one_name_is_that_of_the_job(own):
         compose("pretrain", ["optimiser=adamw", "optimiser.layer_decay=0.5"])
 
 
-def test_a_file_equal_to_a_dataclass_adds_no_duplicate(own):
-    (own / "data" / "digits.yaml").write_text("name: digits\nmax_images: null  # all\nnum_train_classes: null\n")
+@pytest.mark.parametrize("more", ["", "leave_out: []\n"], ids=["an earlier version's", "whole"])
+def test_a_file_equal_to_a_dataclass_adds_no_duplicate(own, more):
+    (own / "data" / "digits.yaml").write_text(f"name: digits\nmax_images: null  # all\nnum_train_classes: null\n{more}")
     assert "yours" not in options("data")["digits"]
     assert compose("pretrain", ["data=digits"])["data"]["name"] == "digits"
     assert not chooses_own("pretrain", ["data=digits"])
