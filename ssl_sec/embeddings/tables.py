@@ -95,6 +95,22 @@ def grouped(pairs: pa.Table, is_one_set: bool) -> pa.Table:
     return pairs.drop(["first", "second"]).append_column("group", pa.array(numbers, pa.int64()))
 
 
+def grouped_images(pairs: pa.Table, is_one_set: bool) -> pa.Table:
+    """A row for each image of grouped pairs: what names it, its `group`, and whether it is a `query`.
+
+    Args:
+        pairs: a table as `grouped` makes it.
+        is_one_set: whether the first and second images of the pairs are of one set, in which all are queries.
+    """
+    names = ["split", "row", "path", "label"]
+    ends: list[pa.Table] = []
+    for is_query, columns in ((True, names), (is_one_set, _neighbour(names))):
+        end = pairs.select([*columns, "group"]).rename_columns([*names, "group"])
+        ends.append(end.append_column("query", pa.array([is_query] * len(pairs), pa.bool_())))
+    images = pa.concat_tables(ends)
+    return images.group_by(images.column_names).aggregate([])
+
+
 def redundant(pairs: pa.Table) -> pa.Table:
     """The images of each group but one, as a list that `data.leave_out` takes: each with its `group`.
 
@@ -103,11 +119,7 @@ def redundant(pairs: pa.Table) -> pa.Table:
     Args:
         pairs: a table as `grouped` makes it, of one set.
     """
-    names = ["split", "row", "path", "label"]
-    ends = [
-        pairs.select([*columns, "group"]).rename_columns([*names, "group"]) for columns in (names, _neighbour(names))
-    ]
-    images = pa.concat_tables(ends).group_by([*names, "group"]).aggregate([])
+    images = grouped_images(pairs, is_one_set=True).drop(["query"])
     images = images.sort_by([(name, "ascending") for name in ("group", "split", "row", "path")])
     groups = images["group"].to_numpy()
     is_test = images["split"].fill_null("").to_numpy() == "test"

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from ssl_sec.embeddings.tables import grouped_images
 from ssl_sec.errors import counted
 
 # A group of more images, and of more than this share of them, is hardly of near-duplicates.
@@ -62,15 +63,7 @@ class Findings:
     @cached_property
     def group_sizes(self) -> list[int]:
         """Number of images of each group of near-duplicates that the listed pairs form, the largest first."""
-        ends: list[pa.Table] = []
-        for prefix in ("", "neighbour_"):
-            columns = [self.duplicates[f"{prefix}{name}"] for name in ("split", "row", "path")]
-            is_query = pa.array([self.is_one_set or not prefix] * len(self.duplicates), pa.bool_())
-            ends.append(
-                pa.table([*columns, is_query, self.duplicates["group"]], ["split", "row", "path", "query", "group"])
-            )
-        images = pa.concat_tables(ends)
-        images = images.group_by(images.column_names).aggregate([])
+        images = grouped_images(self.duplicates, self.is_one_set)
         return sorted(Counter(images["group"].to_pylist()).values(), reverse=True)
 
     @property

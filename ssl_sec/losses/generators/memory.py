@@ -35,8 +35,6 @@ WITH_MEMORY = (
     CircleLoss,
     RankedListLoss,
 )
-# The label of a place that no row has taken yet.
-_EMPTY = -1
 
 
 class CrossBatchMemory(RowGenerator):
@@ -66,7 +64,7 @@ class CrossBatchMemory(RowGenerator):
         self.from_step = from_step
         self.weight = weight
         self.register_buffer("rows", torch.zeros(size, dim))
-        self.register_buffer("labels", torch.full((size,), _EMPTY))
+        self.register_buffer("labels", torch.zeros(size, dtype=torch.int64))
 
     def extra_repr(self) -> str:
         """The values that define the memory."""
