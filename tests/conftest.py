@@ -9,7 +9,7 @@ import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
-from tests.warm_reader import WarmReader
+from tests.exporting.warm_reader import WarmReader
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 PACKAGE = Path(__file__).parents[1] / "ssl_sec"

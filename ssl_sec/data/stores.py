@@ -27,6 +27,7 @@ from ssl_sec.data.image_set import (
     unreadable,
 )
 from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.progress import logged
 
 logger = logging.getLogger("ssl_sec.data")
 
@@ -303,7 +304,8 @@ def decode_all(
     labels: list[int] = []
     kept: list[int] = []
     reasons: list[DataError] = []
-    for number, ((image_name, _, label), image) in enumerate(map_in_threads(decode, encoded)):
+    decoded = logged(map_in_threads(decode, encoded), f"loading {name}", num_images)
+    for number, ((image_name, _, label), image) in enumerate(decoded):
         if isinstance(image, DataError):
             reasons.append(image)
             continue

@@ -14,6 +14,7 @@ from ssl_sec.data.loading import batches
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.arrays import as_tensor
 from ssl_sec.modes import evaluating
+from ssl_sec.progress import logged
 
 Indices = Integer[Tensor, " images"] | Integer[np.ndarray, " images"] | Sequence[int]
 Corrupt = Callable[[Float[Tensor, "batch channels height width"], Int64[Tensor, " batch"]], Tensor]
@@ -58,7 +59,9 @@ def extract_features(
     features: list[Tensor] = []
     labels: list[Tensor] = []
     with evaluating(encoder):
-        for batch in batches(image_set, list(own.split(batch_size)), device, num_loader_workers):
+        own_batches = batches(image_set, list(own.split(batch_size)), device, num_loader_workers)
+        task, workers = f"computing features of {image_set.name}", world_size()
+        for batch in logged(own_batches, task, len(padded), size=lambda batch: len(batch.labels) * workers):
             images = unit_range(batch.images)
             rows = encoder((images if corrupt is None else corrupt(images, batch.indices)).to(dtype))
             features.append(rows if rows.dtype == torch.float64 else rows.float())

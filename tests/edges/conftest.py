@@ -20,7 +20,7 @@ from ssl_sec.exporting import checking
 from ssl_sec.recipes.metric_learning import figures as metric_learning_figures
 from ssl_sec.recipes.pretraining import figures as pretraining_figures
 from tests.data.files import write_digit_pairs
-from tests.warm_reader import WarmReader
+from tests.exporting.warm_reader import WarmReader
 
 # A narrow encoder and few steps: these test the flow of a recipe, not its result.
 QUICK = (

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssl_sec import progress
 from ssl_sec.collectives import rank, world_size
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.folders.opening import open_folder
@@ -214,10 +215,10 @@ def test_the_check_does_not_change_the_run(tmp_path):
 
 def test_a_long_check_logs_its_progress(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(checking, "_LOG_EVERY_S", -1.0)
+    monkeypatch.setattr(progress, "LOG_EVERY_S", -1.0)
     checked(written(tmp_path, "folder", contents(list(range(10)))))
-    messages = [message for message in caplog.messages if message.startswith("checked ")]
-    assert messages == [f"checked {done} of 10 images of this worker" for done in range(1, 11)]
+    messages = [message.partition(" images, ")[0] for message in caplog.messages if message.startswith("checking: ")]
+    assert messages == [f"checking: {done} of 10" for done in range(1, 10)]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "webdataset"])

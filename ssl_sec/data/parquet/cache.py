@@ -19,6 +19,8 @@ import pyarrow as pa
 from ssl_sec.data.parquet.reading import ParquetFiles, iterate_rows
 from ssl_sec.data.shards.cache_files import made_table
 from ssl_sec.data.shards.locations import stamp
+from ssl_sec.errors import printable
+from ssl_sec.progress import logged
 
 logger = logging.getLogger("ssl_sec.data")
 
@@ -87,10 +89,11 @@ def _remove_former(path: Path, copies: Iterable[Path]) -> None:
 
 def _write_table(parquet_files: ParquetFiles, file: BinaryIO) -> None:
     schema = pa.schema({"name": pa.string(), "encoded": pa.large_binary(), "label": pa.int64()})
+    first = printable(parquet_files.files[0][1])
     with pa.ipc.new_file(file, schema) as writer:
-        for rows in iterate_rows(parquet_files):
+        all_rows, total = iterate_rows(parquet_files), parquet_files.num_rows
+        for rows in logged(all_rows, f"copying {first}", total, size=lambda rows: len(rows.names)):
             writer.write_batch(
                 pa.record_batch([pa.array(rows.names), rows.encoded, pa.array(rows.labels)], schema=schema)
             )
-    first = parquet_files.files[0][1]
-    logger.info("%s: %d images are copied, %.1f MiB", first, parquet_files.num_rows, file.tell() / 2**20)
+    logger.info("%s: %d images are copied, %.1f MiB", first, total, file.tell() / 2**20)

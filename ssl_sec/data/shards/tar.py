@@ -28,6 +28,7 @@ from ssl_sec.data.image_set import MAX_CLASSES, UNLABELLED
 from ssl_sec.data.shards.cache_files import made_table
 from ssl_sec.data.shards.locations import File, one_line, stamp
 from ssl_sec.errors import DataError, printable
+from ssl_sec.progress import logged
 
 # Images of a block: a part of a shard, so that a window of blocks needs little memory.
 IMAGES_PER_BLOCK = 256
@@ -166,7 +167,8 @@ def open_shards(files: Sequence[File], cache_folder: Path) -> Shards:
     """
     with ThreadPoolExecutor(_SCANNERS, thread_name_prefix="scan-shards") as pool:  # storage answers late
         digests = list(pool.map(_digest, files))
-        indices = tuple(pool.map(lambda file, digest: _index(file, digest, cache_folder), files, digests))
+        found = pool.map(lambda file, digest: _index(file, digest, cache_folder), files, digests)
+        indices = tuple(logged(found, "looking for images in the shards", len(files), "shards"))
     whole = hashlib.sha256("".join(digests).encode()).hexdigest()[:32]
     shards = Shards(files=tuple(files), digest=whole, indices=indices)
     without = [(index["label"].to_numpy() == UNLABELLED) for index in indices]

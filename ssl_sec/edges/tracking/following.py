@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from ssl_sec.edges.folder.text import has_metrics, json_objects
 from ssl_sec.edges.patience import Patience
+from ssl_sec.progress import duration
 
 # {"step": int, "metrics": {name: value}, ...}, or {"time": float, "message": str}.
 Record = dict[str, Any]
@@ -286,7 +287,7 @@ class Progress:
 
     def _time_left(self) -> str:
         seconds = self._seconds_left()
-        return "" if seconds is None else f"{_duration(seconds)} left"
+        return "" if seconds is None else f"{duration(seconds)} left"
 
     def _seconds_left(self) -> float | None:
         """The time to the end; None if it is not known."""
@@ -338,12 +339,6 @@ class Progress:
             *self._format(self._metrics, _BAR_METRICS),
             *([] if left is None else [f"{_clock(left)} left"]),
         ]
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds_left = divmod(round(seconds), 60)
-    hours, minutes_left = divmod(minutes, 60)
-    return f"{hours} h {minutes_left:02d} min" if hours else f"{minutes} min {seconds_left:02d} s"
 
 
 def _clock(seconds: float) -> str:

@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import time
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from ssl_sec.data.shards.cache_files import made_once
 from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.data.stores import unreadable_images
 from ssl_sec.errors import DataError, first_line, printable
+from ssl_sec.progress import logged
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.pretraining.opening import open_encoded
 from ssl_sec.settings import from_values
@@ -38,7 +38,6 @@ _DIGEST_BYTES = 16
 _NOTHING = bytes(_DIGEST_BYTES)  # the digest of an image without bytes, which repeats no other
 _NAMED = 3
 _CACHE_LAYOUT = 2  # increase it when the fields of a check, or what is counted, change
-_LOG_EVERY_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,14 +170,11 @@ def _look_at(
 ) -> tuple[bytes, list[DataError]]:
     """The digests of some images, concatenated, and the errors of those that are unreadable."""
     digests, reasons = bytearray(), list[DataError]()
-    logged = time.monotonic()
-    for _, (digest, reason) in map_in_threads(partial(_look, image_set, decodes), image_set.candidates(indices)):
+    looks = map_in_threads(partial(_look, image_set, decodes), image_set.candidates(indices))
+    workers = runtime.world_size
+    for _, (digest, reason) in logged(looks, "checking", len(indices) * workers, size=lambda _: workers):
         digests += digest
         reasons += [] if reason is None else [reason]
-        if time.monotonic() - logged > _LOG_EVERY_S:
-            logged = time.monotonic()
-            share = f"{len(digests) // _DIGEST_BYTES:,} of {len(indices):,}"
-            log_once(runtime, "checked %s images of this worker", share)
     return bytes(digests), reasons
 
 
