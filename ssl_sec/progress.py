@@ -14,10 +14,37 @@ Item = TypeVar("Item")
 LOG_EVERY_S = 20.0
 
 
+class ProgressLog:
+    """Worker 0 logs every LOG_EVERY_S how far a task is, and so nothing about a short one.
+
+    Args:
+        task: what is done, for the message.
+        total: number of units, from 1.
+        unit: plural of the unit.
+    """
+
+    def __init__(self, task: str, total: int, unit: str = "images") -> None:
+        self._task = task
+        self._total = total
+        self._unit = unit
+        self._done = 0
+        self._started = self._logged = time.monotonic()
+
+    def add(self, count: int) -> None:
+        """Counts units that are done."""
+        self._done += count
+        now = time.monotonic()
+        if now - self._logged > LOG_EVERY_S and 0 < self._done < self._total and rank() == 0:
+            self._logged = now
+            left = (now - self._started) * (self._total - self._done) / self._done
+            counts = f"{self._done:,} of {self._total:,} {self._unit}"
+            logger.info("%s: %s, %s left", self._task, counts, duration(left))
+
+
 def logged(
     items: Iterable[Item], task: str, total: int, unit: str = "images", size: Callable[[Item], int] = lambda _: 1
 ) -> Iterator[Item]:
-    """The items; worker 0 logs every LOG_EVERY_S how many have been taken, and so nothing about a short task.
+    """The items; a ProgressLog logs how many of them have been processed.
 
     Args:
         items: what the task takes one by one.
@@ -26,16 +53,10 @@ def logged(
         unit: plural of the unit.
         size: item -> number of units in it.
     """
-    started = last = time.monotonic()
-    done = 0
+    progress = ProgressLog(task, total, unit)
     for item in items:
         yield item
-        done += size(item)
-        now = time.monotonic()
-        if now - last > LOG_EVERY_S and done < total and rank() == 0:
-            last = now
-            left = (now - started) * (total - done) / done
-            logger.info("%s: %s of %s %s, %s left", task, f"{done:,}", f"{total:,}", unit, duration(left))
+        progress.add(size(item))
 
 
 def duration(seconds: float) -> str:

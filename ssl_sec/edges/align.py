@@ -7,12 +7,11 @@ from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader, Dataset
-from tqdm import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ssl_sec.data.faces.alignment import ALIGNED_SIZE_PX, Landmarks, align_file, aligned_path, read_landmarks
 from ssl_sec.data.folders.listing import image_paths
 from ssl_sec.edges.config import AlignConfig
+from ssl_sec.edges.progress_bar import progress_shown
 from ssl_sec.errors import ConfigError, DataError, StorageError, printable
 
 logger = logging.getLogger("ssl_sec.align")
@@ -109,8 +108,9 @@ def _align_all(alignments: _Alignments, num_workers: int | None) -> int:
         alignments, batch_size=None, num_workers=min(num_workers, len(alignments)), generator=torch.Generator()
     )
     num_unreadable = 0
-    with logging_redirect_tqdm():
-        for error in tqdm(loader, desc="align", unit="image", dynamic_ncols=True, disable=None):
+    with progress_shown("align", len(alignments)) as update:
+        for error in loader:
+            update(1)
             if isinstance(error, StorageError):
                 raise error
             if error is not None:

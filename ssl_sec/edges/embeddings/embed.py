@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from tqdm import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.fingerprint import file_sizes, fingerprint
@@ -21,6 +19,7 @@ from ssl_sec.edges.embeddings.workers import done_on
 from ssl_sec.edges.embeddings.written import alone_in, whole_files
 from ssl_sec.edges.folder.stored_config import require_whole_data
 from ssl_sec.edges.masking import masked, masked_values
+from ssl_sec.edges.progress_bar import progress_shown
 from ssl_sec.edges.run.signals import interruptible
 from ssl_sec.edges.run.sweeps import JobRun
 from ssl_sec.edges.storage.files import place_at
@@ -192,12 +191,11 @@ def _do(work: "EmbeddingWork", waiting: list[int], progress: _Progress) -> None:
     """
     start = time.perf_counter()
     with (
-        logging_redirect_tqdm(),
-        tqdm(total=progress.num_images, desc="embed", unit="image", disable=None) as bar,
+        progress_shown("embed", progress.num_images) as update,
         interruptible(f"whole files are kept in {work.config.output}"),
     ):
         try:
-            for rows in done_on(work.config.runtime, work.start, waiting, bar.update, "embed"):
+            for rows in done_on(work.config.runtime, work.start, waiting, update, "embed"):
                 progress.written.append(rows)
         finally:
             progress.seconds = time.perf_counter() - start

@@ -13,14 +13,13 @@ import pyarrow.parquet as pq
 import torch
 from jaxtyping import Float32
 from torch import Tensor
-from tqdm import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ssl_sec.edges.config.neighbours import NeighboursConfig
 from ssl_sec.edges.embeddings.findings import LARGE_SHARE, Findings
 from ssl_sec.edges.embeddings.page import page_of
 from ssl_sec.edges.embeddings.workers import done_on
 from ssl_sec.edges.embeddings.written import alone_in, whole_files
+from ssl_sec.edges.progress_bar import progress_shown
 from ssl_sec.edges.run.signals import interruptible
 from ssl_sec.edges.storage.files import Place, place_at
 from ssl_sec.edges.storage.places import is_remote
@@ -87,11 +86,10 @@ def _find(work: "SearchWork", base: EmbeddingSet, queries: EmbeddingSet) -> Find
         logger.info("%d of %d parts already exist", len(present), outcome.plan.num_parts)
     num_waiting, start = sum(len(outcome.plan.rows(part)) for part in waiting), time.perf_counter()
     with (
-        logging_redirect_tqdm(),
-        tqdm(total=num_waiting, desc="search", unit="image", disable=None) as bar,
+        progress_shown("search", num_waiting) as update,
         interruptible(f"whole parts are kept in {config.output}"),
     ):
-        for _ in done_on(config.runtime, work.start, waiting, bar.update, "neighbours"):
+        for _ in done_on(config.runtime, work.start, waiting, update, "neighbours"):
             pass
     seconds = time.perf_counter() - start
     duplicates, num_pairs = outcome.write_duplicates(queries is base)
