@@ -37,7 +37,7 @@ def test_the_neighbours_and_pairs_of_some_rows_are_those_of_the_whole_table(num_
     table.fill_diagonal_(-torch.inf)
     nearest = table[first:].topk(k, dim=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_TILE_ROWS", tile)
+        patch.setattr(module, "_TILE_ROWS_ON_CPU", tile)
         found, pairs = search(
             base[first:],
             in_blocks(base, block),
