@@ -103,8 +103,8 @@ METRICS: Mapping[str, Metric] = {
     "retrieval/f1": _result("pairwise F1 on the test classes (%)", "F1 %"),
     "retrieval/test_norm_mean": _result("mean norm of the test embeddings"),
     "retrieval/test_norm_variance": _result("variance of the test embeddings' norms"),
-    "retrieval/train_norm_mean": _reported("mean norm of the training embeddings"),
-    "retrieval/train_norm_variance": _reported("variance of the training embeddings' norms"),
+    "retrieval/train_norm_mean": _reported("mean norm of the training embeddings, of 100,000 images at most"),
+    "retrieval/train_norm_variance": _reported("variance of these norms"),
     "retrieval/rotation_shift_mean": _reported(
         "mean shift of the variation by a rotation between test classes (SFT, Fig. 6b)", "shift by rotation"
     ),

@@ -356,7 +356,7 @@ plan = Plan(output=str(folder), checkpoints=str(folder / "runs"), data=prepare_d
 running.set_deadline(folder, minutes=10)
 running.work(plan, parts.select_parts(plan, sys.argv[2:]))
 """
-MISSING = ["ray", "mlflow", "hydra", "omegaconf", "pytorch_metric_learning", "sklearn", "scipy", "matplotlib", "faiss"]
+MISSING = ["ray", "mlflow", "hydra", "omegaconf", "pytorch_metric_learning", "sklearn", "scipy", "matplotlib"]
 
 
 def test_a_campaign_runs_without_ray_mlflow_and_hydra(tmp_path):

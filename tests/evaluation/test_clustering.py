@@ -1,20 +1,18 @@
 import itertools
 import math
-import subprocess
-import sys
 
-import faiss
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.cluster import KMeans
+from sklearn.cluster import KMeans, kmeans_plusplus
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.metrics.cluster import pair_confusion_matrix
 from torch.nn import functional
 
 from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.evaluation import clustering
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 
 
@@ -148,27 +146,34 @@ def test_the_best_of_several_starts_is_that_of_scikit_learn():
 
 
 def test_iterations_end_when_no_image_changes_its_cluster(monkeypatch, blobs):
-    looks = []
-    train = faiss.Kmeans.train
-
-    def counted(kmeans, *given, **options):
-        looks.append(kmeans)
-        return train(kmeans, *given, **options)
-
-    monkeypatch.setattr(faiss.Kmeans, "train", counted)
+    assigned, looks = clustering._assigned, []
+    monkeypatch.setattr(clustering, "_assigned", lambda *given: looks.append(given) or assigned(*given))
     assignments = kmeans_assignments(blobs[0], 8, 0, num_iterations=1000)
-    assert len(looks) < 10
+    assert len(looks) < 60
     assert torch.equal(kmeans_assignments(blobs[0], 8, 0, num_iterations=60), assignments)
 
 
-def test_all_images_are_used_for_large_clusters():
-    # faiss would draw 256 images a cluster, and with one cluster the centre would not be the mean.
-    generator = torch.Generator().manual_seed(2)
-    rows = functional.normalize(torch.randn(2000, 4, generator=generator))
-    rows[:1000] += torch.tensor([3.0, 0, 0, 0])
-    rows[1000:] -= torch.tensor([3.0, 0, 0, 0])
-    nmi, _ = nmi_f1(kmeans_assignments(rows, 2, 0), torch.arange(2000) // 1000)
-    assert nmi == pytest.approx(1)
+@given(st.integers(2, 40), st.integers(0, 2**16))
+def test_the_initial_centres_are_scikit_learns(num_clusters, seed):
+    rows = functional.normalize(torch.randn(200, 6, generator=torch.Generator().manual_seed(seed)).double())
+    draws, theirs = np.random.RandomState(seed), np.random.RandomState(seed)
+    for _ in range(2):
+        expected, _ = kmeans_plusplus(rows.numpy(), num_clusters, random_state=theirs)
+        assert torch.equal(clustering._greedy_centres(rows, num_clusters, draws), torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("tile", [1, 64, 2**24])
+def test_iterations_from_given_centres_are_scikit_learns(tile, monkeypatch):
+    """Many centres are far from all images, so that their clusters are empty at first."""
+    monkeypatch.setattr(clustering, "_ELEMENTS_AT_ONCE", tile)
+    rows = functional.normalize(torch.randn(300, 5, generator=torch.Generator().manual_seed(1)).double())
+    centres = rows[:20].clone()
+    centres[10:] *= 30
+    for num_iterations in (1, 2, 100):
+        found = clustering._lloyd(rows, centres, num_iterations)
+        theirs = KMeans(20, init=centres.numpy(), n_init=1, max_iter=num_iterations, tol=0).fit(rows.numpy())
+        assert found.assignments.tolist() == theirs.labels_.tolist()
+        assert found.inertia == pytest.approx(theirs.inertia_, rel=1e-12)
 
 
 def test_as_many_clusters_as_images_and_one():
@@ -193,12 +198,3 @@ def test_embeddings_that_cannot_be_clustered_are_refused():
     rows[1, 2] = torch.nan
     with pytest.raises(DataError, match="1 of 4 embeddings are not finite"):
         kmeans_assignments(rows, 2, 0)
-
-
-def test_torch_and_faiss_compute_in_one_process_when_faiss_came_first():
-    program = (
-        "import faiss, torch; from ssl_sec.evaluation.clustering import kmeans_assignments as k;"
-        "x = torch.randn(2000, 64).relu(); a = k(x, 50, 0); y = x @ x.T; b = k(x, 50, 0); print((a == b).all().item())"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "True", "")

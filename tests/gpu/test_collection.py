@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-MISSING = ("ray", "mlflow", "hydra", "omegaconf", "pytorch_metric_learning", "lightly", "beartype", "faiss")
+MISSING = ("ray", "mlflow", "hydra", "omegaconf", "pytorch_metric_learning", "lightly", "beartype")
 PROGRAM = f"""
 import sys
 sys.modules.update(dict.fromkeys({MISSING}))

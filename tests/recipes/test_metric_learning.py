@@ -10,6 +10,7 @@ from ssl_sec.data.crops import CentreCrop
 from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.retrieval import precision_at_r, recall_at_k
+from ssl_sec.recipes.metric_learning import recipe
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig, RetrievalConfig
 from ssl_sec.recipes.metric_learning.recipe import build_recipe, retrieval_metrics, watched_images
 from ssl_sec.recipes.metric_learning.recipe import run as learn_metric
@@ -175,6 +176,12 @@ def test_feature_maps_of_some_test_images_are_kept(whole):
     kept = torch.load(store.features_path, weights_only=True)["training_norms"]
     (metrics_at_the_end,) = [metrics for _, metrics, _ in runtime.reports if "retrieval/nmi" in metrics]
     assert float(kept.mean()) == pytest.approx(metrics_at_the_end["retrieval/train_norm_mean"], rel=1e-6)
+
+
+def test_of_a_large_set_some_training_images_are_embedded_for_their_norms(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe, "_NORMS", 50)
+    _, store = run(tmp_path, steps=0, held_out_share=0.0)
+    assert len(torch.load(store.features_path, weights_only=True)["training_norms"]) == 50
 
 
 def test_without_held_out_classes_the_training_classes_are_watched(tmp_path):

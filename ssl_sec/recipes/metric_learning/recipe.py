@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 # How many test images a figure shows with their neighbours, and how many of those with their feature maps.
 _MAPPED = 4
 _CHANNELS = 6
+_NORMS = 100_000  # training images whose norms are measured
 
 
 @runtime_checkable
@@ -77,7 +78,9 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
         return
     asking = "" if test.queries is None else f", {int(test.queries.sum()):,} of them queries"
     log_once(runtime, "measuring retrieval on %s images of the test classes%s", f"{len(test):,}", asking)
-    (embeddings, labels, test), (trained, *_) = embed(test), embed(with_crop(trained_on, centre))
+    num_norms = min(len(trained_on), _NORMS)
+    some = subset(trained_on, torch.arange(num_norms) * len(trained_on) // num_norms, "for their norms")
+    (embeddings, labels, test), (trained, *_) = embed(test), embed(with_crop(some, centre))
     if runtime.rank == 0:
         metrics = {
             **retrieval_metrics(config.evaluation, embeddings, labels, test.queries),
