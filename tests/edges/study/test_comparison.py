@@ -107,9 +107,9 @@ def test_causes_are_ratios_to_the_baseline_paired_by_seed():
         assert (low, high) == pytest.approx((1 - half_width, 1 + half_width), abs=1e-3)
     assert places == {
         "turn of an embedding in a step": (pytest.approx(2), 1),
-        "unevenness of turns (deviation / mean)": (pytest.approx(2), 1),
+        "unevenness of turns\n(deviation / mean)": (pytest.approx(2), 1),
         "mean norm": (pytest.approx(0.5), 1),
-        "spread of norms (deviation / mean)": (pytest.approx(0.5), 1),
+        "spread of norms\n(deviation / mean)": (pytest.approx(0.5), 1),
     }
 
 
