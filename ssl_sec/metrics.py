@@ -67,7 +67,7 @@ METRICS: Mapping[str, Metric] = {
     "train/turn_std": _reported("standard deviation of these turns", "deviation of the turns (tangent)"),
     "train/step_angle_mean": _reported(
         "mean angle by which a step of the optimiser turns the embeddings of its views (radians)",
-        "turn of an embedding in a step (radians)",
+        "turn in a step (radians)",
     ),
     "train/step_angle_std": _reported(
         "standard deviation of these angles (radians)", "deviation of the turns (radians)"

@@ -63,7 +63,10 @@ class RunRecord(Protocol):
 
 
 def training_figures(run: RunRecord) -> dict[str, Figure]:
-    """Curves and norms of any training run; without a constraint, its curves, which are 0, are left out."""
+    """Curves and norms of any training run.
+
+    Without a constraint, its curves, which are 0, are left out, and so is the metric loss where it is the total loss.
+    """
     history: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for record in run.records():
         for key, value in record["metrics"].items():
@@ -74,6 +77,8 @@ def training_figures(run: RunRecord) -> dict[str, Figure]:
     if not any(value for key in _OF_CONSTRAINT for _, value in history[key]):
         for key in _OF_CONSTRAINT:
             del history[key]
+    if history["train/metric_loss"] == history["train/loss"]:
+        del history["train/metric_loss"]
     histograms = run.histograms()
     figures = {"curves": curves_figure(history)}
     if histograms:

@@ -74,7 +74,7 @@ def values_figure(
         metric: metric that is compared, with its unit.
         baseline: arm that the others are compared to.
     """
-    figure, all_axes = small_plots(len(keys), (3.6, 3.0), margin=0.5)
+    figure, all_axes = small_plots(len(keys), (3.6, 3.0), least_width=7.5, margin=0.5)
     figure.suptitle(
         f"{metric}: difference from {baseline}, paired by seed (mean, 95 % interval, each seed)", fontsize=10
     )
@@ -83,7 +83,8 @@ def values_figure(
     for axes, (key, arms) in zip(all_axes, keys.items(), strict=True):
         add_grid(axes)
         axes.axhline(0, color="0.3", linewidth=1)
-        for place, (arm, entries) in enumerate(arms.items()):
+        # The first colour is the baseline's in the curves.
+        for place, (arm, entries) in enumerate(arms.items(), start=1):
             colour, style = arm_look(place)
             ordered = sorted(entries, key=lambda entry: entry[0])
             for value, interval in ordered:

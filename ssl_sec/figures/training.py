@@ -143,7 +143,8 @@ def norm_histograms_figure(histograms: Sequence[NormHistogram], num_bins: int = 
         norm=PowerNorm(0.5, vmin=0),
         rasterized=True,
     )
-    figure.colorbar(mesh, ax=heat_axes, label="share of embeddings in a bin (%)")
+    # Between the two, its label would read as that of the right plot.
+    figure.colorbar(mesh, ax=(heat_axes, outline_axes), label="share of embeddings in a bin (%)")
     _label_steps(heat_axes)
     heat_axes.set_ylabel("embedding norm (L2)")
 

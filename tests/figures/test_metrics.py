@@ -1,7 +1,9 @@
 import re
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from ssl_sec.figures.training import curves_figure
 from ssl_sec.metrics import METRICS, Metric, chosen_metrics, known_metrics, metric, metric_label
 from ssl_sec.recipes.pretraining.config import MONITORED
 from ssl_sec.recipes.registry import RECIPES, compared_metrics
@@ -25,6 +27,16 @@ def test_the_meaning_and_the_label_of_a_name(name, meaning, label):
     found = metric(name)
     assert isinstance(found, Metric)
     assert (found.meaning, found.label) == (meaning, label or meaning)
+
+
+def test_the_label_of_every_curve_fits_the_height_of_its_panel():
+    figure = curves_figure({name: [(0, 1.0)] for name in METRICS if name.startswith(("train/", "val/"))})
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    specification = figure.axes[0].get_subplotspec()
+    assert specification is not None
+    panel = figure.bbox.height / specification.get_gridspec().nrows
+    heights = {axes.get_ylabel(): axes.yaxis.label.get_window_extent(renderer).height for axes in figure.axes}
+    assert {label for label, height in heights.items() if height > panel} == set()
 
 
 def test_the_most_specific_row_is_taken():

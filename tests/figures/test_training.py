@@ -113,6 +113,13 @@ def test_the_heat_map_keeps_all_embeddings_of_each_step():
     assert (heat_axes.get_xlabel(), heat_axes.get_ylabel()) == ("global step", "embedding norm (L2)")
 
 
+def test_the_label_of_the_heat_maps_colours_is_not_beside_the_axis_of_the_outlines():
+    figure = norm_histograms_figure([norm_histogram(10 + draw(300, seed=0), 0)])
+    figure.draw_without_rendering()
+    heat, outline, colours = (axes.get_position() for axes in figure.axes)
+    assert heat.x1 < outline.x0 < outline.x1 < colours.x0
+
+
 def test_common_bins_share_a_bin_out_evenly():
     histograms = [NormHistogram(0, [0.0, 2.0, 4.0], [3, 1]), NormHistogram(1, [2.0, 4.0], [8])]
     heat_axes = norm_histograms_figure(histograms, num_bins=4).axes[0]

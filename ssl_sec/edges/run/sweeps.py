@@ -224,14 +224,17 @@ class Sweep(JobRun):
             logger.info("runs that ended earlier and are not in this MLflow: %d", elsewhere)
 
     @contextmanager
-    def ended_after(self, results: Results, table: Callable[[], str]) -> Iterator[None]:
+    def ended_after(
+        self, results: Results, table: Callable[[], str], described: Callable[[], str] | None = None
+    ) -> Iterator[None]:
         """Ends the sweep at the end of the block, with the status that the block ends with.
 
         Args:
             results: the results, which the block fills.
             table: makes a text from the results.
+            described: makes the table in Markdown of the description; None: means and standard deviations.
         """
-        with self.ended_with(lambda run: _upload(run, results, table())):
+        with self.ended_with(lambda run: _upload(run, results, table(), described)):
             yield
 
     def end(self, status: str, reason: str | None, results: Results, table: str) -> None:
@@ -239,7 +242,7 @@ class Sweep(JobRun):
         self._end(status, reason, lambda run: _upload(run, results, table))
 
 
-def _upload(run: TrackedRun, results: Results, table: str) -> None:
+def _upload(run: TrackedRun, results: Results, table: str, described: Callable[[], str] | None = None) -> None:
     metrics = dict(_sweep_metrics(results))
     if metrics:
         # A sweep that is continued has more runs.
@@ -247,7 +250,7 @@ def _upload(run: TrackedRun, results: Results, table: str) -> None:
     if table:
         run.client.log_text(run.run_id, table + "\n", "sweep.txt")
         run.client.log_text(run.run_id, as_csv(results), "sweep.csv")
-        run.describe_results(as_markdown(results))
+        run.describe_results(as_markdown(results) if described is None else described())
     if (figure := arms_figure(results)) is not None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "arms.png"

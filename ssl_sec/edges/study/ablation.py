@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ssl_sec.edges.folder.folder import RunFolder
@@ -27,7 +28,7 @@ from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.study.cells import KeptCell, as_csv, metrics_of
 from ssl_sec.edges.study.comparison import Comparison, deciding_metric
 from ssl_sec.edges.study.plan import Cell
-from ssl_sec.edges.tables import in_table
+from ssl_sec.edges.tables import in_markdown, in_table
 from ssl_sec.errors import Stopped, StorageError, first_line
 from ssl_sec.recipes.registry import RECIPES, RecipeRow
 
@@ -60,7 +61,8 @@ def _run_all(cells: Sequence[Cell]) -> str:
     config, values = cells[0].config, {"arms": arms, "seeds": seeds}
     name = new_name(f"{config.recipe_name}-ablation")
     sweep = Sweep.of_trainings(config, values, names.sweep_path, job="ablate", name=name)
-    with sweep.ended_after(results, lambda: _table(recipe, kept, arms)):
+    rows = partial(_rows, recipe, kept, arms)
+    with sweep.ended_after(results, lambda: _text(rows()), lambda: in_markdown(*rows())):
         for cell in cells:
             had_begun, begun = names.has(cell), time.monotonic()
             finished = _run(cell, names.of(cell), sweep)
@@ -72,7 +74,7 @@ def _run_all(cells: Sequence[Cell]) -> str:
     assert finished is not None
     names.place.write(f"{new_name('ablation')}.csv", as_csv(kept).encode())
     names.remove()
-    return "\n".join(["", _table(recipe, kept, arms), "", ui_instructions(finished, whole_experiment=True)])
+    return "\n".join(["", _text(rows()), "", ui_instructions(finished, whole_experiment=True)])
 
 
 def _stem(cells: Sequence[Cell]) -> Path:
@@ -162,9 +164,13 @@ def _kept(cell: Cell, finished: Finished, minutes: float) -> KeptCell:
     )
 
 
-def _table(recipe: RecipeRow, kept: Sequence[KeptCell], arms: Sequence[str]) -> str:
+def _rows(recipe: RecipeRow, kept: Sequence[KeptCell], arms: Sequence[str]) -> list[list[str]]:
+    """The header of the table and its rows; empty as long as no run has ended."""
     if not kept:
-        return ""
+        return []
     baseline = "none" if "none" in arms else arms[0]
-    columns, *rows = Comparison.of(kept, deciding_metric(recipe, kept), baseline, len(arms) - 1).table()
-    return in_table(rows, columns)
+    return Comparison.of(kept, deciding_metric(recipe, kept), baseline, len(arms) - 1).table()
+
+
+def _text(rows: Sequence[Sequence[str]]) -> str:
+    return in_table(rows[1:], rows[0]) if rows else ""

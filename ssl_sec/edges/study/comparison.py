@@ -18,9 +18,9 @@ from ssl_sec.recipes.registry import PROBE, RecipeRow, compared_metrics
 # Effects of an arm on norms and steps: name -> label.
 _CAUSES = {
     "step": "turn of an embedding in a step",
-    "unevenness": "unevenness of turns (deviation / mean)",
+    "unevenness": "unevenness of turns\n(deviation / mean)",
     "norm": "mean norm",
-    "spread": "spread of norms (deviation / mean)",
+    "spread": "spread of norms\n(deviation / mean)",
 }
 _KNN = "probe/knn_top1"
 

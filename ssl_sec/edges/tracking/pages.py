@@ -45,7 +45,7 @@ def scores_view(job: str) -> Mapping[str, str]:
         "orderByAsc": False,
         "selectedColumns": [
             *(f"metrics.`{name}`" for name in recipe.view_metrics),
-            *(f"tags.`{name}`" for name in ("constraint", "seed", *recipe.tags)),
+            *(f"tags.`{name}`" for name in ("arm", "constraint", "seed", *recipe.tags)),
         ],
     }
     now = round(time.time() * 1000)

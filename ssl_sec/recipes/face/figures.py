@@ -152,6 +152,7 @@ def discards_figure(test_sets: Mapping[str, Discards], title: str) -> Figure:
         shares = 100 * np.arange(len(rates)) / len(refused)
         axes.plot(shares, 100 * rates.numpy(), color=colour, linestyle=style, linewidth=1.5, label=label)
         axes.axhline(100 * float(rates[0]), color=colour, linewidth=0.7, alpha=0.5)
+    axes.plot([], [], color="gray", linewidth=0.7, label="nothing discarded")
     axes.set(xlabel="discarded pairs of one person, those with the shortest embedding first (%)", title=title)
     axes.set(ylabel="refused pairs of the others (%)", xlim=(0, 50), ylim=(0, None))
     axes.legend(loc="lower left", frameon=False)

@@ -52,6 +52,10 @@ def test_arms_and_seeds_make_one_table(quick, tmp_path: Path):
     experiment = client.get_experiment_by_name("digits")
     (parent,) = client.search_runs([experiment.experiment_id], "tags.job = 'ablate'")
     assert parent.info.status == "FINISHED" and parent.data.tags["mlflow.parentRunId"] == "above"
+    described = [line.strip("| ") for line in parent.data.tags["mlflow.note.content"].splitlines() if line[:1] == "|"]
+    assert [re.split(" +[|] +", described[row])[:6] for row in (0, 3)] == [
+        re.split("  +", lines[row])[:6] for row in (0, 3)
+    ]
     means = [statistics.fmean(run["probe/top1"] for run in results[arm]) for arm in ("random", "sec")]
     found = [parent.data.metrics[f"sweep/probe_top1_mean {arm}"] for arm in ("random", "sec")]
     assert found == pytest.approx(means, rel=1e-5)

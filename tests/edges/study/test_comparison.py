@@ -65,6 +65,13 @@ def test_a_point_is_compared_within_itself():
     assert len(made.forest().axes) == 2
 
 
+def test_the_title_over_one_panel_of_values_is_not_cut_off():
+    figure = Comparison.of(cells(("temperature=0.1", "temperature=0.5")), "probe/top1", "none", 2).over_values()
+    (title,) = figure.texts
+    extent = title.get_window_extent(FigureCanvasAgg(figure).get_renderer())
+    assert 0 <= extent.x0 < extent.x1 <= figure.bbox.width
+
+
 def test_values_are_on_one_scale_in_which_every_pair_fits():
     values = ("epochs=5", "epochs=50", "temperature=0.1", "temperature=0.5")
     runs = [cell for cell in cells(values) if cell.point != "epochs=50" or cell.seed == 0]
@@ -100,9 +107,9 @@ def test_causes_are_ratios_to_the_baseline_paired_by_seed():
         assert (low, high) == pytest.approx((1 - half_width, 1 + half_width), abs=1e-3)
     assert places == {
         "turn of an embedding in a step": (pytest.approx(2), 1),
-        "unevenness of turns (deviation / mean)": (pytest.approx(2), 1),
+        "unevenness of turns\n(deviation / mean)": (pytest.approx(2), 1),
         "mean norm": (pytest.approx(0.5), 1),
-        "spread of norms (deviation / mean)": (pytest.approx(0.5), 1),
+        "spread of norms\n(deviation / mean)": (pytest.approx(0.5), 1),
     }
 
 
@@ -136,12 +143,14 @@ def test_each_arm_of_causes_has_a_look_of_its_own():
     assert len(looks) == len({*looks}) == 9
 
 
-def test_an_arm_has_one_colour_in_causes_and_in_curves():
+def test_an_arm_has_one_colour_in_all_plots_of_a_study():
     arms = [Cause(arm, "", {"norm": 0.5}, 0.5, 0.2) for arm in ("sec", "l2reg")]
     causes = causes_figure(arms, {"norm": "mean norm"}, "probe top-1 %", "none").axes[0].containers
     run = {"train/loss": [[(0, 2.0), (1, 1.0)]]}
     curves = curves_figure({"none": run, "sec": run, "l2reg": run}, "title").axes[0].lines
     assert [bars.lines[0].get_color() for bars in causes] == [line.get_color() for line in curves[1:]]
+    over = Comparison.of(cells(("temperature=0.1", "temperature=0.5")), "probe/top1", "none", 2).over_values().axes[0]
+    assert [line.get_color() for line in over.get_legend().get_lines()] == [line.get_color() for line in curves[1:]]
 
 
 def test_without_norms_there_is_no_figure_of_causes():

@@ -75,7 +75,7 @@ def test_discards_are_drawn_up_to_half_of_the_pairs_beside_the_rate_without_them
     assert shares == pytest.approx([0, 10, 20, 30, 40, 50])
     assert rates == pytest.approx([40, 100 / 3, 25, 100 / 7, 0, 0])
     assert curve(figure, 1)[1] == pytest.approx([40, 40])
-    assert legend_of(figure.axes[0]) == ["lfw, FAR 10 %, AUC 100.0 %", "all, FAR 0.1 %"]
+    assert legend_of(figure.axes[0]) == ["lfw, FAR 10 %, AUC 100.0 %", "all, FAR 0.1 %", "nothing discarded"]
 
 
 def test_scores_of_both_kinds_and_the_threshold_between_them():
