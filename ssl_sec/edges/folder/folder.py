@@ -58,6 +58,7 @@ class RunFolder(RunLogs):
         self.run_id_path = path / "mlflow_run_id"  # the run's id in MLflow, once it is known
         self.stop_path = path / "stop"  # exists while a stop is requested
         self.save_path = path / "save"  # exists while a checkpoint is requested
+        self.training_path = path / ".training"  # exists while workers train, on which a stop has to wait
         self.check_path = path / "check.json"  # how many images are duplicates or unreadable
         self._launch_path = path / "launch"
         self.data_path = path / "data.json"  # the DataDescription
@@ -288,6 +289,11 @@ class RunFolder(RunLogs):
     def crash_path(self, rank: int) -> Path:
         """The file where a worker process that a signal kills dumps its stack, if the signal allows it."""
         return self.path / f"crash-{rank}.txt"
+
+    def mark_training(self) -> None:
+        """Marks that workers train."""
+        with contextlib.suppress(OSError):  # the folder was removed
+            self.training_path.touch()
 
     def is_stop_requested(self) -> bool:
         """Whether a stop is requested."""

@@ -283,7 +283,8 @@ class StoredFolder(RunFolder):
         """Starts the upload of what this worker writes of checkpoints; all workers call it."""
         workers = Workers(rank=rank, world_size=world_size, start=gather_objects(uuid.uuid4().hex)[0])
         # First the metrics of the steps before it: a resume would drop later ones, and could not restore missing ones.
-        return CheckpointUpload(self._checkpoints, workers, keep_last, self.flush)
+        bucket = Bucket(self._checkpoints.url)  # of the usual patience: the upload repeats what fails
+        return CheckpointUpload(bucket, workers, keep_last, self.flush)
 
     def _stop(self) -> None:
         """Stops the run, which another process has taken over."""

@@ -4,6 +4,7 @@ The only assumption is that a file appears whole or not at all: there is no rena
 """
 
 import contextlib
+import copy
 import errno
 import logging
 import time
@@ -21,8 +22,9 @@ logger = logging.getLogger("ssl_sec")
 
 T = TypeVar("T")
 
-# How long a request is retried.
+# How long a request is retried, and how long by a worker, which cannot start without it.
 ANSWER_S = 60.0
+OUTAGE_S = 600.0
 _LONGEST_PAUSE_S = 10.0
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
@@ -68,6 +70,8 @@ class Bucket:
             logging.getLogger(library).setLevel(logging.WARNING)
         self._fs: Any = file_system
         self._path = path.rstrip("/")
+        self._is_patient = False
+        self._log: Callable[[int, str], object] = logger.log
 
     def __str__(self) -> str:
         return masked(self.url)
@@ -75,6 +79,16 @@ class Bucket:
     def folder(self, name: str) -> "Bucket":
         """A folder below this one."""
         return Bucket(f"{self.url}/{name}", self._key)
+
+    def patient(self, log: Callable[[int, str], object]) -> "Bucket":
+        """This folder, with requests that are retried for `OUTAGE_S`.
+
+        Args:
+            log: takes the level and the text of messages.
+        """
+        patient = copy.copy(self)
+        patient._is_patient, patient._log = True, log
+        return patient
 
     def write(self, name: str, content: bytes) -> None:
         """Replaces a file.
@@ -221,8 +235,9 @@ class Bucket:
         return f"{self._path}/{name}" if name else self._path
 
     def _try(self, what: str, name: str, request: Callable[[], T]) -> T:
-        """Retries a request until it succeeds, is refused, or `ANSWER_S` have passed."""
-        deadline = time.monotonic() + ANSWER_S
+        """Retries a request until it succeeds, is refused, or the time for it has passed."""
+        limit_s = OUTAGE_S if self._is_patient else ANSWER_S
+        deadline = time.monotonic() + limit_s
         count = 0
         while True:
             try:
@@ -236,7 +251,7 @@ class Bucket:
                 if time.monotonic() > deadline:
                     raise StorageError(failed) from error
                 if count == 1:  # a single failure is ordinary
-                    logger.warning("%s; it is retried", failed)
+                    self._log(logging.WARNING, f"{failed}; it is retried for up to {limit_s:g} s")
                 time.sleep(min(0.25 * 2**count, _LONGEST_PAUSE_S))
                 count += 1
 

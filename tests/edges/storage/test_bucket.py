@@ -63,7 +63,8 @@ def test_a_request_is_retried_and_reported_once_when_it_fails_again(bucket: Buck
         with caplog.at_level(logging.WARNING):
             assert bucket.read("name") == b"content"
         assert len(caplog.records) == warnings
-    assert caplog.messages == [f"output_dir: {bucket.url}/name cannot be read: 503 Slow Down; it is retried"]
+    failed = f"output_dir: {bucket.url}/name cannot be read: 503 Slow Down"
+    assert caplog.messages == [f"{failed}; it is retried for up to 60 s"]
 
 
 def test_retries_are_limited(bucket: Bucket, monkeypatch):
@@ -72,6 +73,22 @@ def test_retries_are_limited(bucket: Bucket, monkeypatch):
     with pytest.raises(StorageError, match=r"output_dir: s3://.*/name cannot be read: connection refused$") as caught:
         bucket.read("name")
     assert not isinstance(caught.value, RefusedError)
+
+
+def test_a_patient_folder_is_retried_for_longer_but_a_refusal_still_ends_at_once(bucket: Bucket, monkeypatch):
+    monkeypatch.setattr(module, "ANSWER_S", 0.0)
+    told: list[str] = []
+    patient = bucket.patient(lambda level, message: told.append(message))
+    monkeypatch.setattr(bucket._fs, "cat_file", failing(4, ConnectionError("connection refused")))
+    assert patient.read("name") == b"content"
+    failed = f"output_dir: {bucket.url}/name cannot be read: connection refused"
+    assert told == [f"{failed}; it is retried for up to 600 s"]
+    monkeypatch.setattr(bucket._fs, "cat_file", failing(1, PermissionError("Access Denied")))
+    with pytest.raises(RefusedError, match="Access Denied"):
+        patient.read("name")
+    monkeypatch.setattr(bucket._fs, "cat_file", failing(1, ConnectionError("connection refused")))
+    with pytest.raises(StorageError, match="connection refused"):
+        bucket.read("name")  # as before
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ssl_sec.collectives import gather_objects
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.folder.descriptions import about_failure, about_worker
 from ssl_sec.edges.folder.folder import RunFolder
@@ -100,6 +101,8 @@ class WorkerFolder(StoredFolder):
         self._failure: Exception | None = None  # the first error of a call, raised by all later ones
         self._sending = threading.Lock()
         self._stop_requested, self._save_requested = False, threading.Event()
+        # A worker that starts again while the storage cannot be reached waits for it, as uploads do.
+        self._bucket, self._checkpoints = (each.patient(self._warn) for each in (self._bucket, self._checkpoints))
         self._holder = self._stored_holder()
         self._upload_waiting(self._holder)
         if not (self._holder and holder_of(self.path)):
@@ -124,6 +127,15 @@ class WorkerFolder(StoredFolder):
 
     def _log(self, level: int, message: str) -> None:
         self._call("log_message", logging.getLevelName(level), message)
+
+    def _warn(self, level: int, message: str) -> None:
+        self._log(level, f"worker {self._rank}: {message}")
+
+    def mark_training(self) -> None:
+        """Tells the driver that all workers have their folders; until then, a stop does not wait for them."""
+        gather_objects(None)
+        if self._rank == 0:
+            self._call("mark_training")
 
     def append_record(self, record: Mapping[str, Any]) -> None:
         """Sends a line of the metrics, after the files that were written before it."""

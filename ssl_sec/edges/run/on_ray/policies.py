@@ -24,9 +24,11 @@ from ray.train.v2._internal.execution.scaling_policy import (
 )
 
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.folder.stored import StoredFolder
 from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.run.supervision import describe_signal, dumped_signal
-from ssl_sec.errors import UserError, first_line
+from ssl_sec.edges.storage.bucket import RefusedError
+from ssl_sec.errors import StorageError, UserError, first_line
 from ssl_sec.files import replace_text
 
 # Error messages of gloo and NCCL on a worker whose peer has died.
@@ -40,20 +42,18 @@ def recorded_failures(folder: RunFolder) -> int:
 
     Ray runs the controller on the driver's machine.
     """
-    try:
-        found = json.loads(text_of(_count_path(folder)) or "{}")
-    except ValueError:
-        return 0
-    return int(found["count"]) if found and found["step"] == folder.newest_step() else 0
+    return _recorded(folder, folder.newest_step())
 
 
 def record_failures(folder: RunFolder, count: int) -> None:
     """Records the number of failures since the newest checkpoint."""
-    replace_text(_count_path(folder), json.dumps({"step": folder.newest_step(), "count": count}))
+    _record(folder, folder.newest_step(), count)
 
 
 def count_failure(folder: RunFolder, max_failures: int, what: str, where: str = "") -> str:
     """Records one more failure since the newest checkpoint; returns which it is, as `failure 1 of 3 since ...`.
+
+    While the storage cannot be reached, no newer checkpoint is seen, and workers that are started again wait for it.
 
     Args:
         folder: the run's folder.
@@ -62,15 +62,35 @@ def count_failure(folder: RunFolder, max_failures: int, what: str, where: str = 
         where: where more is said about it, for the error.
 
     Raises:
-        UserError: these are too many.
+        UserError: these are too many, or the storage refuses to be read.
     """
-    count = recorded_failures(folder) + 1
-    record_failures(folder, count)
-    step = folder.newest_step()
-    since = "without a checkpoint" if step is None else f"since the checkpoint of step {step}"
+    try:
+        step = folder.newest_step()
+        since = "without a checkpoint" if step is None else f"since the checkpoint of step {step}"
+    except RefusedError:
+        raise
+    except StorageError:
+        step, since = _read_count(folder)["step"], "without a checkpoint that could be seen"
+    count = _recorded(folder, step) + 1
+    _record(folder, step, count)
     if 0 <= max_failures < count:
         raise UserError(f"{what}; {count} failures {since}, runtime.max_failures allows {max_failures}{where}")
     return f"failure {count}{'' if max_failures < 0 else f' of {max_failures}'} {since}"
+
+
+def _recorded(folder: RunFolder, step: int | None) -> int:
+    found = _read_count(folder)
+    return int(found["count"]) if found["step"] == step else 0
+
+
+def _record(folder: RunFolder, step: int | None, count: int) -> None:
+    replace_text(_count_path(folder), json.dumps({"step": step, "count": count}))
+
+
+def _read_count(folder: RunFolder) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        return json.loads(text_of(_count_path(folder)) or "")
+    return {"step": None, "count": 0}
 
 
 def _count_path(folder: RunFolder) -> Path:
@@ -97,6 +117,7 @@ class FailureWatch(UserCallback):
         Raises:
             UserError: the user error of a worker, or too many failures; it ends the run.
         """
+        forget_workers(self._folder)  # a stop does not wait for what follows
         for error in worker_exceptions.values():
             if isinstance(error, UserError):
                 raise error
@@ -164,31 +185,27 @@ class TrainingWatch(WorkerGroupCallback):
     """
 
     def __init__(self, folder: RunFolder) -> None:
-        self._path = _training_path(folder)
+        self._folder = folder
 
     def after_worker_group_start(self, worker_group: object) -> None:
-        """Called before the workers begin to train."""
-        with contextlib.suppress(OSError):  # the folder was removed
-            self._path.touch()
+        """Called before the workers begin to train; those of a run in object storage may have to wait for it first."""
+        if not isinstance(self._folder, StoredFolder):
+            self._folder.mark_training()
 
     def before_worker_group_shutdown(self, worker_group: object) -> None:
         """Called after the end of the workers, or the death of some of them."""
-        with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
+        forget_workers(self._folder)
 
 
 def has_training_workers(folder: RunFolder) -> bool:
     """Whether workers train; not while they are started, or the cluster has no room for them."""
-    return _training_path(folder).exists()
+    return folder.training_path.exists()
 
 
 def forget_workers(folder: RunFolder) -> None:
-    """Forgets the workers of an earlier process, which may have been killed."""
-    _training_path(folder).unlink(missing_ok=True)
-
-
-def _training_path(folder: RunFolder) -> Path:
-    return folder.path / ".training"
+    """Forgets workers that no longer train, or were those of an earlier process, which may have been killed."""
+    with contextlib.suppress(OSError):
+        folder.training_path.unlink(missing_ok=True)
 
 
 def _death(error: Exception) -> RayActorError | None:
@@ -235,10 +252,16 @@ class ElasticPolicy(ElasticScalingPolicy):
     ) -> ScalingDecision:
         """Called repeatedly while the workers train."""
         decision = super().make_decision_for_running_worker_group(worker_group_state, worker_group_status)
-        if isinstance(decision, ResizeDecision) and not self._is_planned:
-            self._is_planned, self._step_before = True, self._folder.newest_step()
+        if not isinstance(decision, ResizeDecision) and not self._is_planned:
+            return NoopDecision()
+        try:
+            step = self._folder.newest_step()
+        except StorageError:  # the workers continue to train until it can be reached, or refuses a checkpoint
+            return NoopDecision()
+        if not self._is_planned:
+            self._is_planned, self._step_before = True, step
             self._folder.save_path.touch()
-        if not self._is_planned or self._step_before == self._folder.newest_step():
+        if step == self._step_before:
             return NoopDecision()
         self._reset()
         # A machine may have gone again since the change was planned.

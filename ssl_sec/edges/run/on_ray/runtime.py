@@ -361,6 +361,8 @@ def _worker(settings: dict[str, Any]) -> None:
     """Runs in each worker process of Ray."""
     context = train.get_context()
     folder = _linked_folder(settings, context.get_world_rank())
+    if isinstance(folder, WorkerFolder):
+        folder.mark_training()
     # Ray starts workers in another folder; paths of a configuration are relative to the driver's folder.
     with contextlib.suppress(OSError):  # it may not exist on another machine
         os.chdir(settings["working_folder"])

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import ray
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 
 from ssl_sec.edges.run.on_ray import channel
 from ssl_sec.edges.run.on_ray.channel import WorkerFolder
+from ssl_sec.edges.storage import bucket
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.checkpoints import WAITING
 from ssl_sec.edges.storage.holder import holder_of
@@ -122,6 +124,25 @@ def test_restarted_workers_upload_the_checkpoint_that_waited(started, ranks):
     assert level == "INFO"
     assert message == f"uploading step-000000007, which could not be uploaded before, from {path}"
     assert not path.exists()
+
+
+def test_a_worker_waits_for_storage_that_is_away_and_says_so_once(started, monkeypatch):
+    url = "memory://away/runs/recipe/run"
+    Bucket(url).write(".holder", b"the driver")
+    monkeypatch.setattr(bucket, "ANSWER_S", 0.0)
+    monkeypatch.setattr(bucket, "_LONGEST_PAUSE_S", 0.01)
+    failures, read = [ConnectionError("connection refused")] * 5, MemoryFileSystem.cat_file
+
+    def away(self, *arguments, **options):
+        if failures:
+            raise failures.pop()
+        return read(self, *arguments, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", away)
+    messages, _ = started(url, 1)
+    reason = f"output_dir: {url}/.holder cannot be read: connection refused"
+    assert messages == [("WARNING", f"worker 1: {reason}; it is retried for up to 600 s")]
+    assert failures == []
 
 
 def test_a_waiting_checkpoint_of_an_earlier_driver_is_not_uploaded(started):

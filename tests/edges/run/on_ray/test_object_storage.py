@@ -23,7 +23,7 @@ from ssl_sec.edges.folder.stored import StoredFolder
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.places import local_folder
-from ssl_sec.errors import StorageError
+from ssl_sec.errors import Stopped, StorageError
 from ssl_sec.recipes.registry import FACE, PRETRAIN
 from ssl_sec.training.checkpoint import load_checkpoint
 from tests import jobs
@@ -221,6 +221,43 @@ def test_a_storage_outage_of_a_minute_delays_no_step(cluster, whole, url, faults
     assert "it is retried" in caplog.text + messages(run)
     back.join()
     assert_bit_equal(url, whole)
+
+
+def test_a_worker_killed_in_a_storage_outage_waits_for_its_end(cluster, whole, url, faults):
+    run, back = staged(url), threading.Timer(150, lambda: setattr(faults, "is_away", False))
+
+    def leave() -> None:
+        faults.is_away = True
+        kill(run, 1)
+        back.start()
+
+    with Once(lambda: steps_so_far(run) >= 5, leave) as leaving:
+        run_training(PRETRAIN, config_of(url))
+    assert leaving.happened
+    assert "it is retried for up to 600 s" in messages(run)
+    back.join()
+    assert_bit_equal(url, whole)
+
+
+def test_a_stop_ends_the_wait_for_storage_that_is_away(cluster, url, faults):
+    run, stopped_at = staged(url), []
+
+    def leave() -> None:
+        faults.is_away = True
+        kill(run, 1)
+
+    def stop() -> None:
+        run.stop_path.touch()
+        stopped_at.append(time.monotonic())
+        faults.is_away = False  # or the end would wait a minute for its last upload
+
+    with (
+        Once(lambda: steps_so_far(run) >= 5, leave) as leaving,
+        Once(lambda: leaving.happened and "it is retried for up to 600 s" in messages(run), stop),
+        pytest.raises(Stopped),
+    ):
+        run_training(PRETRAIN, config_of(url))
+    assert time.monotonic() - stopped_at[0] < 30
 
 
 @pytest.mark.parametrize(

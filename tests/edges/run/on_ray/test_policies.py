@@ -22,7 +22,8 @@ from ssl_sec.edges.run.on_ray.policies import (
     record_failures,
     recorded_failures,
 )
-from ssl_sec.errors import DataError, UserError
+from ssl_sec.edges.storage.bucket import RefusedError
+from ssl_sec.errors import DataError, StorageError, UserError
 from tests.edges.run.faulty import messages
 
 TIMED_OUT = RuntimeError("Timed out waiting 600000ms for recv operation to complete")
@@ -37,6 +38,10 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def save(folder: RunFolder, step: int) -> None:
     (folder.checkpoints_path / f"step-{step:09d}").mkdir(parents=True)
+
+
+def raised(error: Exception):
+    raise error
 
 
 def failed(watch: FailureWatch, **errors: Exception) -> None:
@@ -93,6 +98,23 @@ def test_a_failure_is_described_and_recorded_and_one_too_many_is_refused(folder)
     with pytest.raises(UserError, match=r"^lost; 3 failures since .* step 5, runtime.max_failures allows 2; see x$"):
         count_failure(folder, 2, "lost", "; see x")
     assert recorded_failures(folder) == 3
+
+
+def test_a_failure_while_the_storage_is_away_counts_as_one_without_a_newer_checkpoint(folder, monkeypatch):
+    save(folder, 5)
+    watch = FailureWatch(folder, max_failures=2)
+    failed(watch, w0=RuntimeError("once"))
+    with monkeypatch.context() as away:
+        away.setattr(RunFolder, "newest_step", lambda self: raised(StorageError("connection refused")))
+        failed(watch, w0=RuntimeError("again"))
+        away.setattr(RunFolder, "newest_step", lambda self: raised(RefusedError("Access Denied")))
+        with pytest.raises(RefusedError):
+            failed(watch, w0=RuntimeError("again"))
+    assert "worker 0: again; the workers are started again (failure 2 of 2 without a checkpoint that " in messages(
+        folder
+    )
+    save(folder, 6)
+    assert recorded_failures(folder) == 0
 
 
 def test_without_a_limit_no_run_ends_and_with_limit_0_the_first_failure_ends_it(folder):
@@ -170,6 +192,9 @@ def test_a_stop_waits_only_for_workers_that_train(folder):
     watch.after_worker_group_start(None)
     forget_workers(folder)  # of a driver that was killed
     assert not has_training_workers(folder)
+    watch.after_worker_group_start(None)
+    FailureWatch(folder, -1).after_exception(None, {0: RuntimeError("lost")})  # which may wait for the storage
+    assert not has_training_workers(folder)
     folder.remove()
     watch.after_worker_group_start(None)
     watch.before_worker_group_shutdown(None)
@@ -211,6 +236,24 @@ def policy_for(folder: RunFolder) -> ElasticPolicy:
 def test_the_most_workers_that_divide_the_batch_are_used(folder, room, has_room_for, taken):
     room.workers = has_room_for
     assert policy_for(folder).make_decision_for_non_running_worker_group() == ResizeDecision(taken, {})
+
+
+def test_a_resize_waits_for_storage_that_is_away(folder, room, monkeypatch):
+    policy = policy_for(folder)
+    room.workers = 5
+
+    def decision():
+        return policy.make_decision_for_running_worker_group(SimpleNamespace(num_workers=1), None)
+
+    with monkeypatch.context() as away:
+        away.setattr(RunFolder, "newest_step", lambda self: raised(StorageError("connection refused")))
+        assert decision() == NoopDecision() and not folder.save_path.exists()
+    assert decision() == NoopDecision() and folder.save_path.exists()
+    with monkeypatch.context() as away:
+        away.setattr(RunFolder, "newest_step", lambda self: raised(StorageError("connection refused")))
+        assert decision() == NoopDecision()
+    save(folder, 5)
+    assert decision().num_workers == 4
 
 
 def test_a_healthy_run_is_resized_after_a_checkpoint(folder, room):
