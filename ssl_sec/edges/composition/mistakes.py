@@ -87,7 +87,10 @@ def _meaning(
     job: str, key: str, keys: Set[str], choice: Choice, elsewhere: Mapping[str, Sequence[tuple[str, str]]]
 ) -> str:
     """A clause that suggests keys for an unknown one: of other options, of other jobs, or with another name."""
-    group = key.partition(".")[0]
+    group, parent = key.partition(".")[0], key.rpartition(".")[0]
+    is_null = parent in keys and not any(one.startswith(f"{parent}.") for one in keys)
+    if is_null and defaults_by_name(job, parent, "folder") is not None:
+        return f"; name the set, too: for example {parent}=folder {parent}.root=<folder>"
     if having := _usable_ones(job, elsewhere.get(key, ())):
         now = choice.options[group]
         if (group, now) == ("data", "null"):

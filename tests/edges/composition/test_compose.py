@@ -155,7 +155,11 @@ def test_a_set_of_the_monitor_is_chosen_by_its_name_and_has_its_own_keys():
     [
         (["monitor.data=folder"], "monitor.data.root: missing; give it as monitor.data.root=<value>"),
         (["monitor.data=digits", "monitor.data.root=x"], "monitor.data.root: unknown key; "),
-        (["monitor.data.root=x"], "monitor.data.root: unknown key; "),
+        (
+            ["monitor.data.root=x"],
+            "monitor.data.root: unknown key; name the set, too: for example monitor.data=folder "
+            "monitor.data.root=<folder>",
+        ),
         (
             ["monitor.data=folder", "monitor.data.rot=x"],
             "monitor.data.rot: unknown key; did you mean 'monitor.data.root'",
