@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ssl_sec.evaluation.arrays import Labels, Rows, as_labelled, require_same_dim, unit_rows
 from ssl_sec.evaluation.linear_probe import top_k_accuracy
+from ssl_sec.progress import logged
 from ssl_sec.settings import Range
 
 
@@ -67,7 +68,7 @@ def knn_votes(
     is_finite = bank.isfinite().all(1)
     bank, bank_labels = unit_rows(bank[is_finite]), bank_labels.to(bank.device)[is_finite]
     scores: list[Tensor] = []
-    for chunk in queries.split(chunk_size):
+    for chunk in logged(queries.split(chunk_size), "kNN", len(queries), size=len):
         similarities = unit_rows(chunk.to(bank)) @ bank.T
         nearest, indices = similarities.topk(min(k, len(bank)), dim=1)
         # Relative to the nearest neighbour: the classes' order is the same, and a low temperature cannot overflow.
