@@ -10,8 +10,6 @@ from matplotlib.figure import Figure
 from ssl_sec.figures.training import curves_figure, norm_histograms_figure
 from ssl_sec.training.norms import NormHistogram
 
-_OF_CONSTRAINT = ("train/constraint", "train/eta")
-
 
 @runtime_checkable
 class DrawnData(Protocol):
@@ -63,10 +61,7 @@ class RunRecord(Protocol):
 
 
 def training_figures(run: RunRecord) -> dict[str, Figure]:
-    """Curves and norms of any training run.
-
-    Without a constraint, its curves, which are 0, are left out, and so is the metric loss where it is the total loss.
-    """
+    """Curves and norms of any training run; the metric loss is left out where it is the total loss."""
     history: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for record in run.records():
         for key, value in record["metrics"].items():
@@ -74,9 +69,6 @@ def training_figures(run: RunRecord) -> dict[str, Figure]:
             if key == "train/epoch" or key.startswith(("retrieval/", "face/", "finetune/")):
                 continue
             history[key].append((record["step"], value))
-    if not any(value for key in _OF_CONSTRAINT for _, value in history[key]):
-        for key in _OF_CONSTRAINT:
-            del history[key]
     if history["train/metric_loss"] == history["train/loss"]:
         del history["train/metric_loss"]
     histograms = run.histograms()

@@ -328,7 +328,7 @@ def _require_finite(recipe: Recipe, metrics: Mapping[str, float], step: int) -> 
     if not math.isfinite(metrics["train/loss"]):
         raise FloatingPointError(
             f"the objective is {metrics['train/loss']} at step {step} (metric loss {metrics['train/metric_loss']}, "
-            f"constraint {metrics['train/constraint']}, learning rate {recipe.learning_rate(step)})"
+            f"constraint {metrics.get('train/constraint', 'none')}, learning rate {recipe.learning_rate(step)})"
         )
 
 
@@ -340,7 +340,6 @@ def _terms_metrics(recipe: Recipe, terms: Terms, more: Mapping[str, Tensor] = Ma
     metrics = {
         "train/loss": terms.total.detach(),
         "train/metric_loss": terms.metric_loss,
-        "train/constraint": terms.constraint,
         "train/norm_mean": terms.norms.mean(),
         "train/norm_std": terms.norms.std(correction=0),
         "train/turn_mean": turned.mean(),
@@ -348,6 +347,8 @@ def _terms_metrics(recipe: Recipe, terms: Terms, more: Mapping[str, Tensor] = Ma
         "train/gradient_norm_mean": gather_rows(norms(gradients)).mean(),
         **more,
     }
+    if recipe.objective.constraint is not None:
+        metrics["train/constraint"] = terms.constraint
     if recipe.objective.transform is not None:
         metrics["train/generated_loss"] = terms.generated_loss
     if isinstance(recipe.objective.transform, RowGenerator) and recipe.objective.transform.is_trained:
@@ -378,7 +379,7 @@ def _metrics(recipe: Recipe, terms: Terms, step: int, more: Mapping[str, Tensor]
     objective = recipe.objective
     return {
         **_terms_metrics(recipe, terms, more),
-        "train/eta": 0.0 if objective.constraint is None else objective.eta(step),
+        **({} if objective.constraint is None else {"train/eta": objective.eta(step)}),
         "train/lr": recipe.learning_rate(step),
         **recipe.more_metrics(),
     }

@@ -14,16 +14,6 @@ def curves_of(**metrics: list[float]) -> list[str]:
     return [axes.get_ylabel() for axes in training_figures(run)["curves"].axes]
 
 
-@pytest.mark.parametrize(
-    ("constraint", "eta", "are_shown"),
-    [([0.0, 0.0], [0.0, 0.0], False), ([3.0, 2.0], [0.0, 0.0], True), ([0.0, 2.0], [0.1, 0.1], True)],
-)
-def test_the_curves_of_a_constraint_are_left_out_without_one(constraint, eta, are_shown):
-    shown = curves_of(loss=[2.0, 1.0], constraint=constraint, eta=eta)
-    of_constraint = ["constraint (squared norm)", "constraint's weight η"]
-    assert sorted(shown) == sorted(["total loss", *(of_constraint if are_shown else [])])
-
-
 @pytest.mark.parametrize(("metric_loss", "is_shown"), [([2.0, 1.0], False), ([1.5, 1.0], True)])
 def test_a_metric_loss_that_is_the_total_loss_is_drawn_once(metric_loss, is_shown):
     assert curves_of(loss=[2.0, 1.0], metric_loss=metric_loss) == ["total loss", *(["metric loss"] if is_shown else [])]

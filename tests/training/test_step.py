@@ -123,6 +123,9 @@ def test_the_loop_reports_the_metrics_of_a_step():
     # At the first step μ is the batch's mean, so that the constraint is the norms' variance.
     first = runtime.reports[0][1]
     assert first["train/norm_std"] ** 2 == pytest.approx(first["train/constraint"], rel=1e-10)
+    free = recipe()
+    free.objective.constraint = None
+    assert set(first) - set(run(free).reports[0][1]) == {"train/constraint", "train/eta"}
 
 
 def test_images_labels_and_views_are_those_of_the_step():
