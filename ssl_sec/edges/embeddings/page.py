@@ -61,6 +61,7 @@ def page_of(findings: Findings, base: EmbeddingSet, queries: EmbeddingSet, confi
             f"<style>{_STYLE}</style>",
             f"<h1>Neighbours of {escape(config.queries or config.embeddings)}</h1>",
             *(f"<div>{escape(line)}</div>" for line in findings.lines()),
+            f"<p><b>Warning:</b> {escape(findings.doubt)}</p>" if findings.doubt else "",
             f"<p><b>Pictures are missing:</b> {escape(missing)}</p>" if missing else "",
             f"<p>Near-duplicates are pairs of cosine {findings.duplicates_above:g} or more; all that are listed are in "
             "duplicates.parquet. A red border: the labels differ.</p>",

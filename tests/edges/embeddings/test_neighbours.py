@@ -361,6 +361,7 @@ def test_a_limit_that_all_pairs_exceed_is_reported_with_another(tmp_path: Path, 
     assert "in 1 group of 400 images, the largest of 400" in str(findings)
     (warning,) = [record.getMessage() for record in caplog.records if "duplicates_above" in record.getMessage()]
     assert warning.startswith("one group of near-duplicates has 400 of 400 images: cosines of 0.95 or more do not")
+    assert f"<b>Warning:</b> {warning}" in (tmp_path / "many/index.html").read_text()
     caplog.clear()
     limit = re.findall(r"duplicates_above=[\d.]+", warning)[0]
     findings = find(folder, tmp_path / "few", limit)
