@@ -99,7 +99,7 @@ def _greedy_centres(
     squares = rows.square().sum(1)
 
     def distances(centres: Tensor) -> Float64[Tensor, "images _"]:
-        found = squares.unsqueeze(1) + squares[centres] - 2 * rows @ rows[centres].T
+        found = torch.addmm(squares.unsqueeze(1) + squares[centres], rows, rows[centres].T, alpha=-2)
         return found.double().clamp_(min=0)
 
     chosen = [torch.tensor([first], device=rows.device)]
