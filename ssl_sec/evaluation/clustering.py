@@ -102,16 +102,17 @@ def _greedy_centres(
         found = torch.addmm(squares.unsqueeze(1) + squares[centres], rows, rows[centres].T, alpha=-2)
         return found.double().clamp_(min=0)
 
-    chosen = [torch.tensor([first], device=rows.device)]
-    nearest = distances(chosen[0])
-    for share in shares:
+    # Made at once: a small tensor kept from each pass would hold the memory of the large ones that were freed beside it.
+    chosen = torch.full((num_clusters,), first, device=rows.device)
+    nearest = distances(chosen[:1])
+    for number, share in enumerate(shares, start=1):
         sums = nearest.squeeze(1).cumsum(0)
         drawn = torch.searchsorted(sums, share * sums[-1]).clamp_(max=len(rows) - 1)
         left = torch.minimum(nearest, distances(drawn))
         best = left.sum(0).argmin(keepdim=True)
         nearest = left.index_select(1, best)
-        chosen.append(drawn[best])
-    return rows[torch.cat(chosen)]
+        chosen[number] = drawn[best[0]]
+    return rows[chosen]
 
 
 class _Clustering(NamedTuple):
