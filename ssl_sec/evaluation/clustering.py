@@ -102,7 +102,7 @@ def _greedy_centres(
         found = torch.addmm(squares.unsqueeze(1) + squares[centres], rows, rows[centres].T, alpha=-2)
         return found.double().clamp_(min=0)
 
-    # Made at once: a small tensor kept from each pass would hold the memory of the large ones that were freed beside it.
+    # Made at once: small tensors kept from each pass would stand between freed large ones, which then are no room.
     chosen = torch.full((num_clusters,), first, device=rows.device)
     nearest = distances(chosen[:1])
     for number, share in enumerate(shares, start=1):
@@ -111,7 +111,7 @@ def _greedy_centres(
         left = torch.minimum(nearest, distances(drawn))
         best = left.sum(0).argmin(keepdim=True)
         nearest = left.index_select(1, best)
-        chosen[number] = drawn[best[0]]
+        chosen[number : number + 1] = drawn[best]
     return rows[chosen]
 
 
