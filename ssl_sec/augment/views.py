@@ -30,9 +30,7 @@ LARGEST_FUSED_VIEW_PX = 64
 _SHARED_DRAWS = frozenset({"order", "forward_input_shape"})
 
 
-def unit_range(
-    images: UInt8[Tensor, "batch channels height width"],
-) -> Float[Tensor, "batch channels height width"]:
+def unit_range(images: UInt8[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels height width"]:
     """Pixels 0-255 as float32 in [0, 1].
 
     Raises:

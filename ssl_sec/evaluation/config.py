@@ -3,16 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ssl_sec.settings import (
-    BelowOne,
-    Count,
-    NotEmpty,
-    Range,
-    Seed,
-    Settings,
-    Side,
-    check,
-)
+from ssl_sec.settings import BelowOne, Count, NotEmpty, Range, Seed, Settings, Side, check
 from ssl_sec.training.optimisers.config import PositiveRate
 
 

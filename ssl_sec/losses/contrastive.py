@@ -37,6 +37,9 @@ from ssl_sec.losses.geometry import directions, in_full_precision, squared_dista
 from ssl_sec.losses.tiles import log_sum_exp_of_keys, log_sum_exp_of_others
 from ssl_sec.settings import Range
 
+_Rows = Float[Tensor, "anchors dim"]
+_Terms = Float[Tensor, " anchors"]
+
 
 class NTXentLoss(Loss):
     """NT-Xent (SimCLR, Eq. 1).
@@ -67,9 +70,7 @@ class NTXentLoss(Loss):
         terms = self._terms(embeddings, classes, anchors)
         return torch.where(classes.size[anchors] > 1, terms, torch.nan).sum() / len(labels)
 
-    def _terms(
-        self, embeddings: Embeddings, classes: Classes, anchors: slice, negatives_only: bool = False
-    ) -> Float[Tensor, " anchors"]:
+    def _terms(self, embeddings: Embeddings, classes: Classes, anchors: slice, negatives_only: bool = False) -> _Terms:
         """ℓ_i of each anchor that has a positive."""
         # ⟨r_i, r_j⟩ = s_ij / T
         rows = directions(embeddings) / self.temperature**0.5
@@ -129,9 +130,7 @@ class DCLLoss(NTXentLoss):
             raise ValueError("DCLLoss needs a negative: all rows of the batch have one label")
         return super()._share(embeddings, labels, anchors)
 
-    def _terms(
-        self, embeddings: Embeddings, classes: Classes, anchors: slice, negatives_only: bool = True
-    ) -> Float[Tensor, " anchors"]:
+    def _terms(self, embeddings: Embeddings, classes: Classes, anchors: slice, negatives_only: bool = True) -> _Terms:
         terms = super()._terms(embeddings, classes, anchors, negatives_only)
         return torch.where(classes.num_negatives[anchors] > 0, terms, torch.nan)
 
@@ -219,26 +218,14 @@ class TeacherLoss(nn.Module, ABC):
 
     @abstractmethod
     def _terms(
-        self,
-        rows: Float[Tensor, "anchors dim"],
-        keys: Float[Tensor, "batch dim"],
-        at_positives: Float[Tensor, " anchors"],
-        classes: Classes,
-        anchors: slice,
-    ) -> Float[Tensor, " anchors"]: ...
+        self, rows: _Rows, keys: Embeddings, at_positives: _Terms, classes: Classes, anchors: slice
+    ) -> _Terms: ...
 
 
 class BYOLLoss(TeacherLoss):
     """Mean squared distance to the teacher's directions (BYOL, Grill et al. 2020, Eq. 2)."""
 
-    def _terms(
-        self,
-        rows: Float[Tensor, "anchors dim"],
-        keys: Float[Tensor, "batch dim"],
-        at_positives: Float[Tensor, " anchors"],
-        classes: Classes,
-        anchors: slice,
-    ) -> Float[Tensor, " anchors"]:
+    def _terms(self, rows: _Rows, keys: Embeddings, at_positives: _Terms, classes: Classes, anchors: slice) -> _Terms:
         return 2 - 2 * at_positives
 
 
@@ -254,14 +241,7 @@ class MoCoV3Loss(TeacherLoss):
         Range(gt=0).check("temperature", temperature)
         self.temperature = temperature
 
-    def _terms(
-        self,
-        rows: Float[Tensor, "anchors dim"],
-        keys: Float[Tensor, "batch dim"],
-        at_positives: Float[Tensor, " anchors"],
-        classes: Classes,
-        anchors: slice,
-    ) -> Float[Tensor, " anchors"]:
+    def _terms(self, rows: _Rows, keys: Embeddings, at_positives: _Terms, classes: Classes, anchors: slice) -> _Terms:
         # The views of all images have the same order in the batch.
         view = classes.occurrence
         others = log_sum_exp_of_keys(rows / self.temperature, keys, view[anchors], view)

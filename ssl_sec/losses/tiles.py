@@ -33,6 +33,11 @@ TILE_ENTRIES = 1 << 24
 # The largest number of classes of a tile on a CPU, where a tile in the cache is reduced faster than a larger one.
 CPU_TILE_CLASSES = 2048
 
+# What a function of a tile of classes takes, and gives for each row; see `over_tiles`.
+Rows = Float[Tensor, "rows dim"]
+Templates = Float[Tensor, "some columns"]
+Places = Int64[Tensor, " rows"]
+RowValues = Float[Tensor, " rows"]
 Part = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 

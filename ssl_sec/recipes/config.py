@@ -18,14 +18,7 @@ from ssl_sec.losses.angular import DisjointLoss
 from ssl_sec.losses.config import ClassLossConfig, PairLossConfig, TeacherLossConfig
 from ssl_sec.networks.config import EncoderConfig, HeadConfig
 from ssl_sec.recipes.tracking import OutputDir, TrackingConfig
-from ssl_sec.settings import (
-    Count,
-    Name,
-    Range,
-    Seed,
-    Settings,
-    check,
-)
+from ssl_sec.settings import Count, Name, Range, Seed, Settings, check
 from ssl_sec.training.config import ConstraintConfig, RayConfig, RuntimeConfig
 from ssl_sec.training.optimisers.config import CosineOptimiserConfig, FaceOptimiserConfig, SteppedOptimiserConfig
 from ssl_sec.training.optimisers.layer_rates import LayeredOptimiserConfig

@@ -18,7 +18,7 @@ from ssl_sec.collectives import gather_rows, own_rows, sum_over_workers
 from ssl_sec.errors import check_option
 from ssl_sec.losses.agents import AgentDistortion, agent_distortion, agent_distortion_bound
 from ssl_sec.losses.averages import Averages
-from ssl_sec.losses.base import Loss, require_labels
+from ssl_sec.losses.base import Embeddings, Labels, Loss, require_labels
 from ssl_sec.losses.contrastive import TeacherLoss
 from ssl_sec.losses.generators.base import GlobalBatch, RowGenerator
 from ssl_sec.losses.geometry import GradScaleBy, grad_scale, in_full_precision, norms
@@ -141,7 +141,7 @@ class Objective(nn.Module):
         rows, labels = gather_rows(own), gather_rows(labels.long())
         # The losses take these rows. The constraint takes the rows themselves: its gradient is not scaled.
         embeddings = grad_scale(rows, self.grad_scale, self.grad_scale_by)
-        total = metric_loss = self._on_all_workers(embeddings, labels, targets)
+        total = metric_loss = self._metric_loss(embeddings, labels, targets, step)
         if self.training:
             self._watch_agents(embeddings.detach(), labels)
         generated_loss = generator_loss = constraint = metric_loss.new_zeros(())
@@ -177,6 +177,10 @@ class Objective(nn.Module):
             norms=norms(embeddings.detach()),
             embeddings=own,
         )
+
+    def _metric_loss(self, embeddings: Embeddings, labels: Labels, targets: Tensor | None, step: int) -> Tensor:
+        """The loss of the batch's rows."""
+        return self._on_all_workers(embeddings, labels, targets)
 
     def _of_generated(
         self,

@@ -127,12 +127,7 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
     return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
-def train_step(
-    recipe: Recipe,
-    views: SizedViews,
-    labels: Int64[Tensor, " all_views"],
-    step: int,
-) -> StepResult:
+def train_step(recipe: Recipe, views: SizedViews, labels: Int64[Tensor, " all_views"], step: int) -> StepResult:
     """One step of the optimiser on this worker's views of global step `step`."""
     set_learning_rate(recipe.optimiser, recipe.learning_rate(step))
     return update_weights(recipe, views, labels, step)
@@ -206,12 +201,7 @@ class ReplayedSteps:
             lambda labels, *views: update_weights(recipe, views, labels, step=0, eta=self._eta), graphs
         )
 
-    def __call__(
-        self,
-        views: SizedViews,
-        labels: Int64[Tensor, " all_views"],
-        step: int,
-    ) -> StepResult:
+    def __call__(self, views: SizedViews, labels: Int64[Tensor, " all_views"], step: int) -> StepResult:
         """As for `train_step`; the result holds until the next step."""
         set_learning_rate(self._recipe.optimiser, self._recipe.learning_rate(step))
         self._eta.fill_(self._recipe.objective.eta(step))

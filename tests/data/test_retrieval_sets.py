@@ -9,12 +9,7 @@ from scipy.io import savemat
 
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.decode import Decoding
-from ssl_sec.data.retrieval_sets import (
-    CUB_COUNTS,
-    RETRIEVAL_SETS,
-    Counts,
-    open_retrieval_set,
-)
+from ssl_sec.data.retrieval_sets import CUB_COUNTS, RETRIEVAL_SETS, Counts, open_retrieval_set
 from ssl_sec.errors import MissingDataError
 from tests.data.files import plain, write_folder
 from tests.data.test_image_set import values

@@ -7,12 +7,7 @@ import torch
 
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.directions import within_class_energy
-from ssl_sec.evaluation.variation import (
-    ENERGIES,
-    class_covariances,
-    relative_deviation,
-    rotation_shifts,
-)
+from ssl_sec.evaluation.variation import ENERGIES, class_covariances, relative_deviation, rotation_shifts
 from tests.losses.cases import rows
 from tests.losses.test_transform import matrix
 

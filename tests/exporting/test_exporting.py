@@ -3,6 +3,7 @@ import json
 import re
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import PIL.Image
@@ -36,83 +37,56 @@ from tests.data.files import noise
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 
 
-def exportable_resnet(depth, stem, width, num_channels, size=8, mean=(0.0,), std=(1.0,)):
+def exportable_of(build, architecture, num_channels=3, size=32, mean=(0.5,), std=(0.5,)):
     torch.manual_seed(0)
-    backbone, num_features = resnet(depth, stem, width, num_channels)
+    backbone, num_features = build()
     return Exportable(
         encoder=trained(Encoder(backbone, num_features, mean, std)),
-        architecture=TorchvisionResNet(depth=depth, stem=stem, width=width, num_channels=num_channels),
+        architecture=architecture,
         image_shape=(num_channels, size, size),
         dim=num_features,
     )
+
+
+def exportable_resnet(depth, stem, width, num_channels, size=8, mean=(0.0,), std=(1.0,)):
+    architecture = TorchvisionResNet(depth=depth, stem=stem, width=width, num_channels=num_channels)
+    build = partial(resnet, depth, stem, width, num_channels)
+    return exportable_of(build, architecture, num_channels, size, mean, std)
 
 
 def exportable_timm(model, num_channels, size, mean=(0.0,), std=(1.0,)):
-    torch.manual_seed(0)
-    backbone, num_features = timm_backbone(model, False, num_channels, size)
-    return Exportable(
-        encoder=trained(Encoder(backbone, num_features, mean, std)),
-        architecture=TimmModel(model=model, arguments=timm_arguments(model, num_channels, size)),
-        image_shape=(num_channels, size, size),
-        dim=num_features,
-    )
+    architecture = TimmModel(model=model, arguments=timm_arguments(model, num_channels, size))
+    build = partial(timm_backbone, model, False, num_channels, size)
+    return exportable_of(build, architecture, num_channels, size, mean, std)
 
 
 def exportable_googlenet(num_channels):
-    torch.manual_seed(0)
-    backbone, num_features = googlenet(num_channels, 32)
-    return Exportable(
-        encoder=trained(Encoder(backbone, num_features, (0.5,), (0.5,))),
-        architecture=TorchvisionGoogLeNet(num_channels=num_channels),
-        image_shape=(num_channels, 32, 32),
-        dim=num_features,
-    )
+    architecture = TorchvisionGoogLeNet(num_channels=num_channels)
+    return exportable_of(partial(googlenet, num_channels, 32), architecture, num_channels)
 
 
 def exportable_published_googlenet():
-    torch.manual_seed(0)
-    backbone, num_features = published_googlenet(3, 32)
-    return Exportable(
-        encoder=Encoder(backbone, num_features, (0.5,), (0.5,)).eval(),
-        architecture=OwnNetwork(title="GoogLeNet without batch norm"),
-        image_shape=(3, 32, 32),
-        dim=num_features,
-    )
+    return exportable_of(partial(published_googlenet, 3, 32), OwnNetwork(title="GoogLeNet without batch norm"))
 
 
 def exportable_bn_inception():
-    torch.manual_seed(0)
-    backbone, num_features = bn_inception(3, 33)
-    return Exportable(
-        encoder=trained(Encoder(backbone, num_features, **SCALED)),
-        architecture=OwnNetwork(title="BN-Inception"),
-        image_shape=(3, 33, 33),
-        dim=num_features,
-    )
+    return exportable_of(partial(bn_inception, 3, 33), OwnNetwork(title="BN-Inception"), size=33, **SCALED)
 
 
-def exportable_face(backbone, num_features):
-    return Exportable(
-        encoder=trained(Encoder(backbone, num_features, (0.5,), (128 / 255,))),
-        architecture=OwnNetwork(title="a network of faces"),
-        image_shape=(3, 32, 32),
-        dim=num_features,
-    )
+def exportable_face(build):
+    return exportable_of(partial(build, image_size_px=32), OwnNetwork(title="a network of faces"), std=(128 / 255,))
 
 
 def exportable_ir():
-    torch.manual_seed(0)
-    return exportable_face(*ir("se_ir50", 0.0625, image_size_px=32))
+    return exportable_face(partial(ir, "se_ir50", 0.0625))
 
 
 def exportable_sphereface():
-    torch.manual_seed(0)
-    return exportable_face(*sphereface_net((1, 1, 1, 1), 0.0625, image_size_px=32))
+    return exportable_face(partial(sphereface_net, (1, 1, 1, 1), 0.0625))
 
 
 def exportable_light_cnn():
-    torch.manual_seed(0)
-    return exportable_face(*light_cnn(0.125, num_channels=3, image_size_px=32))
+    return exportable_face(partial(light_cnn, 0.125, num_channels=3))
 
 
 def exportable_embedding(head, stem="cifar"):

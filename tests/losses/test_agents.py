@@ -3,12 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssl_sec.losses import (
-    CContrastiveLoss,
-    CombinedLoss,
-    CTripletLoss,
-    SoftmaxLoss,
-)
+from ssl_sec.losses import CContrastiveLoss, CombinedLoss, CTripletLoss, SoftmaxLoss
 from ssl_sec.losses.agents import RATE, AgentDistortion, agent_distortion, agent_distortion_bound
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.schedules import Constant

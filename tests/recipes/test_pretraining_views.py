@@ -25,11 +25,7 @@ from tests.recipes.same_runs import (
     assert_the_same_on_workers,
     on_a_worker,
 )
-from tests.recipes.test_pretraining import (
-    config,
-    run,
-    without_labels,
-)
+from tests.recipes.test_pretraining import config, run, without_labels
 from tests.training.fake_graphs import use_fake_graphs
 from tests.training.test_step import Noise, fused_sgd
 from tests.training.test_step import recipe as small_recipe

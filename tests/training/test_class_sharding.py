@@ -8,13 +8,7 @@ from torch import nn
 
 from ssl_sec import losses
 from ssl_sec.augment.views import already_cropped
-from ssl_sec.collectives import (
-    average_gradients,
-    average_parameter_gradients,
-    gather_objects,
-    own_rows,
-    rank,
-)
+from ssl_sec.collectives import average_gradients, average_parameter_gradients, gather_objects, own_rows, rank
 from ssl_sec.data.class_batches import ClassBatches
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.errors import StorageError

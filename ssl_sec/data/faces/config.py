@@ -9,12 +9,7 @@ from ssl_sec.data.decode import Decoding
 from ssl_sec.data.faces.pairs import VerificationPairs, open_bin, open_lfw_pairs, open_pair_table
 from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.effects import NoEffect
-from ssl_sec.settings import (
-    CountOrZero,
-    Local,
-    PlainName,
-    Settings,
-)
+from ssl_sec.settings import CountOrZero, Local, PlainName, Settings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Bool, Float32, Int64
 
 from ssl_sec.data.decode import AS_THEY_ARE, Decoding
+from ssl_sec.data.faces.reading import is_number
 from ssl_sec.data.image_set import MAX_CLASSES, ImageSet, check_num_classes
 from ssl_sec.data.stores import from_store
 from ssl_sec.errors import DataError, MissingDataError, counted, first_line, printable
@@ -266,7 +267,7 @@ def _num_classes(path: Path, classes: Int64[np.ndarray, " images"]) -> int:
     except OSError as error:
         raise DataError(f"{printable(str(path))}: cannot be read: {error.strerror}") from error
     first = text.split(",")[0]
-    if not (first.isascii() and first.isdigit() and len(first) <= 9):
+    if not is_number(first):
         raise DataError(f"{printable(str(path))}: found {printable(text[:40])!r}; allowed: classes,height,width")
     if largest >= int(first):
         raise DataError(f"{printable(str(path))}: {first} classes, but train.rec has label {largest}")

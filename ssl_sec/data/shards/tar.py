@@ -70,11 +70,6 @@ class Shards:
         return torch.from_numpy(np.concatenate([index["label"].to_numpy() for index in self.indices]))
 
     @property
-    def sizes(self) -> Int64[Tensor, " blocks"]:
-        """Images of each block."""
-        return self._sizes
-
-    @property
     def are_local(self) -> bool:
         """Whether all files are on this machine's file systems."""
         return all(isinstance(file_system, LocalFileSystem) for file_system, _ in self.files)
@@ -90,7 +85,8 @@ class Shards:
         return found
 
     @cached_property
-    def _sizes(self) -> Int64[Tensor, " blocks"]:
+    def sizes(self) -> Int64[Tensor, " blocks"]:
+        """Images of each block."""
         return torch.tensor([last - first for _, first, last in self._blocks])
 
     @cached_property

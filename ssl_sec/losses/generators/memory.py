@@ -15,13 +15,7 @@ from torch import Tensor
 from ssl_sec.losses.base import Loss
 from ssl_sec.losses.contrastive import ContrastiveLoss, SupConLoss
 from ssl_sec.losses.generators.base import GlobalBatch, RowGenerator, Shares
-from ssl_sec.losses.pair import (
-    CircleLoss,
-    MultiSimilarityLoss,
-    RankedListLoss,
-    SemihardTripletLoss,
-    TripletLoss,
-)
+from ssl_sec.losses.pair import CircleLoss, MultiSimilarityLoss, RankedListLoss, SemihardTripletLoss, TripletLoss
 from ssl_sec.settings import Range
 
 # Means over anchors or their pairs. The others need more of a remembered row, as its place in its batch, its own

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, require_classes
 from ssl_sec.losses.classes import take_rows
 from ssl_sec.losses.geometry import directions, in_full_precision
-from ssl_sec.losses.tiles import over_tiles, without_own
+from ssl_sec.losses.tiles import Places, Rows, RowValues, Templates, over_tiles, without_own
 from ssl_sec.settings import Range, check
 
 # Standard deviation of the initial templates.
@@ -141,13 +141,7 @@ class TemplateLoss(ClassLoss):
         others = over_tiles(self._highest_other, *compared).amax(1)
         return compared.own > (others if self._parts is None else self._parts.highest(others))
 
-    def _highest_other(
-        self,
-        rows: Float[Tensor, "rows dim"],
-        templates: Float[Tensor, "some columns"],
-        places: Int64[Tensor, " rows"],
-        own: Float[Tensor, " rows"],
-    ) -> Float[Tensor, " rows"]:
+    def _highest_other(self, rows: Rows, templates: Templates, places: Places, own: RowValues) -> RowValues:
         return without_own(similarities(rows, self._of_templates(templates)), places, -torch.inf).amax(1)
 
     def _compare(self, embeddings: Float[Tensor, "rows dim"], labels: Int64[Tensor, " rows"]) -> Compared:

@@ -12,12 +12,12 @@ Both are means over the rows.
 from abc import abstractmethod
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from ssl_sec.losses.base import Embeddings, Labels
 from ssl_sec.losses.templates.base import RowTemplateLoss
-from ssl_sec.losses.tiles import over_tiles, without_own
+from ssl_sec.losses.tiles import Places, Rows, RowValues, Templates, over_tiles, without_own
 from ssl_sec.settings import Range
 
 
@@ -40,13 +40,7 @@ class AgentLoss(RowTemplateLoss):
         """The term of the own class, added to the sums of hinges."""
         return torch.zeros_like(own)
 
-    def _sum_of_hinges(
-        self,
-        rows: Float[Tensor, "rows dim"],
-        templates: Float[Tensor, "some dim"],
-        places: Int64[Tensor, " rows"],
-        own: Float[Tensor, " rows"],
-    ) -> Float[Tensor, " rows"]:
+    def _sum_of_hinges(self, rows: Rows, templates: Templates, places: Places, own: RowValues) -> RowValues:
         squares = 2 - 2 * rows @ self._of_templates(templates).T
         return without_own((self._bound(own).unsqueeze(1) - squares).clamp(min=0), places, 0.0).sum(1)
 

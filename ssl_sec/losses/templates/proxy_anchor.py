@@ -3,13 +3,13 @@
 import math
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from ssl_sec.losses.base import Embeddings, Labels, Scalar, log_one_plus_sum_exp
 from ssl_sec.losses.classes import Classes, classes_of, sum_rows
 from ssl_sec.losses.templates.base import TemplateLoss
-from ssl_sec.losses.tiles import over_tiles
+from ssl_sec.losses.tiles import Places, Rows, RowValues, Templates, over_tiles
 from ssl_sec.settings import Range
 
 
@@ -54,13 +54,7 @@ class ProxyAnchorLoss(TemplateLoss):
         terms = torch.where(is_first, ((-highest).exp() + sums).log()[number] + highest[number], 0.0)
         return terms / is_first.sum()
 
-    def _sum_of_pushes(
-        self,
-        rows: Float[Tensor, "rows dim"],
-        templates: Float[Tensor, "some dim"],
-        places: Int64[Tensor, " rows"],
-        own: Float[Tensor, " rows"],
-    ) -> Scalar:
+    def _sum_of_pushes(self, rows: Rows, templates: Templates, places: Places, own: RowValues) -> Scalar:
         exponents = self.scale * (rows @ self._of_templates(templates).T + self.margin)
         is_other = places.unsqueeze(1) != torch.arange(len(templates), device=places.device)
         return log_one_plus_sum_exp(exponents.T, is_other.T).sum()

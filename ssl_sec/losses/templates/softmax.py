@@ -13,7 +13,7 @@ All are means over the rows. Cross-entropy itself, of logits that the network co
 import math
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -22,7 +22,7 @@ from ssl_sec.losses.classes import classes_of, take_rows
 from ssl_sec.losses.geometry import in_full_precision
 from ssl_sec.losses.templates.base import TEMPLATE_STD, Compared, RowTemplateLoss, similarities
 from ssl_sec.losses.templates.sampling import ClassSample
-from ssl_sec.losses.tiles import over_tiles, without_own
+from ssl_sec.losses.tiles import Places, Rows, RowValues, Templates, over_tiles, without_own
 from ssl_sec.settings import Range, check
 
 
@@ -142,13 +142,7 @@ class TemplateSoftmaxLoss(RowTemplateLoss):
         """The similarity to the own template, reduced by the margin."""
         return similarities
 
-    def _log_sum_exp(
-        self,
-        rows: Float[Tensor, "rows dim"],
-        templates: Float[Tensor, "some columns"],
-        places: Int64[Tensor, " rows"],
-        own: Float[Tensor, " rows"],
-    ) -> Float[Tensor, " rows"]:
+    def _log_sum_exp(self, rows: Rows, templates: Templates, places: Places, own: RowValues) -> RowValues:
         return _log_sum_exp(rows, self._of_templates(templates), places, own)
 
     def _sampled(self, compared: Compared, sample: ClassSample, labels: Labels) -> Compared:
@@ -180,12 +174,7 @@ class TemplateSoftmaxLoss(RowTemplateLoss):
         )
 
 
-def _log_sum_exp(
-    rows: Float[Tensor, "rows dim"],
-    templates: Float[Tensor, "some columns"],
-    places: Int64[Tensor, " rows"],
-    own: Float[Tensor, " rows"],
-) -> Float[Tensor, " rows"]:
+def _log_sum_exp(rows: Rows, templates: Templates, places: Places, own: RowValues) -> RowValues:
     """The log Σ_{k ≠ y} exp(z_k) over the templates of a tile, which are as similarities use them."""
     logits = similarities(rows, templates)
     return without_own(logits, places, _lowest(logits)).logsumexp(1)

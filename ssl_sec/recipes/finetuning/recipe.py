@@ -288,27 +288,19 @@ def _require_pairs(config: FinetuneConfig, runtime: Runtime) -> None:
         )
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class _Monitor:
     """Top-1 accuracy of the watched images; offers the network to the best ones."""
 
-    def __init__(
-        self,
-        images: LabelledImages,
-        classify: Callable[[ImageSet], tuple[Tensor, Tensor]],
-        best: BestNetwork | None,
-        steps_per_epoch: int,
-        runtime: Runtime,
-    ) -> None:
-        self._images = images
-        self._classify = classify
-        self._best = best
-        self._steps_per_epoch = steps_per_epoch
-        self._runtime = runtime
+    images: LabelledImages
+    classify: Callable[[ImageSet], tuple[Tensor, Tensor]]
+    best: BestNetwork | None
+    steps_per_epoch: int
+    runtime: Runtime
 
     def __call__(self, steps_taken: int) -> dict[str, float]:
-        images = self._images
-        log_once(self._runtime, "measuring the accuracy on %s images", f"{len(images.watched):,}")
-        top1 = 100 * top_k_accuracy(*self._classify(images.watched), 1)
-        if self._best is not None:
-            self._best.offer(top1, steps_taken / self._steps_per_epoch)
-        return {f"{images.watched_name}/top1": top1}
+        log_once(self.runtime, "measuring the accuracy on %s images", f"{len(self.images.watched):,}")
+        top1 = 100 * top_k_accuracy(*self.classify(self.images.watched), 1)
+        if self.best is not None:
+            self.best.offer(top1, steps_taken / self.steps_per_epoch)
+        return {f"{self.images.watched_name}/top1": top1}

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -206,37 +206,29 @@ def _variation_metrics(embeddings: Float[Tensor, "images dim"], labels: Int64[Te
     return {**mean, "retrieval/within_class_energy": 100 * found.within_class_energies[-1]}
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class _Monitor:
     """Recall@1 of held-out classes, or of the training classes if none are held out; saves their embeddings.
 
     Recall@1 of the test classes is measured too, if they are given.
     """
 
-    def __init__(
-        self,
-        name: str,
-        watched: ImageSet,
-        tested: ImageSet | None,
-        embed: Callable[[ImageSet], tuple[Tensor, Tensor, ImageSet]],
-        store: EmbeddingStore,
-        runtime: Runtime,
-    ) -> None:
-        self._name = name
-        self._watched = watched
-        self._tested = tested
-        self._embed = embed
-        self._store = store
-        self._runtime = runtime
+    name: str
+    watched: ImageSet
+    tested: ImageSet | None
+    embed: Callable[[ImageSet], tuple[Tensor, Tensor, ImageSet]]
+    store: EmbeddingStore
+    runtime: Runtime
 
     def __call__(self, steps_taken: int) -> dict[str, float]:
-        log_once(self._runtime, "measuring Recall@1 on %s images", f"{len(self._watched):,}")
-        embeddings, labels, _ = self._embed(self._watched)
-        if self._runtime.rank == 0:
-            path = self._store.watched_path(steps_taken)
+        log_once(self.runtime, "measuring Recall@1 on %s images", f"{len(self.watched):,}")
+        embeddings, labels, _ = self.embed(self.watched)
+        if self.runtime.rank == 0:
+            path = self.store.watched_path(steps_taken)
             path.parent.mkdir(exist_ok=True)
             save_file({"embeddings": embeddings.float().cpu()}, path)
-        metrics = {f"{self._name}/recall_at_1": 100 * recall_at_k(embeddings, labels, (1,))[1]}
-        if self._tested is not None:
-            embeddings, labels, tested = self._embed(self._tested)
+        metrics = {f"{self.name}/recall_at_1": 100 * recall_at_k(embeddings, labels, (1,))[1]}
+        if self.tested is not None:
+            embeddings, labels, tested = self.embed(self.tested)
             metrics["test/recall_at_1"] = 100 * recall_at_k(embeddings, labels, (1,), tested.queries)[1]
         return metrics

@@ -13,12 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from ssl_sec.evaluation.directions import (
-    DistanceDistributions,
-    Distribution,
-    checked_directions,
-    pooled,
-)
+from ssl_sec.evaluation.directions import DistanceDistributions, Distribution, checked_directions, pooled
 from ssl_sec.evaluation.variation import (
     ClassCovariances,
     RotationShifts,

@@ -9,15 +9,7 @@ from torch.optim import Optimizer
 
 from ssl_sec.settings import BelowOne, Count, CountOrZero, Positive, Range, Settings, Share
 from ssl_sec.training.class_sharding import template_losses
-from ssl_sec.training.optimisers.groups import (
-    ParameterGroup,
-    adam,
-    adamw,
-    lars,
-    parameter_groups,
-    rated_groups,
-    sgd,
-)
+from ssl_sec.training.optimisers.groups import ParameterGroup, adam, adamw, lars, parameter_groups, rated_groups, sgd
 from ssl_sec.training.schedules import Cosine, Polynomial, Schedule, StepDecay
 
 # A rate small enough for float32, also as a divisor of other rates.

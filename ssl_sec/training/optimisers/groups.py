@@ -62,16 +62,10 @@ def _rated_layers(modules: Iterable[nn.Module]) -> list[RatedLayers]:
     return [layers for module in modules for layers in module.modules() if isinstance(layers, RatedLayers)]
 
 
-def sgd(groups: list[ParameterGroup], momentum: float) -> Optimizer:
-    """SGD with momentum, the optimiser of SEC's contrastive and face runs; on a GPU in one launch."""
-    return SGD(_at_least_one(groups), lr=0.0, momentum=momentum, fused=_are_on_gpu(groups) or None)
-
-
-def nesterov(groups: list[ParameterGroup], momentum: float) -> Optimizer:
-    """SGD with Nesterov's momentum, the optimiser of SimCLR's fine-tuning; on a GPU in one launch."""
-    return SGD(
-        _at_least_one(groups), lr=0.0, momentum=momentum, nesterov=momentum > 0, fused=_are_on_gpu(groups) or None
-    )
+def sgd(groups: list[ParameterGroup], momentum: float, nesterov: bool = False) -> Optimizer:
+    """SGD with momentum, as in SEC's contrastive and face runs, or with Nesterov's; on a GPU in one launch."""
+    fused = _are_on_gpu(groups) or None
+    return SGD(_at_least_one(groups), lr=0.0, momentum=momentum, nesterov=nesterov, fused=fused)
 
 
 def adamw(groups: list[ParameterGroup]) -> Optimizer:

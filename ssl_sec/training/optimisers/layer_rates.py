@@ -16,7 +16,7 @@ from ssl_sec.networks import Encoder
 from ssl_sec.networks.stages import stages_of
 from ssl_sec.settings import BelowOne, CountOrZero, Share
 from ssl_sec.training.optimisers.config import OptimiserConfig, PositiveRate, Rate
-from ssl_sec.training.optimisers.groups import ParameterGroup, adamw, nesterov, parameter_groups
+from ssl_sec.training.optimisers.groups import ParameterGroup, adamw, parameter_groups, sgd
 from ssl_sec.training.schedules import Cosine, Schedule
 
 
@@ -81,7 +81,7 @@ class NesterovConfig(_LayeredOptimiserConfig):
     momentum: BelowOne = 0.9
 
     def _build(self, groups: list[ParameterGroup]) -> Optimizer:
-        return nesterov(groups, self.momentum)
+        return sgd(groups, self.momentum, nesterov=self.momentum > 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,7 @@ from sklearn.svm import SVC
 
 from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.faces.verification import kfold_accuracy_of_scores
-from ssl_sec.evaluation.faces.videos import (
-    VideoScores,
-    compare_videos,
-    hik_svm_kfold_accuracy,
-    videos_kfold_accuracy,
-)
+from ssl_sec.evaluation.faces.videos import VideoScores, compare_videos, hik_svm_kfold_accuracy, videos_kfold_accuracy
 
 
 def videos(seed, num_pairs=60, dim=8, noise=1.2):
