@@ -29,12 +29,7 @@ _given: ContextVar[Path | None] = ContextVar("config folder", default=None)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfigFile:
-    """A file of experiments or options.
-
-    Attributes:
-        path: path of the file.
-        is_own: whether it is a user's file.
-    """
+    """A file of experiments or options."""
 
     path: Path
     is_own: bool

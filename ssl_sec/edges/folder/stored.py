@@ -66,9 +66,6 @@ class StoredFolder(RunFolder):
     def held(self, *, waits: bool = False) -> Iterator[None]:
         """Takes the lease of the run, downloads it, and uploads what changes until the block ends.
 
-        Args:
-            waits: see `Lease`.
-
         Raises:
             ConfigError: if another process has the lease.
             StorageError: if the storage cannot be used.

@@ -126,11 +126,6 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
 def require_data(data: DataConfig, runtime: RuntimeConfig, *, with_test: bool) -> None:
     """Checks that the images exist, unless the run is on a cluster, whose disks this process may not see.
 
-    Args:
-        data: the data set.
-        runtime: the runtime of the run.
-        with_test: whether the run needs the test images, too.
-
     Raises:
         MissingDataError: if they do not.
     """

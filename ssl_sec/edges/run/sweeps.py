@@ -42,12 +42,7 @@ Results = Mapping[str, Sequence[Mapping[str, float]]]
 
 
 class JobRun:
-    """The run in MLflow of a job without its own folder; if the store cannot be used, there is no run.
-
-    Args:
-        run: the run in MLflow; None if there is none.
-        lock: lock of that run.
-    """
+    """The run in MLflow of a job without its own folder; if the store cannot be used, there is no run."""
 
     # What is missing without the run, for the warning.
     _missing: ClassVar[str] = "the job is not recorded in MLflow"

@@ -325,11 +325,6 @@ def tracked_beside(
     """The tracking of a job about the run of a folder, and the id of the run in that store.
 
     The id is None if the store does not have the run. A sqlite file that was deleted or moved is not created again.
-
-    Args:
-        folder: the run's folder.
-        tracking: the configured tracking.
-        output_dir: output folder of the job.
     """
     near = beside(folder.location, tracking)
     if tracking.uri is None and near.uri is not None and (file := sqlite_file(near.uri)) and not file.is_file():

@@ -37,11 +37,7 @@ _CHUNK_BYTES = 32 << 20
 
 
 class DriverFolder:
-    """The driver's folder of a run, as an actor that workers call.
-
-    Args:
-        path: path of the folder.
-    """
+    """The driver's folder of a run, as an actor that workers call."""
 
     def __init__(self, path: str) -> None:
         self._folder = open_folder(Path(path))

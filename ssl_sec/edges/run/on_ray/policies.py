@@ -178,11 +178,7 @@ class FailureWatch(UserCallback):
 
 
 class TrainingWatch(WorkerGroupCallback):
-    """Marks in the run's folder whether workers train, on which a stop has to wait.
-
-    Args:
-        folder: the run's folder.
-    """
+    """Marks in the run's folder whether workers train, on which a stop has to wait."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -224,11 +220,6 @@ class ElasticPolicy(ElasticScalingPolicy):
     """Chooses as many workers as the cluster has room for, among the numbers that divide the batch.
 
     Before the number changes in a healthy run, a checkpoint is requested, so that the change costs no steps.
-
-    Args:
-        scaling: the smallest and the largest number of workers.
-        counts: allowed numbers of workers.
-        folder: the run's folder.
     """
 
     def __init__(self, scaling: ScalingConfig, counts: Sequence[int], folder: RunFolder) -> None:
