@@ -81,13 +81,6 @@ def copy_probe_metrics(
 
     A metric keeps its name if the protocol is the run's own, its `probe` settings on its data; for another protocol the
     hash of the protocol is added to the name.
-
-    Args:
-        client: client of the store.
-        run_id: id of the training run.
-        trained: configuration of the training run.
-        config: configuration of the probe.
-        probe: the probe's run.
     """
     protocol = probe.data.tags[PROTOCOL_TAG]
     own_data = config.data is None or same_set(config.data, trained.data, _IGNORED_BY_PROBES)
