@@ -72,9 +72,14 @@ class ConfigFile:
             raise ConfigError(f"{self.shown}: cannot be read: {first_line(error)}") from error
         if not isinstance(node, DictConfig):
             raise ConfigError(f"{self.shown}: found a list, must be keys and values")
-        values = OmegaConf.to_container(node)
-        assert isinstance(values, dict)
-        return {str(key): value for key, value in values.items()}
+        return as_mapping(node)
+
+
+def as_mapping(config: DictConfig, *, resolve: bool = False) -> dict[str, Any]:
+    """Nested values, with `???` left in."""
+    values = OmegaConf.to_container(config, resolve=resolve)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
 
 
 @contextmanager
