@@ -28,10 +28,6 @@ from ssl_sec.settings import from_values
 def run_recipe(job: str, overrides: Sequence[str]) -> str:
     """Trains or measures as a recipe of `recipes/registry.py` does.
 
-    Args:
-        job: name of the recipe.
-        overrides: overrides in Hydra's grammar.
-
     Returns:
         The text to print.
     """

@@ -14,10 +14,6 @@ from ssl_sec.recipes.pretraining.preview import preview
 def run_preview(picture: PreviewConfig, config: RunConfig) -> str:
     """Draws some images with the views of the first step; returns a description of the picture.
 
-    Args:
-        picture: size and file of the picture.
-        config: configuration of the pretraining.
-
     Raises:
         DataError: the images cannot be read.
         StorageError: the file cannot be written.

@@ -11,12 +11,7 @@ from ssl_sec.progress import ProgressLog
 
 @contextmanager
 def progress_shown(task: str, total: int) -> Iterator[Callable[[int], object]]:
-    """Shows how many images are done, by the function that it yields.
-
-    Args:
-        task: what is done with the images.
-        total: number of images.
-    """
+    """Shows how many images are done, by the function that it yields."""
     if not sys.stderr.isatty():
         yield ProgressLog(task, total).add
         return

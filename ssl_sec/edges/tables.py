@@ -32,23 +32,13 @@ def mean_and_std(values: Sequence[float]) -> str:
 
 
 def in_markdown(columns: Sequence[str], *rows: Sequence[str]) -> str:
-    """A table in GitHub's Markdown.
-
-    Args:
-        columns: names of the columns.
-        rows: one row each, with a cell for each column.
-    """
+    """A table in GitHub's Markdown."""
     lines = ([cell.replace("|", "\\|") for cell in row] for row in (columns, ["---"] * len(columns), *rows))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def in_csv(columns: Sequence[str], *rows: Sequence[Any]) -> str:
-    """A table as CSV, its lines ended by a line feed.
-
-    Args:
-        columns: names of the columns.
-        rows: one row each, with a cell for each column.
-    """
+    """A table as CSV, its lines ended by a line feed."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([columns, *rows])
     return text.getvalue()

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from ssl_sec.data.config import DataConfig
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import new_name, weights_digest
 from ssl_sec.edges.folder.stored import open_folder
@@ -100,7 +99,7 @@ def _probes(config: TransferConfig, found: FoundNetwork) -> dict[str, ProbeJobCo
         made = ProbeJobConfig(
             run=config.run,
             checkpoint=config.checkpoint,
-            data=_sized(data, size, channels),
+            data=data.read_as(size, channels) if data.read_size_px is None else data,  # else it has its own size
             probe=probe,
             runtime=config.runtime,
             output_dir=config.output_dir,
@@ -128,11 +127,6 @@ def _image_shape(config: TransferConfig, found: FoundNetwork) -> tuple[int, int]
             ) from error
     own, height, width = shape
     return channels or own, size or min(height, width)
-
-
-def _sized(data: DataConfig, size: int, channels: int) -> DataConfig:
-    """The data set with its files decoded at the size and channels of the encoder, unless it has its own size."""
-    return data.read_as(size, channels) if data.read_size_px is None else data
 
 
 def _measured(probe: ProbeJobConfig, group: str, sweep: Sweep) -> Finished:

@@ -15,6 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
+from ssl_sec.edges.composition.config_folders import as_mapping
 from ssl_sec.edges.composition.experiments import Experiment, as_typed, explanations, load
 from ssl_sec.edges.composition.hints import suggestion
 from ssl_sec.edges.composition.keys import OF, keys_of, kind_of, misfit, unknown_keys
@@ -72,7 +73,7 @@ def as_values(job: str, config: DictConfig) -> dict[str, Any]:
         value = f"<{allowed}>" if " | " in allowed else "<value>"
         raise ConfigError(f"{missing[0]}: missing; give it as {missing[0]}={value}")
     try:
-        values = OmegaConf.to_container(config, resolve=True)
+        return as_mapping(config, resolve=True)
     except InterpolationKeyError as error:
         source, whole = re.findall(r"'(.+?)'", str(error))[0], re.split(r"[.\[]", str(error.full_key))[0]
         raise ConfigError(
@@ -80,8 +81,6 @@ def as_values(job: str, config: DictConfig) -> dict[str, Any]:
         ) from error
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {_first_line(error)}") from error
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
 
 
 def options_of(job: str) -> dict[str, dict[str, str]]:
@@ -165,13 +164,6 @@ def chooses_own(job: str, overrides: Sequence[str]) -> bool:
     experiment, options = chosen_experiment(job, overrides), chosen_options(job, overrides)
     files = [option(group, name, job) for group, name in options.items()]
     return (experiment is not None and experiment.file.is_own) or any(file and file.is_own for file in files)
-
-
-def as_mapping(config: DictConfig) -> dict[str, Any]:
-    """Nested values with `???` left in."""
-    values = OmegaConf.to_container(config)
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
 
 
 def _choice(job: str, given: Sequence[Override]) -> Choice:

@@ -29,12 +29,7 @@ _given: ContextVar[Path | None] = ContextVar("config folder", default=None)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfigFile:
-    """A file of experiments or options.
-
-    Attributes:
-        path: path of the file.
-        is_own: whether it is a user's file.
-    """
+    """A file of experiments or options."""
 
     path: Path
     is_own: bool
@@ -77,9 +72,14 @@ class ConfigFile:
             raise ConfigError(f"{self.shown}: cannot be read: {first_line(error)}") from error
         if not isinstance(node, DictConfig):
             raise ConfigError(f"{self.shown}: found a list, must be keys and values")
-        values = OmegaConf.to_container(node)
-        assert isinstance(values, dict)
-        return {str(key): value for key, value in values.items()}
+        return as_mapping(node)
+
+
+def as_mapping(config: DictConfig, *, resolve: bool = False) -> dict[str, Any]:
+    """Nested values, with `???` left in."""
+    values = OmegaConf.to_container(config, resolve=resolve)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
 
 
 @contextmanager

@@ -134,7 +134,8 @@ def _choices(job: str) -> str:
         from ssl_sec.exporting import FORMATS
 
         explained = {
-            name: f"{_first(form.__doc__)} Needs {', '.join(form.packages)}." for name, form in FORMATS.items()
+            name: f"{str(form.__doc__).splitlines()[0]} Needs {', '.join(form.packages)}."
+            for name, form in FORMATS.items()
         }
         return "\n".join(["format=", *_listed(explained)])
     if job == "report":
@@ -248,18 +249,10 @@ def _wrapped(text: str, indent: str, hanging: str | None = None) -> list[str]:
     # A sign stays on the line of its number.
     lines = textwrap.wrap(
         re.sub(r"([<>≤≥]) (?=[-\d])", rf"\1{_FIXED}", text),
-        _width(),
+        min(100, max(80, shutil.get_terminal_size().columns)),
         initial_indent=indent,
         subsequent_indent=indent if hanging is None else hanging,
         break_long_words=False,
         break_on_hyphens=False,
     )
     return [line.replace(_FIXED, " ") for line in lines]
-
-
-def _first(docstring: str | None) -> str:
-    return (docstring or "").partition("\n")[0]
-
-
-def _width() -> int:
-    return min(100, max(80, shutil.get_terminal_size().columns))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import pkgutil
 import re
 import types
 from collections.abc import Iterator, Mapping
@@ -9,13 +10,26 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ssl_sec.edges import config
 from ssl_sec.errors import nearest
 from ssl_sec.recipes.registry import PRETRAIN, RECIPES
 from ssl_sec.settings import to_values
 
 # Between a job that runs trainings and the training: `ablate_of_face` has the keys of an ablation and of jobs.face.
 OF = "_of_"
+# The dataclasses of jobs without a registry row; imported only when they are asked for, as some need torch.
+_KINDS = {
+    "ablate": "ssl_sec.edges.config:AblateConfig",
+    "align": "ssl_sec.edges.config:AlignConfig",
+    "embed": "ssl_sec.edges.config.embed:EmbedConfig",
+    "export": "ssl_sec.edges.config.export:ExportConfig",
+    "neighbours": "ssl_sec.edges.config.neighbours:NeighboursConfig",
+    "preview": "ssl_sec.edges.config:PreviewConfig",
+    "replay": "ssl_sec.edges.config:ReplayConfig",
+    "report": "ssl_sec.edges.config:ReportConfig",
+    "study": "ssl_sec.edges.config.study:StudyConfig",
+    "transfer": "ssl_sec.recipes.probing.config:TransferConfig",
+    "tune": "ssl_sec.edges.config.tune:TuneConfig",
+}
 _TYPES = {str: "text", int: "integer", float: "number", bool: "true or false"}
 _BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 
@@ -43,39 +57,11 @@ def kind_of(job: str) -> type[Any]:
     if job in RECIPES:
         return RECIPES[job].config
     own, _, training = job.partition(OF)
-    if own in ("ablate", "preview", "study", "tune"):
-        bases = (_own_kind_of(own), RECIPES[training or PRETRAIN.name].config)
-        return dataclasses.make_dataclass(own.capitalize(), [], bases=bases, frozen=True, kw_only=True)
-    if job == "export":
-        from ssl_sec.edges.config.export import ExportConfig  # with torch
-
-        return ExportConfig
-    if job == "embed":
-        from ssl_sec.edges.config.embed import EmbedConfig  # with torch
-
-        return EmbedConfig
-    if job == "neighbours":
-        from ssl_sec.edges.config.neighbours import NeighboursConfig  # with torch
-
-        return NeighboursConfig
-    if job == "transfer":
-        from ssl_sec.recipes.probing.config import TransferConfig  # with torch
-
-        return TransferConfig
-    return {"align": config.AlignConfig, "replay": config.ReplayConfig, "report": config.ReportConfig}[job]
-
-
-def _own_kind_of(job: str) -> type[Any]:
-    """The dataclass of the keys that a job has beside those of a training."""
-    if job == "study":
-        from ssl_sec.edges.config.study import StudyConfig
-
-        return StudyConfig
-    if job == "tune":
-        from ssl_sec.edges.config.tune import TuneConfig
-
-        return TuneConfig
-    return {"ablate": config.AblateConfig, "preview": config.PreviewConfig}[job]
+    kind = pkgutil.resolve_name(_KINDS[own])
+    if own not in ("ablate", "preview", "study", "tune"):
+        return kind
+    bases = (kind, RECIPES[training or PRETRAIN.name].config)
+    return dataclasses.make_dataclass(own.capitalize(), [], bases=bases, frozen=True, kw_only=True)
 
 
 def keys_of(kind: type[Any], values: Mapping[str, Any], path: str = "") -> Iterator[Key]:

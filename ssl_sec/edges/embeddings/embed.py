@@ -97,13 +97,13 @@ def run_embed(config: EmbedConfig) -> Embedded:
     """
     network, belongs_to = found_network_and_origin(config)
     data = undecoded(_data(config, network))
-    work = EmbeddingWork(config=config, network=network, data=data)
-    image_set = work.open()
+    image_set = data.open_to_embed(config.split, network.crop)  # cropped as in the run's evaluation
     logger.info("data: %s", in_words(image_set))
     loaded = network.load(image_set.image_shape)
     dim, digest = _dim(loaded, image_set), network.digest(loaded)
     plan = Plan(split=config.split, num_images=len(image_set), rows_per_part=config.rows_per_part)
-    work = replace(work, plan=plan, origin=_origin(config, network.run, belongs_to, digest, data, image_set, dim))
+    origin = _origin(config, network.run, belongs_to, digest, data, image_set, dim)
+    work = EmbeddingWork(config=config, network=network, data=data, plan=plan, origin=origin)
     with alone_in(place_at(config.output), config.split):
         return _write_missing(work, belongs_to, image_set)
 
@@ -217,13 +217,9 @@ class EmbeddingWork:
     config: EmbedConfig
     network: TravellingNetwork
     data: DataConfig
-    plan: Plan = field(default_factory=lambda: Plan(split="", num_images=0, rows_per_part=1))
-    origin: Mapping[str, Any] = field(default_factory=dict)
+    plan: Plan
+    origin: Mapping[str, Any]
     precision: str | None = None
-
-    def open(self) -> ImageSet:
-        """The images, cropped as in the run's evaluation."""
-        return self.data.open_to_embed(self.config.split, self.network.crop)
 
     def require_precision(self, precision: str | None) -> None:
         """Raises a ConfigError if the existing files have another precision; None if it is not known yet."""
@@ -233,9 +229,7 @@ class EmbeddingWork:
                 f"allowed: another folder, or runtime.precision={self.precision}"
             )
 
-    def start(
-        self, device: torch.device, on_images: Callable[[int], object] = lambda count: None
-    ) -> Callable[[int], int]:
+    def start(self, device: torch.device, on_images: Callable[[int], object]) -> Callable[[int], int]:
         """A function that computes a part on a device, and returns how many images it embedded.
 
         Args:
@@ -245,7 +239,7 @@ class EmbeddingWork:
         Raises:
             ConfigError: if the files that exist are of another precision.
         """
-        image_set = self.open()
+        image_set = self.data.open_to_embed(self.config.split, self.network.crop)
         computation = self.config.runtime.on(device)
         self.require_precision(computation.precision)
         origin = {**self.origin, "precision": computation.precision}

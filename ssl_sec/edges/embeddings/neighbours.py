@@ -151,9 +151,7 @@ class SearchWork:
         """The division of the queries into parts."""
         return Plan(split=_NEIGHBOURS, num_images=len(queries), rows_per_part=self.config.queries_per_part)
 
-    def start(
-        self, device: torch.device, on_images: Callable[[int], object] = lambda count: None
-    ) -> Callable[[int], int]:
+    def start(self, device: torch.device, on_images: Callable[[int], object]) -> Callable[[int], int]:
         """A function that searches a part on a device, and returns for how many images it searched.
 
         Args:

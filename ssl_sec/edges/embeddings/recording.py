@@ -60,15 +60,7 @@ def start_run(config: EmbedConfig, origin: Origin, data: DataConfig) -> JobRun:
 def upload_results(
     run: TrackedRun, metrics: Mapping[str, float], origin: Mapping[str, Any], image_set: ImageSet, data: DataConfig
 ) -> None:
-    """Logs the metrics of a job, its data set as an input, and the origin that its files have in their metadata.
-
-    Args:
-        run: the job's run.
-        metrics: the metrics by their names after `embed/`.
-        origin: origin of the embeddings.
-        image_set: the embedded data set.
-        data: configuration of the data set.
-    """
+    """Logs the metrics of a job as `embed/<name>`, its data set as an input, and the origin of its files."""
     run([{"step": 0, "metrics": {f"embed/{name}": value for name, value in metrics.items()}}])
     run.client.log_dict(run.run_id, masked_values(origin), "origin.json")
     described = DataDescription.of(image_set, origin["digest"])

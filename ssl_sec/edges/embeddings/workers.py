@@ -1,34 +1,22 @@
 """The parts of a job, one after the other in this process, or on the workers of a cluster."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING
 
 from ssl_sec.training.config import LocalConfig, RuntimeConfig
 
-
-class Start(Protocol):
-    """Makes the function that computes a part: it takes the part's number, and returns how many rows it made."""
-
-    def __call__(self, device: torch.device, on_images: Callable[[int], object] = ...) -> Callable[[int], int]:
-        """The function for parts on a device.
-
-        Args:
-            device: device of this process.
-            on_images: called with a number of finished images.
-        """
-        ...
+if TYPE_CHECKING:
+    from ssl_sec.edges.run.on_ray.parts import Start  # imports Ray
 
 
 def done_on(
-    runtime: RuntimeConfig, start: Start, parts: Sequence[int], on_images: Callable[[int], object], job: str
+    runtime: RuntimeConfig, start: "Start", parts: Sequence[int], on_images: Callable[[int], object], job: str
 ) -> Iterator[int]:
     """Computes the parts; yields the result of each.
 
     Args:
         runtime: where the parts are computed.
-        start: makes the function for parts; on a cluster it is sent to the workers.
+        start: see `Start`; on a cluster it is sent to the workers.
         parts: the numbers of the parts.
         on_images: called with a number of finished images, on a cluster after each part.
         job: name of the job in Ray's dashboard.

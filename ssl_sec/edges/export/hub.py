@@ -46,11 +46,10 @@ class HubRepository:
     def hub_name(self) -> str:
         """Owner and name of the repository."""
         name = self._output.removeprefix(HUB_SCHEME)
-        return name if "/" in name else f"{self._owner()}/{name}"
-
-    def _owner(self) -> str:
+        if "/" in name:
+            return name
         with self._errors():
-            return str(self._api.whoami()["name"])
+            return f"{self._api.whoami()['name']}/{name}"
 
     def require_replaceable(self, overwrite: bool) -> bool:
         """Refuses an existing repository, unless its files may be replaced; returns whether there is one.

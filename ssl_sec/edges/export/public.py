@@ -40,12 +40,7 @@ def hub_datasets(data: Iterable[Dataset]) -> list[str]:
 
 
 def described_measurement(run: Run, name: str) -> str:
-    """The training run as the source of a metric, with the data of it.
-
-    Args:
-        run: the training run.
-        name: name of the metric.
-    """
+    """The training run as the source of a metric, with the data of it."""
     parameters = current_parameters(run)
     trained_on = f"training on {_data_of(run)}"
     if name not in OF_LABELS or "monitor.data.name" not in parameters:

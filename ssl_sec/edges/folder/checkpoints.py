@@ -81,12 +81,6 @@ def _listed(kept: Mapping[int, float | None], best: int | None, metric: str) -> 
 def write_network(folder: RunFolder, recipe: RecipeRow, step: int, to: Path) -> None:
     """Writes the weights of a kept checkpoint in the form of the run's last weights, with the files that readers need.
 
-    Args:
-        folder: the run's folder.
-        recipe: the run's recipe.
-        step: step of the checkpoint.
-        to: an existing folder.
-
     Raises:
         StorageError: if the checkpoint is not whole, or the storage cannot be used.
     """

@@ -2,15 +2,10 @@
 
 import contextlib
 import json
-import os
-import socket
-import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.image_set import ImageSet
@@ -134,12 +129,6 @@ class DataDescription:
             raise StorageError(f"{path} or {check_path.name} cannot be read: {first_line(error)}") from error
 
 
-def about_worker(rank: int, world_size: int, node: str) -> dict[str, Any]:
-    """The record of the start of this worker process."""
-    about = {"rank": rank, "world_size": world_size, "node": node, "pid": os.getpid(), "started": _now()}
-    return {**about, "versions": installed_versions()}
-
-
 def installed_versions() -> dict[str, str]:
     """The versions of the packages that decide the curve of a run."""
     found: dict[str, str] = {}
@@ -149,18 +138,6 @@ def installed_versions() -> dict[str, str]:
     return found
 
 
-def about_failure(rank: int, error: BaseException) -> dict[str, Any]:
-    """The record of an error of this process."""
-    return {
-        "rank": rank,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "time": _now(),
-        "error": masked(first_line(error)),
-        "traceback": masked("".join(traceback.format_exception(error))),
-    }
-
-
 def user_error(described: str) -> UserError | None:
     """The user error that a run has stored as JSON; None if it cannot be read."""
     kinds = {kind.exit_code: kind for kind in (ConfigError, DataError, StorageError)}
@@ -168,7 +145,3 @@ def user_error(described: str) -> UserError | None:
         written = json.loads(described)
         return kinds.get(written["exit_code"], UserError)(written["message"])
     return None
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -110,9 +110,6 @@ def downloaded(url: str) -> RunFolder:
 
     The run may be active, so its staging folder is left alone.
 
-    Args:
-        url: address of the run.
-
     Raises:
         ConfigError: if the URL cannot be used.
         StorageError: if the storage cannot be used.

@@ -5,15 +5,18 @@ Metrics are written to `metrics.jsonl` first; the driver follows that file for t
 
 import contextlib
 import json
+import os
+import socket
 import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ssl_sec.edges.folder.descriptions import about_failure, about_worker, installed_versions
+from ssl_sec.edges.folder.descriptions import installed_versions
 from ssl_sec.edges.folder.text import append_json, has_metrics, json_lines
 from ssl_sec.edges.masking import masked
-from ssl_sec.errors import StorageError, writing
+from ssl_sec.errors import StorageError, first_line, writing
 from ssl_sec.files import replace_text
 from ssl_sec.training.norms import NormHistogram
 
@@ -71,7 +74,8 @@ class RunLogs:
 
     def log_worker(self, rank: int, world_size: int, node: str) -> None:
         """Logs the start of this worker process."""
-        self.add_worker(about_worker(rank, world_size, node))
+        about = {"rank": rank, "world_size": world_size, "node": node, "pid": os.getpid(), "started": _now()}
+        self.add_worker({**about, "versions": installed_versions()})
 
     def add_worker(self, about: Mapping[str, Any]) -> None:
         """Logs the start of a worker process, unless the folder cannot be written."""
@@ -97,7 +101,9 @@ class RunLogs:
 
     def log_failure(self, rank: int, error: BaseException) -> None:
         """Logs an error of this process."""
-        self.add_failure(about_failure(rank, error))
+        about = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "time": _now()}
+        trace = "".join(traceback.format_exception(error))
+        self.add_failure({**about, "error": masked(first_line(error)), "traceback": masked(trace)})
 
     def add_failure(self, about: Mapping[str, Any]) -> None:
         """Logs the error of a worker process, unless the folder cannot be written."""
@@ -112,3 +118,7 @@ class RunLogs:
         """The error for a folder that was removed while its run was active."""
         lost = "what it had saved is lost; the same command starts the run again"
         return StorageError(f"output_dir: {self.path} was removed during the run: {lost}")
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -103,10 +103,6 @@ def with_numbers(name: str) -> Iterator[str]:
 def claim_name(folder: Path, name: str) -> str:
     """Makes a new folder for a run, and returns its name; a number is added if the name is taken.
 
-    Args:
-        folder: folder of the recipe's runs, on this machine.
-        name: the wanted name.
-
     Raises:
         StorageError: if no folder can be made there, or object storage cannot be used.
     """

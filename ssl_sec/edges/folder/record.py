@@ -15,12 +15,7 @@ _UNKNOWN = "none"
 
 
 def run_record(folder: RunFolder, data_title: str) -> Run:
-    """The run with its parameters, last metrics, tags and data; without an id if it is not in MLflow.
-
-    Args:
-        folder: the run's folder.
-        data_title: name of the run's data set.
-    """
+    """The run with its parameters, last metrics, tags and data; without an id if it is not in MLflow."""
     metrics = {key: (value, record["step"]) for record in folder.records() for key, value in record["metrics"].items()}
     return Run(
         RunInfo(
@@ -43,12 +38,7 @@ def run_record(folder: RunFolder, data_title: str) -> Run:
 
 
 def data_set(data: DataDescription, title: str) -> Dataset:
-    """The data of a run with their counts; without a digest of the images, it has a digest of the counts.
-
-    Args:
-        data: description of the data by the run's workers.
-        title: name of the data set.
-    """
+    """The data of a run with their counts; without a digest of the images, it has a digest of the counts."""
     profile = {"images": data.num_images, "bad_images": data.num_bad_images, "classes": len(data.class_names)}
     if data.num_checked:
         profile |= {

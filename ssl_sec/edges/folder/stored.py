@@ -49,8 +49,9 @@ class StoredFolder(RunFolder):
     def __init__(self, path: Path, bucket: Bucket, restored: Path | None = None) -> None:
         super().__init__(path)
         self._bucket = bucket
-        output_dir, recipe, name = split_url(bucket.url)
-        self._restored_path = restored or local_folder(output_dir, "restored") / recipe / name
+        self._output_dir, recipe, name = split_url(bucket.url)
+        self._recipe_and_name = f"{recipe}/{name}"
+        self._restored_path = restored or local_folder(self._output_dir, "restored") / self._recipe_and_name
         self._checkpoints = bucket.folder("checkpoints")
         self._mirror: Mirror | None = None
 
@@ -65,9 +66,6 @@ class StoredFolder(RunFolder):
     @contextmanager
     def held(self, *, waits: bool = False) -> Iterator[None]:
         """Takes the lease of the run, downloads it, and uploads what changes until the block ends.
-
-        Args:
-            waits: see `Lease`.
 
         Raises:
             ConfigError: if another process has the lease.
@@ -165,16 +163,14 @@ class StoredFolder(RunFolder):
     @property
     def _kept_path(self) -> Path:
         """The folder with checkpoints that were neither used nor uploaded."""
-        output_dir, recipe, name = split_url(self._bucket.url)
-        return local_folder(output_dir) / "kept" / recipe / name
+        return local_folder(self._output_dir) / "kept" / self._recipe_and_name
 
     def _log(self, level: int, message: str) -> None:
         logger.log(level, "%s", message)
 
     def _worker_folders(self, holder: str) -> list[Path]:
         """The staging folders of workers on this machine, of the process that has chosen this word."""
-        output_dir, recipe, name = split_url(self._bucket.url)
-        folders = local_folder(output_dir, "workers").glob(f"*/{recipe}/{name}")
+        folders = local_folder(self._output_dir, "workers").glob(f"*/{self._recipe_and_name}")
         return [folder for folder in sorted(folders) if holder and holder_of(folder) == holder]
 
     def take_over(self, holder: str) -> None:

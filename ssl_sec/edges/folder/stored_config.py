@@ -42,10 +42,6 @@ def stored_values(path: Path) -> dict[str, Any]:
 def training_config(recipe: RecipeRow, path: Path) -> "TrainingConfig":
     """The stored configuration of a training run.
 
-    Args:
-        recipe: the run's recipe.
-        path: path of the file.
-
     Raises:
         StorageError: if the file cannot be read, or holds no configuration.
         ConfigError: if it is not a configuration of this recipe.
@@ -55,9 +51,6 @@ def training_config(recipe: RecipeRow, path: Path) -> "TrainingConfig":
 
 def probed_run(path: Path) -> "ProbedRun":
     """The stored configuration of a run, as far as a probe of that run needs it, for any recipe.
-
-    Args:
-        path: path of the file.
 
     Raises:
         StorageError: if the file cannot be read, or holds no configuration.
@@ -78,9 +71,6 @@ def _with_shares(probe: dict[str, Any]) -> dict[str, Any]:
 
 def require_whole_data(data: Mapping[str, Any]) -> None:
     """Refuses the data set of a run if its secrets, as those of signed URLs, were not kept with the run.
-
-    Args:
-        data: the stored values of the data set.
 
     Raises:
         ConfigError: if a value is hidden, with what the user can do.

@@ -16,10 +16,6 @@ _SAID = {"KILLED": "was stopped", "FAILED": "has failed or was killed", "RUNNING
 def require_finished(word: str, folder: RunFolder) -> None:
     """Refuses a run without its last weights, unless its training has ended.
 
-    Args:
-        word: the value of the key `run`.
-        folder: folder of the run.
-
     Raises:
         ConfigError: if its training has not ended, with what the user can do.
         StorageError: if the storage cannot be used.

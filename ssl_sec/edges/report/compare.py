@@ -17,12 +17,6 @@ _NONE = "-"
 def compare_runs(archive: RunArchive, first: str, second: str, *, shows_all: bool) -> Report:
     """Makes a report that compares two runs.
 
-    Args:
-        archive: the store with the runs.
-        first: the first run's id or name, or the beginning of either.
-        second: the second run, likewise.
-        shows_all: whether equal settings are shown too.
-
     Raises:
         ConfigError: for a run that does not exist or is ambiguous.
         StorageError: if the store cannot be used.

@@ -39,14 +39,7 @@ class _Panel(NamedTuple):
 def make_figure_report(
     name: str, figure: PaperFigure, paper: Paper, archive: RunArchive, recipes: Sequence[str] | None
 ) -> Report:
-    """Makes a report with a figure of a paper, drawn from our runs.
-
-    Args:
-        name: the paper's short name.
-        figure: the figure.
-        paper: the paper with the figure.
-        archive: the store with our runs.
-        recipes: the recipes whose runs are shown; None for those of the experiment with the newest run.
+    """Makes a report with a figure of a paper, drawn from runs of these recipes, or of the newest experiment if None.
 
     Raises:
         ConfigError: for a recipe without runs, recipes of several jobs, or runs for which the figure cannot be drawn.
@@ -224,7 +217,8 @@ def _draw_curves(
             f"figure: none of the {_count_runs(arms)} has two points of {' or '.join(metrics)} at steps that all runs "
             "of its arm have; allowed: longer runs"
         )
-    text = f"{title}; {_list_arms(shown)}"
+    arms = ", ".join(_label_with_seeds(arm, len(runs)) for arm, runs in shown.items())
+    text = f"{title}; {arms}"
     figure = compared_curves_figure(drawn, title, metric)
     return Report(name=name, text=text, markdown=None, rows=rows, figure=figure)
 
@@ -245,7 +239,3 @@ def _label_with_seeds(arm: str, count: int) -> str:
 
 def _count_runs(arms: Arms) -> str:
     return counted(sum(map(len, arms.values())), "run")
-
-
-def _list_arms(arms: Mapping[str, Sequence[Any]]) -> str:
-    return ", ".join(_label_with_seeds(arm, len(runs)) for arm, runs in arms.items())

@@ -144,11 +144,12 @@ def make_table_report(paper: str, table: Table, archive: RunArchive | None) -> R
     footnotes = _Footnotes()
     title = f"{paper}, Table {table.number}: {table.title}"
     blocks = [_make_block(table, places, cells, footnotes) for places in _split_columns(table.columns)]
+    orphans = len(measurements.orphans) if measurements is not None else 0
     notes = [
         *([_EXPLANATION] if cells else []),
         *([f"the paper: {table.note}"] if table.note else []),
         *footnotes.lines(),
-        *(_describe_orphans(len(measurements.orphans)) if measurements else []),
+        *([f"left out: {orphans} without a finished pretraining in the store"] if orphans else []),
     ]
     text = [title]
     markdown = [f"## {title}", "", f"{load(paper).title} ({load(paper).reference})"]
@@ -185,10 +186,6 @@ def _describe_changes(changes: Sequence[Change]) -> str:
         else:
             texts.append(f"{key} {found or 'not given'} (recipe: {expected or 'none'})")
     return ", ".join(texts)
-
-
-def _describe_orphans(count: int) -> list[str]:
-    return [f"left out: {count} without a finished pretraining in the store"] if count else []
 
 
 def _split_columns(columns: Sequence[Column]) -> list[list[int]]:

@@ -126,11 +126,6 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
 def require_data(data: DataConfig, runtime: RuntimeConfig, *, with_test: bool) -> None:
     """Checks that the images exist, unless the run is on a cluster, whose disks this process may not see.
 
-    Args:
-        data: the data set.
-        runtime: the runtime of the run.
-        with_test: whether the run needs the test images, too.
-
     Raises:
         MissingDataError: if they do not.
     """
@@ -208,16 +203,12 @@ def _named(config: _Config, group: str, default: str) -> _Config:
     tracking_uri(config.tracking, config.output_dir)  # checked before a folder is made
     if config.run_name is not None:
         return config
-    return replace(config, run_name=claim_name(_output_dir(config) / group, default))
-
-
-def _output_dir(config: RunConfig) -> Path:
-    return local_folder(config.output_dir)
+    return replace(config, run_name=claim_name(local_folder(config.output_dir) / group, default))
 
 
 def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> Finished:
     assert config.run_name is not None
-    path = _output_dir(config) / config.recipe_name / config.run_name
+    path = local_folder(config.output_dir) / config.recipe_name / config.run_name
     # A service that starts jobs again passes resume=auto, maybe before the lease of a killed process has expired.
     with _reserved(open_folder(path), waits=config.resume == "auto") as folder, settings_kept(folder):
         if not (folder.holds_run if config.resume == "auto" else config.resume):
@@ -253,7 +244,7 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
     of = "" if config.checkpoint == "last" else f"-{config.checkpoint}"
     default = f"{trained.run_name or run_name_of(trained)}{of}-probe"
     if config.run_name is not None:
-        group = _output_dir(config) / trained.recipe_name
+        group = local_folder(config.output_dir) / trained.recipe_name
         names = with_numbers(default) if config.run_name == default else (config.run_name,)
         found = probe_folder((group / name for name in names), config, trained, trained_path / "encoder.safetensors")
         if found is not None and is_probed(found):
@@ -268,7 +259,7 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
     require_data(data, config.runtime, with_test=share is None)
     config = _named(config, trained.recipe_name, default)
     assert config.run_name is not None
-    path = _output_dir(config) / trained.recipe_name / config.run_name
+    path = local_folder(config.output_dir) / trained.recipe_name / config.run_name
     with _reserved(open_folder(path), at_stop="a probe has no checkpoints, so nothing of it is kept") as folder:
         copied = {folder.encoder_path: "encoder.safetensors", folder.probed_config_path: "config.yaml"}
         folder.start(to_values(config), {path: trained_path / name for path, name in copied.items()})

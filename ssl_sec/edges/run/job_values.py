@@ -67,8 +67,7 @@ def _new_values(job: str, overrides: Sequence[str]) -> dict[str, Any]:
     if job == FINETUNE.name:
         return _finetune_values(overrides)
     if job in ("embed", "neighbours", "transfer"):
-        compose(job, overrides)  # a misspelled key is found before the imports
-        overrides = [*_choose_runtime(overrides), *overrides]
+        overrides = _with_runtime(job, overrides)
     return compose(job, overrides)
 
 
@@ -228,8 +227,7 @@ class _StoredRun:
 
 def _probe_values(overrides: Sequence[str]) -> dict[str, Any]:
     """A probe with the settings of its pretraining, except for those that are given."""
-    compose("probe", overrides)  # a misspelled key is found before the imports
-    overrides = [*_choose_runtime(overrides), *overrides]
+    overrides = _with_runtime("probe", overrides)
     values = compose("probe", overrides)
     config: Any = from_values(PROBE.config, values)  # mistakes are found before the run is searched
     typed = [override for override in overrides if override.startswith(("probe=", "probe."))]
@@ -266,8 +264,7 @@ def _probed_data(
 
 def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
     """A fine-tuning with the encoder of the run that it starts from, and its data set unless another is given."""
-    compose(FINETUNE.name, overrides)  # a misspelled key is found before the imports
-    overrides = [*_choose_runtime(overrides), *overrides]
+    overrides = _with_runtime(FINETUNE.name, overrides)
     values = compose(FINETUNE.name, overrides)
     if values["run"] is None:
         if values.get("data") is None:
@@ -349,8 +346,9 @@ def _stored(
     return _StoredRun(word=word, job=run.job, values=stored, image_shape=shape)
 
 
-def _choose_runtime(overrides: Sequence[str]) -> list[str]:
+def _with_runtime(job: str, overrides: Sequence[str]) -> list[str]:
     """Chooses one process if there is no cluster and at most one GPU, which is faster; unless a runtime is given."""
+    compose(job, overrides)  # a misspelled key is found before the imports
     import torch
 
     from ssl_sec.training.config import LocalConfig, RayConfig
@@ -358,7 +356,7 @@ def _choose_runtime(overrides: Sequence[str]) -> list[str]:
     only_ray = {field.name for field in fields(RayConfig)} - {field.name for field in fields(LocalConfig)}
     typed = [override.partition("=")[0] for override in overrides]
     if "runtime" in typed or any(key.removeprefix("runtime.") in only_ray for key in typed if "." in key):
-        return []
+        return list(overrides)
     if (cluster := find_cluster()) is not None:
         why, runtime = f"there is a Ray cluster at {cluster}", "ray"
     elif (num_gpus := torch.cuda.device_count()) > 1:
@@ -366,4 +364,4 @@ def _choose_runtime(overrides: Sequence[str]) -> list[str]:
     else:
         why, runtime = "there is no Ray cluster and at most one GPU", "local"
     logger.info("runtime=%s: %s", runtime, why)
-    return [f"runtime={runtime}"]
+    return [f"runtime={runtime}", *overrides]

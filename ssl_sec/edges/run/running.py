@@ -152,11 +152,7 @@ class RunLock:
             self._path.parent.rmdir()
 
     def abandon(self, reason: str) -> None:
-        """Ends the run as FAILED in its store, and releases the lock; if the store cannot be used, a later job does it.
-
-        Args:
-            reason: reason for the end.
-        """
+        """Ends the run as FAILED and releases the lock; if the store cannot be used, a later job ends it."""
         self.release({"status": "FAILED", "reason": reason})
         with contextlib.suppress(UserError, MlflowException, OSError):
             close_in_its_store(self._path, reason)

@@ -54,12 +54,7 @@ def interrupt(*_: object) -> None:
 
 @contextmanager
 def stop_requests(ask: Callable[[], object], force: Callable[[], object] = interrupt) -> Iterator[None]:
-    """Calls `ask` at the first SIGINT, SIGTERM or SIGHUP in the block, and `force` at a later SIGINT.
-
-    Args:
-        ask: requests a stop.
-        force: stops at once.
-    """
+    """Calls `ask` at the first SIGINT, SIGTERM or SIGHUP in the block, and `force` at a later SIGINT."""
     asked_at: float | None = None
 
     def request(number: int, frame: FrameType | None) -> None:

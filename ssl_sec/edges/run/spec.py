@@ -10,14 +10,7 @@ from ssl_sec.recipes.registry import RecipeRow
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSpec:
-    """The specification of a run.
-
-    Attributes:
-        recipe: the run's recipe.
-        config: the run's configuration.
-        folder: folder of the run's files.
-        identity: identity of the run in MLflow.
-    """
+    """The specification of a run."""
 
     recipe: RecipeRow
     config: RunConfig

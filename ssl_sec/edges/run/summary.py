@@ -72,12 +72,7 @@ def ui_instructions(finished: Finished, *, whole_experiment: bool = False) -> st
 
 
 def ui_command(uri: str, path: str) -> str:
-    """The command that starts the MLflow UI, and the address of a page.
-
-    Args:
-        uri: address of the store.
-        path: path of the page.
-    """
+    """The command that starts the MLflow UI, and the address of a page."""
     if uri.startswith(("http://", "https://")):
         return f"MLflow UI: {uri}{path}"
     program = Path(sys.executable).parent / "mlflow"

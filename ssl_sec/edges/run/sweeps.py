@@ -42,12 +42,7 @@ Results = Mapping[str, Sequence[Mapping[str, float]]]
 
 
 class JobRun:
-    """The run in MLflow of a job without its own folder; if the store cannot be used, there is no run.
-
-    Args:
-        run: the run in MLflow; None if there is none.
-        lock: lock of that run.
-    """
+    """The run in MLflow of a job without its own folder; if the store cannot be used, there is no run."""
 
     # What is missing without the run, for the warning.
     _missing: ClassVar[str] = "the job is not recorded in MLflow"
@@ -71,17 +66,8 @@ class JobRun:
     ) -> Self:
         """Creates the run, or reopens that of an earlier process if the store still has it.
 
-        If this process dies, the next job of the output folder closes the run.
-
-        Args:
-            tracking: tracking of the job, with the parent run if there is one.
-            output_dir: output folder of the job.
-            values: parameters of the run.
-            known: file with the id of the earlier run, which is written for the next process; None for a new run.
-            recipe: the recipe's name.
-            job: the job's name.
-            name: name of a new run.
-            tags: further tags.
+        If this process dies, the next job of the output folder closes the run. The file `known` keeps the id of the run
+        for the next process; without it, the run is a new one.
         """
         known_id = (known.read_text().strip() if known is not None and known.is_file() else "") or None
         lock: RunLock | None = None

@@ -45,12 +45,7 @@ _END_S = 10.0
 
 
 class Upload:
-    """The upload of the results at the end of a run. Its errors do not fail the run; they are reported once.
-
-    Args:
-        spec: specification of the run.
-        tracking: the run in MLflow.
-    """
+    """The upload of the results at the end of a run. Its errors do not fail the run; they are reported once."""
 
     def __init__(self, spec: RunSpec, tracking: DeferredRun) -> None:
         self._spec = spec

@@ -111,14 +111,7 @@ class FolderRuntime:
 
 
 def work(job: str, values: Mapping[str, Any], folder: RunFolder, worker: Worker) -> None:
-    """Runs a recipe on this worker; worker 0 writes to the run's folder how it ended.
-
-    Args:
-        job: name of the recipe.
-        values: configuration of the recipe.
-        folder: the run's folder.
-        worker: this worker.
-    """
+    """Runs a recipe on this worker; worker 0 writes to the run's folder how it ended."""
     if folder.error() is not None:
         return  # a restart cannot help; the driver reports the error
     if worker.rank == 0 and (changed := folder.changed_versions()):

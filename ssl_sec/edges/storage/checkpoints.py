@@ -38,11 +38,7 @@ _PAUSE_S = 5.0
 
 
 def whole_checkpoints(files: Iterable[str]) -> list[str]:
-    """Names of the checkpoints that have a manifest, oldest first.
-
-    Args:
-        files: files of the run's checkpoints in object storage.
-    """
+    """Names of the checkpoints that have a manifest, oldest first."""
     return sorted(name.partition("/")[0] for name in files if name.endswith(f"/{MANIFEST}"))
 
 

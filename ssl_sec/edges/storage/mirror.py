@@ -80,10 +80,6 @@ def upload_run(folder: Path, bucket: Bucket) -> None:
 
     A file that is missing here stays in object storage, unless it is one that runs remove.
 
-    Args:
-        folder: folder on this machine.
-        bucket: the run's folder.
-
     Raises:
         StorageError: if the storage cannot be used.
     """

@@ -65,14 +65,7 @@ class Comparison:
 
     @classmethod
     def of(cls, cells: Sequence[KeptCell], metric: str, baseline: str, family: int) -> "Comparison":
-        """Compares the given cells, in their order.
-
-        Args:
-            cells: runs that have ended.
-            metric: the metric that decides.
-            baseline: the arm that the others are compared with.
-            family: number of planned comparisons with the baseline, over all points, for which p is adjusted.
-        """
+        """Compares the given cells, in their order."""
         found: dict[str, dict[str, dict[int, Mapping[str, float]]]] = {}
         for cell in cells:
             found.setdefault(cell.point, {}).setdefault(cell.arm, {})[cell.seed] = cell.metrics

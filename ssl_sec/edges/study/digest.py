@@ -22,11 +22,6 @@ def digest_of(config: TrainingConfig, job: str = PRETRAIN.name, **others: Any) -
     Files of images count by their names, without their folders.
 
     Default settings are left out, so that the digest stays the same when a later version has more settings.
-
-    Args:
-        config: the configuration.
-        job: the job that runs it.
-        others: other values that affect the results.
     """
     files = image_files(type(config))
     changed = {key: file_names(value) if key in files else value for key, value in _changed(config)}

@@ -70,11 +70,7 @@ def run_study(study: Study) -> str:
 
 
 class _Job:
-    """A study while it runs.
-
-    Args:
-        study: the study to run.
-    """
+    """A study while it runs."""
 
     def __init__(self, study: Study) -> None:
         self._study = study

@@ -62,16 +62,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A run of a study.
-
-    Attributes:
-        job: the training, which is the name of its job.
-        arm: arm of the run.
-        point: point of the run.
-        seed: seed of the run.
-        overrides: overrides of the training.
-        config: configuration from these overrides.
-    """
+    """A run of a study."""
 
     job: str
     arm: str

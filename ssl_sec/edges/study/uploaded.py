@@ -17,11 +17,7 @@ SEARCHES = "-searches"
 
 
 def searches_path(cells: Path) -> Path:
-    """The file of a study's searches.
-
-    Args:
-        cells: path of the file of its cells.
-    """
+    """The file of a study's searches."""
     return cells.with_name(f"{cells.stem}{SEARCHES}.csv")
 
 

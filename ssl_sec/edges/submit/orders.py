@@ -62,14 +62,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """A job with checked overrides.
-
-    Attributes:
-        job: name of the job.
-        overrides: overrides in Hydra's grammar.
-        name: name of the run.
-        recipe: recipe of the run.
-    """
+    """A job with checked overrides."""
 
     job: str
     overrides: tuple[str, ...]
@@ -213,13 +206,7 @@ def values_for(job: str, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def probed_folder(job: str, overrides: Sequence[str], values: Mapping[str, Any]) -> str | None:
-    """The folder or URL of the run to probe, if it is given by that and no output folder is; None otherwise.
-
-    Args:
-        job: name of the job.
-        overrides: its overrides.
-        values: its configuration.
-    """
+    """The folder or URL of the run to probe, if it is given by that and no output folder is; None otherwise."""
     word = "" if job != PROBE.name else str(values["run"])
     is_folder = "/" in word and not word.startswith("models:")
     is_chosen = values["output_dir"] != "runs" or any(override.startswith("output_dir=") for override in overrides)
@@ -228,9 +215,6 @@ def probed_folder(job: str, overrides: Sequence[str], values: Mapping[str, Any])
 
 def passed_environment(is_local: bool) -> dict[str, str]:
     """The environment variables that are passed to a job.
-
-    Args:
-        is_local: whether the cluster is on this machine.
 
     Raises:
         ConfigError: if they contain credentials, which the dashboard would show, or a store that the nodes cannot

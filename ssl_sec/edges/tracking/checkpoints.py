@@ -29,15 +29,7 @@ _FREQUENT, _LOSS = ("train/", "system/"), "train/loss"
 def log_checkpoints(
     client: MlflowClient, experiment_id: str, run_id: str, recipe: RecipeRow, folder: RunFolder
 ) -> None:
-    """Logs each kept checkpoint of a run as a model, with the metrics of its step; whole models stay.
-
-    Args:
-        client: client of the store.
-        experiment_id: id of the run's experiment.
-        run_id: id of the run.
-        recipe: the run's recipe.
-        folder: the run's folder.
-    """
+    """Logs each kept checkpoint of a run as a model, with the metrics of its step; whole models stay."""
     logged = _logged(client, experiment_id, run_id)
     known = _whole(logged).keys()
     new = {step: score for step, score in kept_checkpoints(folder).items() if step not in known}
@@ -67,13 +59,6 @@ def download_checkpoint(
     client: MlflowClient, experiment_id: str, run_id: str, checkpoint: Checkpoint, folder: Path
 ) -> int:
     """Downloads the weights of a kept checkpoint of a run.
-
-    Args:
-        client: client of the store.
-        experiment_id: id of the run's experiment.
-        run_id: id of the run.
-        checkpoint: the value of the key `checkpoint`.
-        folder: an existing folder.
 
     Returns:
         The steps taken when it was saved.

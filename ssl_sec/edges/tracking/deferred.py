@@ -58,20 +58,12 @@ class DeferredRun:
         return (MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL.get() or _MACHINE_INTERVAL_S) if self._system_metrics else None
 
     def log_machines(self, metrics: Mapping[str, float]) -> None:
-        """Logs the utilisation of other machines, once the run is connected.
-
-        Args:
-            metrics: utilisation by MLflow's names.
-        """
+        """Logs the utilisation of other machines, once the run is connected."""
         if self.run is not None and self.machine_interval_s is not None:
             self.run.log_machines(metrics, self.machine_interval_s)
 
     def describe_cluster(self, cluster: str) -> None:
-        """Adds the cluster that the run is on to its description, with the next metrics.
-
-        Args:
-            cluster: description of the cluster, in Markdown.
-        """
+        """Adds the cluster that the run is on to its description, with the next metrics."""
         self._cluster = cluster
 
     def connect(self) -> TrackedRun:

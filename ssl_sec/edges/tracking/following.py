@@ -268,12 +268,11 @@ class Progress:
         number = min(math.ceil(place / length), len(self._parts)) - 1 if place > 0 else 0
         return place - number * length, length, self._parts[number] and f" ({self._parts[number]})"
 
-    def _format(self, metrics: Mapping[str, float], forms: Mapping[str, str] | None = None) -> list[str]:
-        forms = _LINE_METRICS if forms is None else forms
+    def _format(self, metrics: Mapping[str, float], forms: Mapping[str, str] = _LINE_METRICS) -> list[str]:
         return [form.format(metrics[name]) for name, form in forms.items() if name in metrics]
 
     def _line(self, record: Record) -> str:
-        left = self._time_left()
+        left = self._seconds_left()
         place, end, part = self._epoch()
         in_epochs = [f"epoch {place:.2f}/{end:g}{part}"] if self._unit == "epoch" else []
         return "  ".join(
@@ -281,13 +280,9 @@ class Progress:
                 *in_epochs,
                 f"step {record['step']}" if in_epochs else f"step {self._place():.0f}/{self._total}",
                 *self._format(record["metrics"]),
-                *([left] if left and "train/loss" in record["metrics"] else []),
+                *([f"{duration(left)} left"] if left is not None and "train/loss" in record["metrics"] else []),
             ]
         )
-
-    def _time_left(self) -> str:
-        seconds = self._seconds_left()
-        return "" if seconds is None else f"{duration(seconds)} left"
 
     def _seconds_left(self) -> float | None:
         """The time to the end; None if it is not known."""

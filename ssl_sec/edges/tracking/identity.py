@@ -20,14 +20,7 @@ def identity_of(
 ) -> RunIdentity:
     """The run of a job: in the configured store, in the experiment of the recipe unless another one is configured.
 
-    Args:
-        tracking: tracking of the job, with the parent run if there is one.
-        output_dir: output folder of the job.
-        recipe: the recipe's name.
-        job: the job's name.
-        name: name of the run.
-        code: tags of the code; the user's take precedence over them.
-        tags: further tags; they take precedence over the user's.
+    Of equal keys, `tags` take precedence over the tags of the user, and these over those of the code.
 
     Raises:
         ConfigError: for a scheme of the store's address that MLflow does not support.

@@ -68,13 +68,7 @@ class FoundNetwork:
     def tracking_of_job(
         self, word: str, tracking: TrackingConfig, output_dir: str
     ) -> tuple[TrackingConfig, str | None]:
-        """The tracking of a job about the run, in the run's store if none is configured, and the run's id there.
-
-        Args:
-            word: the value of `run`, as for `found_network`.
-            tracking: the configured tracking.
-            output_dir: output folder of the job.
-        """
+        """The tracking of a job about the run, in the run's store if none is configured, and the run's id there."""
         if self.folder is not None:
             return tracked_beside(self.folder, tracking, output_dir)
         return beside(word, tracking), self.run_id
@@ -84,10 +78,6 @@ def recorded_shape(client: MlflowClient, run_id: str) -> tuple[int, ...] | None:
     """Channels, height and width of the images that a run was trained on, as its models in MLflow have them.
 
     A registered network has them in its signature, and a kept checkpoint in a file; None if the run has neither.
-
-    Args:
-        client: client of the store.
-        run_id: id of the run.
 
     Raises:
         StorageError: if the store cannot be used.

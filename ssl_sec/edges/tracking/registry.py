@@ -90,12 +90,6 @@ def take_weights(client: MlflowClient, version: RegisteredVersion, recipe: Recip
 
     They differ if the run was resumed after registering the version, or if the version is a kept checkpoint.
 
-    Args:
-        client: client of the store.
-        version: version whose weights are taken.
-        recipe: the run's recipe.
-        folder: folder with the last weights of the run.
-
     Returns:
         Whether they differ.
 

@@ -242,7 +242,7 @@ class RunArchive:
             return Path(self.client.download_artifacts(run.run_id, artifact, str(folder)))
 
     def download_network(
-        self, run: ArchivedRun, jobs: Sequence[str], folder: Path, checkpoint: Checkpoint = "last", word: str = ""
+        self, run: ArchivedRun, jobs: Sequence[str], folder: Path, checkpoint: Checkpoint, word: str
     ) -> tuple[TrainingConfig, int | None]:
         """Downloads the configuration and the weights of a finished training into a folder.
 
@@ -251,7 +251,7 @@ class RunArchive:
             jobs: jobs whose runs are accepted.
             folder: an existing folder.
             checkpoint: whose weights are downloaded; `last` for a run that was found by a registered version.
-            word: the user's input, for messages; empty for the run's id.
+            word: the user's input, for messages.
 
         Returns:
             The run's configuration, and the steps taken when the checkpoint was saved; None for the last weights.
@@ -263,7 +263,6 @@ class RunArchive:
             raise ConfigError(
                 f"checkpoint: found {checkpoint!r}, must be 'last' with run={run.version.word}, which names the weights"
             )
-        word = word or run.run_id
         if run.job not in jobs:
             raise ConfigError(f"run: found {word!r}, a run of jobs.{run.job}; allowed: a run of {joined_jobs(jobs)}")
         recipe = RECIPES[run.job]
@@ -325,11 +324,6 @@ def tracked_beside(
     """The tracking of a job about the run of a folder, and the id of the run in that store.
 
     The id is None if the store does not have the run. A sqlite file that was deleted or moved is not created again.
-
-    Args:
-        folder: the run's folder.
-        tracking: the configured tracking.
-        output_dir: output folder of the job.
     """
     near = beside(folder.location, tracking)
     if tracking.uri is None and near.uri is not None and (file := sqlite_file(near.uri)) and not file.is_file():

@@ -53,13 +53,7 @@ def model_name(recipe: str) -> str:
 
 
 def child_probes(client: MlflowClient, recipe: str, checkpoint: Checkpoint = "last") -> dict[str, list[Run]]:
-    """The finished probes of a recipe's encoders, newest first, by the id of the run that they probed.
-
-    Args:
-        client: client of the store.
-        recipe: name of the recipe.
-        checkpoint: the checkpoint that was probed, as the user gave it.
-    """
+    """The finished probes of a recipe's encoders, newest first, by the id of the run that they probed."""
     listed = all_pages(lambda token: client.search_experiments(page_token=token))
     experiments = [str(experiment.experiment_id) for experiment in listed]
     finished = f"tags.job = 'probe' AND tags.recipe = {quoted(recipe)} AND attributes.status = 'FINISHED'"
@@ -87,13 +81,6 @@ def copy_probe_metrics(
 
     A metric keeps its name if the protocol is the run's own, its `probe` settings on its data; for another protocol the
     hash of the protocol is added to the name.
-
-    Args:
-        client: client of the store.
-        run_id: id of the training run.
-        trained: configuration of the training run.
-        config: configuration of the probe.
-        probe: the probe's run.
     """
     protocol = probe.data.tags[PROTOCOL_TAG]
     own_data = config.data is None or same_set(config.data, trained.data, _IGNORED_BY_PROBES)

@@ -73,10 +73,6 @@ def tracking_uri(config: TrackingConfig, output_dir: str | Path) -> str:
 def require_store(uri: str, key: str) -> None:
     """Refuses an address that cannot be a store.
 
-    Args:
-        uri: the address.
-        key: key for which the address was given, for messages.
-
     Raises:
         ConfigError: for a scheme that MLflow does not support; plain folders are not supported.
         StorageError: for a sqlite file that is a folder, or no database.

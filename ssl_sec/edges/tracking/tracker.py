@@ -78,13 +78,7 @@ def current_parameters(run: Run) -> Mapping[str, str]:
 
 
 class TrackedRun:
-    """A run in MLflow.
-
-    Args:
-        client: client of the store.
-        run_id: id of the run.
-        experiment_id: id of its experiment.
-    """
+    """A run in MLflow."""
 
     def __init__(self, client: MlflowClient, run_id: str, experiment_id: str) -> None:
         self.client = client

@@ -11,12 +11,7 @@ from ssl_sec.files import replace_text
 
 
 class OtherSearchError(ConfigError):
-    """Another search has the name.
-
-    Args:
-        name: the name.
-        difference: the first setting that differs.
-    """
+    """Another search has the name."""
 
     def __init__(self, name: str, difference: str) -> None:
         self.difference = difference
@@ -25,11 +20,6 @@ class OtherSearchError(ConfigError):
 
 def claimed(folder: Path, name: str, described: Mapping[str, Any]) -> bool:
     """Whether the search is new; if so, its description is stored.
-
-    Args:
-        folder: the folder of its runs.
-        name: its name.
-        described: the settings that affect it, by key.
 
     Raises:
         OtherSearchError: if another search has the name.

@@ -226,12 +226,7 @@ def _interruptible() -> Iterator[None]:
 
 
 class _Progress(Callback):
-    """Logs a line for each trial that ends, and ends the search when a stop was asked or no trial has the metric.
-
-    Args:
-        search: the search of the trials.
-        plan: the plan that they share.
-    """
+    """Logs a line for each trial that ends, and ends the search when a stop was asked or no trial has the metric."""
 
     def __init__(self, search: Search, plan: Plan) -> None:
         self._search, self._plan = search, plan

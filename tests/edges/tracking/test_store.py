@@ -65,7 +65,7 @@ def test_a_store_that_was_moved_is_named_with_the_place_of_its_files(tmp_path: P
     archive = RunArchive.open(TrackingConfig(), tmp_path / "moved")
     found = archive.find(run.run_id, "run")
     with pytest.raises(ConfigError, match=f"^run: found 'one', but {moved} .*; or give run=<folder of the run>$"):
-        archive.download_network(found, ["pretrain"], tmp_path, word="one")
+        archive.download_network(found, ["pretrain"], tmp_path, "last", "one")
     start("moved", "three")
     (warning,) = caplog.messages
     assert f"mlflow.db: {moved}" in warning

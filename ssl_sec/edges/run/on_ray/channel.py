@@ -19,7 +19,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ssl_sec.collectives import gather_objects
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.edges.folder.descriptions import about_failure, about_worker
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored import StoredFolder, open_folder
 from ssl_sec.edges.storage.bucket import Bucket
@@ -37,11 +36,7 @@ _CHUNK_BYTES = 32 << 20
 
 
 class DriverFolder:
-    """The driver's folder of a run, as an actor that workers call.
-
-    Args:
-        path: path of the folder.
-    """
+    """The driver's folder of a run, as an actor that workers call."""
 
     def __init__(self, path: str) -> None:
         self._folder = open_folder(Path(path))
@@ -146,13 +141,13 @@ class WorkerFolder(StoredFolder):
         """Drops the metrics of steps that will be taken again; messages stay."""
         self._call("forget_records_from", step)
 
-    def log_worker(self, rank: int, world_size: int, node: str) -> None:
+    def add_worker(self, about: Mapping[str, Any]) -> None:
         """Sends the start of this worker process."""
-        self._call("add_worker", about_worker(rank, world_size, node))
+        self._call("add_worker", about)
 
-    def log_failure(self, rank: int, error: BaseException) -> None:
+    def add_failure(self, about: Mapping[str, Any]) -> None:
         """Sends the error of this process."""
-        self._call("add_failure", about_failure(rank, error))
+        self._call("add_failure", about)
         self.wait_until_sent()
 
     def describe_data(self, image_set: ImageSet, *, is_resumed: bool = False) -> None:

@@ -24,11 +24,7 @@ _INTERVAL_S = 5.0
 
 
 def shown_metrics(spec: RunSpec) -> Follower:
-    """Sets the gauges of a run until the block ends.
-
-    Args:
-        spec: specification of the run.
-    """
+    """Sets the gauges of a run until the block ends."""
     return Follower(spec.folder.metrics_path, RunGauges(spec.folder.location), interval_s=_INTERVAL_S)
 
 

@@ -20,19 +20,18 @@ from ssl_sec.training.config import RayConfig
 
 logger = logging.getLogger("ssl_sec")
 
-# Computes a part on a device: called with the part's number, it returns the number of rows.
-Work = Callable[[int], int]
+# Makes the function that computes a part on a device: called with the part's number, it returns the number of rows. The
+# other function takes numbers of finished images.
+Start = Callable[[torch.device, Callable[[int], object]], Callable[[int], int]]
 
 
-def done_with_ray(
-    start: Callable[[torch.device], Work], parts: Sequence[int], options: RayConfig, job: str
-) -> Iterator[int]:
+def done_with_ray(start: Start, parts: Sequence[int], options: RayConfig, job: str) -> Iterator[int]:
     """Computes the parts on the workers of a cluster; yields the results in the order in which they are ready.
 
     A worker that dies is restarted, and its part is computed again.
 
     Args:
-        start: makes the function for parts on the device of a worker; it is sent there.
+        start: it is sent to the workers; finished images are not counted there.
         parts: the numbers of the parts.
         options: options of the runtime.
         job: name of the job in Ray's dashboard.
@@ -67,11 +66,11 @@ def done_with_ray(
 class _Worker:
     """An actor of Ray Data."""
 
-    def __init__(self, start: "ray.ObjectRef[Callable[[torch.device], Work]]", use_gpu: bool, folder: str) -> None:
+    def __init__(self, start: "ray.ObjectRef[Start]", use_gpu: bool, folder: str) -> None:
         # Ray starts workers in another folder; paths of a configuration are relative to the driver's folder.
         with contextlib.suppress(OSError):  # it may not exist on another machine
             os.chdir(folder)
-        self._work = ray.get(start)(torch.device("cuda" if use_gpu else "cpu"))
+        self._work = ray.get(start)(torch.device("cuda" if use_gpu else "cpu"), lambda count: None)
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
         """Computes the part of a batch of one; returns an error of the user as a value, since Ray would wrap it."""

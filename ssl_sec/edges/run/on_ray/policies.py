@@ -37,17 +37,18 @@ _BROKEN_CONNECTION = re.compile(r"connection (reset|closed|refused)|broken pipe|
 _GRACE_S = 5.0
 
 
-def recorded_failures(folder: RunFolder) -> int:
-    """The number of failures since the newest checkpoint, as last recorded by the driver or the controller.
+def recorded_failures(folder: RunFolder, step: int | None) -> int:
+    """The number of failures since the checkpoint of a step, as last recorded by the driver or the controller.
 
     Ray runs the controller on the driver's machine.
     """
-    return _recorded(folder, folder.newest_step())
+    found = _read_count(folder)
+    return int(found["count"]) if found["step"] == step else 0
 
 
-def record_failures(folder: RunFolder, count: int) -> None:
-    """Records the number of failures since the newest checkpoint."""
-    _record(folder, folder.newest_step(), count)
+def record_failures(folder: RunFolder, step: int | None, count: int) -> None:
+    """Records the number of failures since the checkpoint of a step."""
+    replace_text(_count_path(folder), json.dumps({"step": step, "count": count}))
 
 
 def count_failure(folder: RunFolder, max_failures: int, what: str, where: str = "") -> str:
@@ -71,20 +72,11 @@ def count_failure(folder: RunFolder, max_failures: int, what: str, where: str = 
         raise
     except StorageError:
         step, since = _read_count(folder)["step"], "without a checkpoint that could be seen"
-    count = _recorded(folder, step) + 1
-    _record(folder, step, count)
+    count = recorded_failures(folder, step) + 1
+    record_failures(folder, step, count)
     if 0 <= max_failures < count:
         raise UserError(f"{what}; {count} failures {since}, runtime.max_failures allows {max_failures}{where}")
     return f"failure {count}{'' if max_failures < 0 else f' of {max_failures}'} {since}"
-
-
-def _recorded(folder: RunFolder, step: int | None) -> int:
-    found = _read_count(folder)
-    return int(found["count"]) if found["step"] == step else 0
-
-
-def _record(folder: RunFolder, step: int | None, count: int) -> None:
-    replace_text(_count_path(folder), json.dumps({"step": step, "count": count}))
 
 
 def _read_count(folder: RunFolder) -> dict[str, Any]:
@@ -178,11 +170,7 @@ class FailureWatch(UserCallback):
 
 
 class TrainingWatch(WorkerGroupCallback):
-    """Marks in the run's folder whether workers train, on which a stop has to wait.
-
-    Args:
-        folder: the run's folder.
-    """
+    """Marks in the run's folder whether workers train, on which a stop has to wait."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -224,11 +212,6 @@ class ElasticPolicy(ElasticScalingPolicy):
     """Chooses as many workers as the cluster has room for, among the numbers that divide the batch.
 
     Before the number changes in a healthy run, a checkpoint is requested, so that the change costs no steps.
-
-    Args:
-        scaling: the smallest and the largest number of workers.
-        counts: allowed numbers of workers.
-        folder: the run's folder.
     """
 
     def __init__(self, scaling: ScalingConfig, counts: Sequence[int], folder: RunFolder) -> None:

@@ -82,7 +82,7 @@ def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
     if isinstance(spec.config, TrainingConfig) and isinstance(scaling.num_workers, int):
         worker_rows(spec.config.global_batch_size, 0, scaling.num_workers)
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(options.start_timeout_s)
-    record_failures(spec.folder, 0)  # failures of an earlier process do not count
+    record_failures(spec.folder, spec.folder.newest_step(), 0)  # those of an earlier process do not count
     while True:
         with _named_cluster(), followed_nodes(spec.folder, tracking), shown_metrics(spec):
             failure = _failure_of(_trainer(spec, options, scaling, counts), spec.folder)
@@ -228,7 +228,11 @@ def connect(address: str | None, name: str | None = None, **resources: Any) -> N
     # Ray gives its workers a low priority, so that they wait for its own services if workers use all cores. It reads
     # this variable when it starts nodes.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    _check_listening(address, key)
+    if address is not None and (error := _refusal(address)) is not None:  # Ray itself retries for minutes
+        raise ConfigError(
+            f"{key}: no Ray cluster at {address} ({error.strerror or error}); start one with "
+            "`ray start --head`, or leave the address out to start Ray here"
+        ) from error
     logger.info("starting Ray on this machine" if address is None else "connecting to the Ray cluster")
     with _own_signal_handlers(), _own_process_group(), _start_reported(address):
         ray.init(
@@ -304,23 +308,6 @@ def _start_reported(address: str | None) -> Iterator[None]:
         raise UserError(
             f"Ray could not start on this machine ({first_line(error).rstrip('.')}); the same command can be run "
             "again, since a busy machine may need longer than Ray waits"
-        ) from error
-
-
-def _check_listening(address: str | None, key: str) -> None:
-    """Checks the cluster's port first, as Ray itself retries for minutes.
-
-    Args:
-        address: address of the cluster; None to start one.
-        key: the key or the variable that has the address.
-
-    Raises:
-        ConfigError: if nothing listens at an address of the form host:port.
-    """
-    if address is not None and (error := _refusal(address)) is not None:
-        raise ConfigError(
-            f"{key}: no Ray cluster at {address} ({error.strerror or error}); start one with "
-            "`ray start --head`, or leave the address out to start Ray here"
         ) from error
 
 

@@ -68,7 +68,7 @@ def test_failures_are_counted_since_the_newest_checkpoint(folder):
 
 def test_deaths_while_the_workers_were_started_count_until_the_next_checkpoint(folder):
     save(folder, 5)
-    record_failures(folder, 1)
+    record_failures(folder, folder.newest_step(), 1)
     watch = FailureWatch(folder, max_failures=1)
     with pytest.raises(UserError, match="2 failures since the checkpoint of step 5"):
         failed(watch, w0=RuntimeError("again"))
@@ -78,26 +78,26 @@ def test_deaths_while_the_workers_were_started_count_until_the_next_checkpoint(f
 
 
 def test_the_driver_and_the_controller_count_together(folder):
-    assert recorded_failures(folder) == 0
+    assert recorded_failures(folder, folder.newest_step()) == 0
     save(folder, 5)
     watch = FailureWatch(folder, max_failures=3)
     failed(watch, w0=RuntimeError("again"))
-    assert recorded_failures(folder) == 1
-    record_failures(folder, 2)  # a death while the workers were started
+    assert recorded_failures(folder, folder.newest_step()) == 1
+    record_failures(folder, folder.newest_step(), 2)  # a death while the workers were started
     failed(watch, w0=RuntimeError("again"))
-    assert recorded_failures(folder) == 3
+    assert recorded_failures(folder, folder.newest_step()) == 3
     save(folder, 6)
-    assert recorded_failures(folder) == 0
+    assert recorded_failures(folder, folder.newest_step()) == 0
 
 
 def test_a_failure_is_described_and_recorded_and_one_too_many_is_refused(folder):
     assert count_failure(folder, -1, "lost") == "failure 1 without a checkpoint"
     save(folder, 5)
-    record_failures(folder, 1)
+    record_failures(folder, folder.newest_step(), 1)
     assert count_failure(folder, 2, "lost") == "failure 2 of 2 since the checkpoint of step 5"
     with pytest.raises(UserError, match=r"^lost; 3 failures since .* step 5, runtime.max_failures allows 2; see x$"):
         count_failure(folder, 2, "lost", "; see x")
-    assert recorded_failures(folder) == 3
+    assert recorded_failures(folder, folder.newest_step()) == 3
 
 
 def test_a_failure_while_the_storage_is_away_counts_as_one_without_a_newer_checkpoint(folder, monkeypatch):
@@ -114,7 +114,7 @@ def test_a_failure_while_the_storage_is_away_counts_as_one_without_a_newer_check
         folder
     )
     save(folder, 6)
-    assert recorded_failures(folder) == 0
+    assert recorded_failures(folder, folder.newest_step()) == 0
 
 
 def test_without_a_limit_no_run_ends_and_with_limit_0_the_first_failure_ends_it(folder):
@@ -122,7 +122,7 @@ def test_without_a_limit_no_run_ends_and_with_limit_0_the_first_failure_ends_it(
     for _ in range(20):
         failed(watch, w0=RuntimeError("again"))
     assert "(failure 20 without a checkpoint)" in messages(folder)
-    record_failures(folder, 0)  # as a new process does
+    record_failures(folder, folder.newest_step(), 0)  # as a new process does
     with pytest.raises(UserError, match="1 failures without a checkpoint, runtime.max_failures allows 0"):
         failed(FailureWatch(folder, max_failures=0), w0=RuntimeError("once"))
 
