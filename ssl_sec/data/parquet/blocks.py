@@ -22,9 +22,13 @@ class RowGroups:
 
     files: ParquetFiles
 
-    @cached_property
+    @property
     def sizes(self) -> Int64[Tensor, " blocks"]:
         """Rows of each group."""
+        return self._sizes
+
+    @cached_property
+    def _sizes(self) -> Int64[Tensor, " blocks"]:
         return torch.tensor([self.files.footers[file].row_group(group).num_rows for file, group in self._groups])
 
     @cached_property

@@ -70,6 +70,11 @@ class Shards:
         return torch.from_numpy(np.concatenate([index["label"].to_numpy() for index in self.indices]))
 
     @property
+    def sizes(self) -> Int64[Tensor, " blocks"]:
+        """Images of each block."""
+        return self._sizes
+
+    @property
     def are_local(self) -> bool:
         """Whether all files are on this machine's file systems."""
         return all(isinstance(file_system, LocalFileSystem) for file_system, _ in self.files)
@@ -85,8 +90,7 @@ class Shards:
         return found
 
     @cached_property
-    def sizes(self) -> Int64[Tensor, " blocks"]:
-        """Images of each block."""
+    def _sizes(self) -> Int64[Tensor, " blocks"]:
         return torch.tensor([last - first for _, first, last in self._blocks])
 
     @cached_property
