@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from ssl_sec.errors import ConfigError
 from ssl_sec.networks.backbones.resnet import LAYERS, stage_planes
@@ -50,7 +50,6 @@ class TorchvisionResNet:
         num_channels: channels of the images.
     """
 
-    imports: ClassVar[str] = "torchvision"
     depth: int
     stem: Literal["cifar", "imagenet"]
     width: float
@@ -61,6 +60,11 @@ class TorchvisionResNet:
         """Human-readable name."""
         stem = "CIFAR stem (3x3, no pooling)" if self.stem == "cifar" else "ImageNet stem"
         return f"ResNet-{self.depth}, {stem}, width {self.width:g}"
+
+    @property
+    def imports(self) -> str:
+        """The module whose names `building` uses."""
+        return "torchvision"
 
     def building(self) -> str:
         """Python code that changes torchvision's ResNet: its first and last layers and, in a subclass, its width."""
@@ -111,9 +115,17 @@ class TorchvisionGoogLeNet:
         num_channels: channels of the images.
     """
 
-    imports: ClassVar[str] = "torchvision"
-    title: ClassVar[str] = "GoogLeNet with batch norm"
     num_channels: int
+
+    @property
+    def title(self) -> str:
+        """Human-readable name."""
+        return "GoogLeNet with batch norm"
+
+    @property
+    def imports(self) -> str:
+        """The module whose names `building` uses."""
+        return "torchvision"
 
     def building(self) -> str:
         """Python code that removes the classifiers of torchvision's GoogLeNet, and adapts its first layer."""
@@ -144,8 +156,12 @@ class OwnNetwork:
         title: human-readable name.
     """
 
-    imports: ClassVar[str] = "torch"
     title: str
+
+    @property
+    def imports(self) -> str:
+        """torch: no other module is needed."""
+        return "torch"
 
     def building(self) -> str:
         """Raises an error: no other library builds it.
@@ -178,7 +194,6 @@ class TimmModel:
         arguments: other arguments of `timm.create_model`.
     """
 
-    imports: ClassVar[str] = "timm"
     model: str
     arguments: Mapping[str, Any]
 
@@ -186,6 +201,11 @@ class TimmModel:
     def title(self) -> str:
         """Human-readable name."""
         return f"timm's {self._name}"
+
+    @property
+    def imports(self) -> str:
+        """The module whose names `building` uses."""
+        return "timm"
 
     @property
     def _name(self) -> str:
