@@ -56,18 +56,21 @@ def extract_features(
     padded = indices.repeat(-(-per_worker * world_size() // len(indices)))[: per_worker * world_size()]
     own = padded[rank() * per_worker : (rank() + 1) * per_worker]
     dtype = next((p.dtype for p in encoder.parameters()), torch.float32)
-    features: list[Tensor] = []
-    labels: list[Tensor] = []
+    # Filled batch by batch: parts that are joined at the end take twice the memory.
+    features, labels = torch.empty(0), torch.empty(per_worker, dtype=torch.int64, device=device)
+    done = 0
     with evaluating(encoder):
         own_batches = batches(image_set, list(own.split(batch_size)), device, num_loader_workers)
         task, workers = f"computing features of {image_set.name}", world_size()
         for batch in logged(own_batches, task, len(padded), size=lambda batch: len(batch.labels) * workers):
             images = unit_range(batch.images)
             rows = encoder((images if corrupt is None else corrupt(images, batch.indices)).to(dtype))
-            features.append(rows if rows.dtype == torch.float64 else rows.float())
-            labels.append(batch.labels)
-    gathered = gather_rows(torch.cat(features)), gather_rows(torch.cat(labels))
-    return gathered[0][: len(indices)], gathered[1][: len(indices)]
+            rows = rows if rows.dtype == torch.float64 else rows.float()
+            if not done:
+                features = rows.new_empty((per_worker, *rows.shape[1:]))
+            features[done : done + len(rows)], labels[done : done + len(rows)] = rows, batch.labels
+            done += len(rows)
+    return gather_rows(features)[: len(indices)], gather_rows(labels)[: len(indices)]
 
 
 def _as_indices(image_set: ImageSet, indices: Indices | None) -> Int64[Tensor, " images"]:
@@ -119,6 +122,8 @@ def readable_rows(
     """
     features, labels = extract(image_set, indices, corrupt=corrupt)
     is_read = readable(image_set, device, indices)
+    if is_read.all():
+        return features, labels
     if not is_read.any():
         raise DataError(f"{image_set.name}: none of {len(labels):,} images that are measured can be read")
     return features[is_read], labels[is_read]
