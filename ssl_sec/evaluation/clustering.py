@@ -102,7 +102,7 @@ def _greedy_centres(
         found = torch.addmm(squares.unsqueeze(1) + squares[centres], rows, rows[centres].T, alpha=-2)
         return found.double().clamp_(min=0)
 
-    # Made at once: small tensors kept from each pass would stand between freed large ones, which then are no room.
+    # One tensor: small ones that are kept from each pass fragment the memory that the pass has freed.
     chosen = torch.full((num_clusters,), first, device=rows.device)
     nearest = distances(chosen[:1])
     for number, share in enumerate(shares, start=1):

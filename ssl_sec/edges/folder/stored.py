@@ -279,7 +279,7 @@ class StoredFolder(RunFolder):
         """Starts the upload of what this worker writes of checkpoints; all workers call it."""
         workers = Workers(rank=rank, world_size=world_size, start=gather_objects(uuid.uuid4().hex)[0])
         # First the metrics of the steps before it: a resume would drop later ones, and could not restore missing ones.
-        bucket = Bucket(self._checkpoints.url)  # of the usual patience: the upload repeats what fails
+        bucket = self._bucket.folder("checkpoints")  # of the usual patience: the upload repeats what fails
         return CheckpointUpload(bucket, workers, keep_last, self.flush)
 
     def _stop(self) -> None:

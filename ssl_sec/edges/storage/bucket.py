@@ -77,7 +77,7 @@ class Bucket:
         return masked(self.url)
 
     def folder(self, name: str) -> "Bucket":
-        """A folder below this one."""
+        """A folder below this one, of the usual patience."""
         return Bucket(f"{self.url}/{name}", self._key)
 
     def patient(self, log: Callable[[int, str], object]) -> "Bucket":
