@@ -1,4 +1,4 @@
-"""Exports encoders, alone or with a head, as safetensors, TorchScript, ONNX, or a folder of timm or the Hub.
+"""Exports encoders, alone or with a head, as safetensors, pt2, ONNX, TorchScript, or a folder of timm or the Hub.
 
 Each format writes to a folder, and has the Python code that loads its files without this package. The check of an
 export runs this code in a separate process, so that the code in a model card is known to work.

@@ -1,5 +1,6 @@
 """The formats of an export: how each is written, and the Python code that loads it."""
 
+import io
 import json
 import math
 import warnings
@@ -22,7 +23,10 @@ from ssl_sec.networks.encoder import Encoder
 from ssl_sec.networks.heads import building
 from ssl_sec.networks.weights import save_weights
 
-FormatName = Literal["safetensors", "torchscript", "onnx", "timm", "hub"]
+FormatName = Literal["safetensors", "pt2", "onnx", "torchscript", "timm", "hub"]
+
+# For torch's exporters: the batch may have any size, the images have one.
+_ANY_BATCH = ({0: torch.export.Dim("batch")},)
 
 T = TypeVar("T")
 
@@ -241,6 +245,27 @@ class TorchScript(Format):
         return 'import torch\n\nencoder = torch.jit.load("encoder.pt")'
 
 
+class PT2(Format):
+    """The forward pass with its weights as a program of torch.export, for PyTorch alone."""
+
+    name = "pt2"
+    packages = ("torch",)
+
+    def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
+        """Writes encoder.pt2."""
+        program = self._record(
+            exportable,
+            lambda: torch.export.export(exportable.network, (images[:2],), dynamic_shapes=_ANY_BATCH),
+        )
+        content = io.BytesIO()
+        torch.export.save(program, content)
+        save_file_or_fail(folder / "encoder.pt2", lambda path: path.write_bytes(content.getbuffer()))
+
+    def loading(self, exportable: Exportable) -> str:
+        """Needs only PyTorch."""
+        return 'import torch\n\nencoder = torch.export.load("encoder.pt2").module()'
+
+
 class ONNX(Format):
     """The forward pass as an ONNX graph with its weights in one file."""
 
@@ -262,7 +287,7 @@ class ONNX(Format):
                 dynamo=True,
                 input_names=["images"],
                 output_names=[exportable.output],
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                dynamic_shapes=_ANY_BATCH,
                 verbose=False,
             ),
         )
@@ -291,7 +316,7 @@ class TimmFolder(Format):
         if has_head:
             raise ConfigError(
                 "format: found 'timm', but its folder holds only a backbone, and this run's embeddings are the output "
-                "of a head; allowed for this run: safetensors, torchscript, onnx, hub"
+                "of a head; allowed for this run: safetensors, pt2, onnx, torchscript, hub"
             )
 
     def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:

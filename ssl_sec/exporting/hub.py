@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ssl_sec.errors import ConfigError
-from ssl_sec.exporting.formats import Exportable, Format, Safetensors, TimmFolder, TorchScript, save_file_or_fail
+from ssl_sec.exporting.formats import PT2, Exportable, Format, Safetensors, TimmFolder, save_file_or_fail
 from ssl_sec.exporting.record import RECORD
 from ssl_sec.networks.weights import save_weights
 
@@ -20,7 +20,7 @@ class HubFolder(Format):
     packages = ("torch", "torchvision", "timm", "safetensors", "huggingface_hub")
 
     def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
-        """Writes timm's folder if timm has the network; a network of no other library is added as TorchScript."""
+        """Writes timm's folder if timm has the network; a network of no other library is added as pt2."""
         reader = _reader(exportable)
         if isinstance(reader, TimmFolder):
             reader.write(exportable, images, folder)
@@ -39,7 +39,7 @@ class HubFolder(Format):
         }
         text = json.dumps(config, indent=2) + "\n"
         save_file_or_fail(folder / "config.json", lambda path: path.write_text(text, encoding="utf-8"))
-        if isinstance(reader, TorchScript):
+        if isinstance(reader, PT2):
             reader.write(exportable, images, folder)
 
     def library_of(self, exportable: Exportable) -> str:
@@ -47,7 +47,7 @@ class HubFolder(Format):
         return _reader(exportable).library
 
     def loading(self, exportable: Exportable) -> str:
-        """Loads by timm or torchvision where they have the network, else by TorchScript."""
+        """Loads by timm or torchvision where they have the network, else by torch.export."""
         return _reader(exportable).loading(exportable)
 
     def use(self, exportable: Exportable) -> str:
@@ -87,5 +87,5 @@ def _reader(exportable: Exportable) -> Format:
     try:
         exportable.architecture.building()
     except ConfigError:
-        return TorchScript()
+        return PT2()
     return _OneFile()

@@ -52,6 +52,7 @@ def read_record(folder: Path) -> tuple[Path, Record] | None:
         "encoder.safetensors": _in_header,
         "model.safetensors": _in_config,
         "encoder.pt": _in_script,
+        "encoder.pt2": lambda path: None,
         "encoder.onnx": lambda path: None,
     }
     path = next((folder / name for name in readers if (folder / name).is_file()), None)

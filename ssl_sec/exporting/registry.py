@@ -5,20 +5,22 @@ import importlib.util
 from collections.abc import Mapping
 
 from ssl_sec.errors import ConfigError
-from ssl_sec.exporting.formats import ONNX, Format, FormatName, Safetensors, TimmFolder, TorchScript
+from ssl_sec.exporting.formats import ONNX, PT2, Format, FormatName, Safetensors, TimmFolder, TorchScript
 from ssl_sec.exporting.hub import HubFolder
 
 FORMATS: Mapping[FormatName, Format] = {
     "safetensors": Safetensors(),
-    "torchscript": TorchScript(),
+    "pt2": PT2(),
     "onnx": ONNX(),
+    "torchscript": TorchScript(),
     "timm": TimmFolder(),
     "hub": HubFolder(),
 }
 
 # The files of an export, which overwriting may remove.
 FILE_NAMES = frozenset(
-    "README.md config.json encoder.onnx encoder.pt encoder.safetensors head.safetensors model.safetensors".split()
+    "README.md config.json encoder.onnx encoder.pt encoder.pt2 encoder.safetensors head.safetensors "
+    "model.safetensors".split()
 )
 
 

@@ -102,7 +102,7 @@ class TorchvisionResNet:
         if self.stem == "cifar" or stage_planes(self.width) != stage_planes(1.0):
             raise ConfigError(
                 f"format: found 'timm', but timm can build no {self.title}: its ResNets have the ImageNet stem with 64 "
-                "channels; allowed for this encoder: safetensors, torchscript, onnx, hub"
+                "channels; allowed for this encoder: safetensors, pt2, onnx, torchscript, hub"
             )
         return f"resnet{self.depth}", {"num_classes": 0, "in_chans": self.num_channels}
 
@@ -144,7 +144,7 @@ class TorchvisionGoogLeNet:
         """
         raise ConfigError(
             f"format: found 'timm', but timm has no {self.title}; "
-            "allowed for this encoder: safetensors, torchscript, onnx, hub"
+            "allowed for this encoder: safetensors, pt2, onnx, torchscript, hub"
         )
 
 
@@ -181,7 +181,7 @@ class OwnNetwork:
 
     def _refusal(self, name: str, reason: str) -> ConfigError:
         return ConfigError(
-            f"format: found {name!r}, but {reason} {self.title}; allowed for this encoder: torchscript, onnx, hub"
+            f"format: found {name!r}, but {reason} {self.title}; allowed for this encoder: pt2, onnx, torchscript, hub"
         )
 
 

@@ -116,6 +116,11 @@ CASES = {
     "published googlenet onnx": ("onnx", exportable_published_googlenet),
     "mlp torchscript": ("torchscript", lambda: exportable_embedding(ProjectionHead(64, 7, 5, num_layers=3))),
     "narrow torchscript": ("torchscript", lambda: exportable_resnet(18, "cifar", 0.125, 1, mean=(0.3,), std=(0.2,))),
+    "narrow pt2": ("pt2", lambda: exportable_resnet(18, "cifar", 0.125, 1, mean=(0.3,), std=(0.2,))),
+    "mlp pt2": ("pt2", lambda: exportable_embedding(ProjectionHead(64, 7, 5, num_layers=3))),
+    "bn_inception pt2": ("pt2", exportable_bn_inception),
+    "ir pt2": ("pt2", exportable_ir),
+    "timm pt2": ("pt2", lambda: exportable_timm("test_vit", 3, 32, **SCALED)),
     "bn_inception torchscript": ("torchscript", exportable_bn_inception),
     "bn_inception onnx": ("onnx", exportable_bn_inception),
     "ir torchscript": ("torchscript", exportable_ir),
@@ -148,10 +153,13 @@ SLOW = {
     *(
         "bn_inception onnx",
         "bn_inception torchscript",
+        "bn_inception pt2",
         "ir onnx",
+        "ir pt2",
         "ir torchscript",
         "light_cnn onnx",
         "timm safetensors",
+        "timm pt2",
         "timm torchscript",
     ),
     *("bn_fc safetensors", "fc safetensors", "fc_bn safetensors", "maxout safetensors"),
@@ -233,13 +241,17 @@ def test_timms_own_transform_makes_the_images_of_the_card(short_side_px, size_px
 @pytest.mark.parametrize(("stem", "width"), [("cifar", 1.0), ("imagenet", 0.5), ("cifar", 0.125)])
 def test_a_resnet_that_timm_cannot_build_is_refused_with_the_possible_formats(stem, width, tmp_path):
     exportable = exportable_resnet(18, stem, width, 3)
-    with pytest.raises(ConfigError, match="format: found 'timm', .* allowed .*: safetensors, torchscript, onnx, hub$"):
+    with pytest.raises(
+        ConfigError, match="format: found 'timm', .* allowed .*: safetensors, pt2, onnx, torchscript, hub$"
+    ):
         FORMATS["timm"].write(exportable, some_images(exportable), tmp_path)
 
 
 def test_a_googlenet_is_refused_by_timm(tmp_path):
     exportable = exportable_googlenet(3)
-    with pytest.raises(ConfigError, match="format: found 'timm', .* allowed .*: safetensors, torchscript, onnx, hub$"):
+    with pytest.raises(
+        ConfigError, match="format: found 'timm', .* allowed .*: safetensors, pt2, onnx, torchscript, hub$"
+    ):
         FORMATS["timm"].write(exportable, some_images(exportable), tmp_path)
 
 
@@ -248,7 +260,7 @@ def test_a_bn_inception_is_refused_by_formats_without_the_forward_pass(name, tmp
     exportable = exportable_bn_inception()
     images = some_images(exportable)
     with pytest.raises(
-        ConfigError, match=f"format: found '{name}', but .* BN-Inception; allowed .*: torchscript, onnx, hub$"
+        ConfigError, match=f"format: found '{name}', but .* BN-Inception; allowed .*: pt2, onnx, torchscript, hub$"
     ):
         FORMATS[name].write(exportable, images, tmp_path)
         check_export(FORMATS[name], exportable, images, tmp_path)
@@ -306,7 +318,7 @@ def test_an_encoder_that_a_format_cannot_hold_is_one_line(tmp_path):
         dim=3,
     )
     with pytest.raises(
-        ConfigError, match="does not support timm's odd: no such operator; try: safetensors, onnx, timm, hub$"
+        ConfigError, match="does not support timm's odd: no such operator; try: safetensors, pt2, onnx, timm, hub$"
     ):
         FORMATS["torchscript"].write(exportable, some_images(exportable), tmp_path)
 

@@ -200,7 +200,7 @@ def test_the_keys_of_a_probe_are_those_of_its_dataclass():
 def test_a_missing_value_is_reported_with_the_allowed_ones():
     with pytest.raises(
         ConfigError,
-        match=re.escape("format: missing; give it as format=<safetensors | torchscript | onnx | timm | hub>"),
+        match=re.escape("format: missing; give it as format=<safetensors | pt2 | onnx | torchscript | timm | hub>"),
     ):
         compose("export", ["run=abc"])
 

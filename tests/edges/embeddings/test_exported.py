@@ -204,6 +204,7 @@ def test_images_of_other_channels_are_refused(runs, form, tmp_path: Path):
         ("empty/", 2, "run: {root}/empty holds neither a run nor an export; allowed: the folder of either, a run's id"),
         ("none/here", 2, "run: {root}/none/here holds neither a run nor an export"),
         ("onnx/", 2, "run: {root}/onnx holds an export whose encoder.onnx does not say how to build its network"),
+        ("program/", 2, "run: {root}/program holds an export whose encoder.pt2 does not say how to build its network"),
         ("broken/", 4, "run: {root}/broken/encoder.safetensors cannot be read: "),
         ("config/", 4, "run: {root}/config/config.json cannot be read: "),
         ("script/", 4, "run: {root}/script/encoder.pt cannot be read: "),
@@ -213,6 +214,7 @@ def test_a_folder_without_a_network_is_one_line(name, code, message, tmp_path: P
     (tmp_path / "empty").mkdir()
     files = {
         "onnx": "encoder.onnx",
+        "program": "encoder.pt2",
         "broken": "encoder.safetensors",
         "script": "encoder.pt",
         "config": "model.safetensors",

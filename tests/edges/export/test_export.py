@@ -182,7 +182,7 @@ def test_faces_are_exported_with_their_head_under_the_metrics_of_their_test_sets
     measured.tags.update(run.data.tags)
     card = model_card(Run(run.info, measured), [], exported.form, exported.exportable, exported.check)
     assert "mirror image" not in card and "were reduced to 4 principal components" in card
-    with pytest.raises(ConfigError, match="format: found 'timm', .*; allowed .*: torchscript, onnx, hub$"):
+    with pytest.raises(ConfigError, match="format: found 'timm', .*; allowed .*: pt2, onnx, torchscript, hub$"):
         run_export(export_config(faces, "timm", f"output={tmp_path / 'timm'}"))
 
 
@@ -242,7 +242,7 @@ def test_an_export_that_fails_its_check_keeps_the_old_output(finished, monkeypat
 def test_a_format_that_cannot_hold_the_encoder_is_refused_before_images_are_read(finished, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(PretrainConfig, "open_examples", lambda *given: pytest.fail("images were opened"))
     with pytest.raises(
-        ConfigError, match="timm can build no ResNet-18, CIFAR stem .*allowed.*: safetensors, torchscript"
+        ConfigError, match="timm can build no ResNet-18, CIFAR stem .*allowed.*: safetensors, pt2, onnx, torchscript"
     ):
         run_export(export_config(finished, "timm", f"output={tmp_path / 'new'}"))
     assert list(tmp_path.iterdir()) == []

@@ -54,7 +54,7 @@ def metadata(card: str) -> dict:
 
 @pytest.mark.parametrize(
     ("name", "files"),
-    [("resnet", {"model.safetensors", "config.json"}), ("faces", {"model.safetensors", "config.json", "encoder.pt"})],
+    [("resnet", {"model.safetensors", "config.json"}), ("faces", {"model.safetensors", "config.json", "encoder.pt2"})],
 )
 def test_the_folder_is_complete_and_embeds_as_its_run(runs, name, files, tmp_path: Path):
     finished = runs[name]
@@ -91,7 +91,7 @@ def test_a_push_is_one_commit_and_replaces_only_on_request(runs, hub):
     exported = export(faces, "hf://me/networks", "license=mit")
     assert exported.folder is None and f"repository: {hub.address}/me/networks" in str(exported)
     assert hub.commits == ["me/networks"] and hub.private == {"me/networks": True}
-    assert hub.files["me/networks"].keys() >= {"model.safetensors", "config.json", "encoder.pt", "README.md"}
+    assert hub.files["me/networks"].keys() >= {"model.safetensors", "config.json", "encoder.pt2", "README.md"}
     card = hub.files["me/networks"]["README.md"].decode()
     assert metadata(card)["license"] == "mit"
     assert "hf download me/networks --local-dir encoder" in card
@@ -104,7 +104,7 @@ def test_a_push_is_one_commit_and_replaces_only_on_request(runs, hub):
     hub.files["me/networks"]["notes.txt"] = b"by hand"
     export(resnet, "hf://networks", "overwrite=true")
     now = hub.files["me/networks"]
-    assert "encoder.pt" not in now and now["notes.txt"] == b"by hand"
+    assert "encoder.pt2" not in now and now["notes.txt"] == b"by hand"
     assert json.loads(now["config.json"])["output"] == "features"
 
 
