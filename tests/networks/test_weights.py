@@ -257,7 +257,7 @@ def test_a_pickle_with_a_foreign_object_is_refused_and_not_run(tmp_path, save):
     trace = tmp_path / "trace"
     save({"0.bias": Foreign(str(trace))}, tmp_path / "w.pt")
     reason = (
-        "it needs io.open, whose code is not run; allowed: a file with its state dict alone$"
+        f"it needs {open.__module__}.open, whose code is not run; allowed: a file with its state dict alone$"
         if save is torch.save
         else "it is neither safetensors nor a state dict that torch"
     )

@@ -1,5 +1,6 @@
 import pickle
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -71,7 +72,7 @@ ATTACKS = {
     "builtins.exec": lambda marker: Foreign(exec, f"open({str(marker)!r}, 'w')"),
     "builtins.getattr": lambda marker: Foreign(getattr, marker, "touch"),
     "functools.partial": lambda marker: __import__("functools").partial(marker.touch),
-    "pathlib.PosixPath": lambda marker: marker,
+    f"{type(Path()).__module__}.PosixPath": lambda marker: marker,
 }
 
 
