@@ -319,6 +319,12 @@ def test_the_images_pin_the_versions_of_constraints_txt():
     assert all(CONSTRAINTS.get(name.lower(), version) == version for name, version in pinned)
 
 
+def test_the_readme_installs_what_mlflow_needs_to_change_permissions():
+    (server,) = re.findall(r"Flask-WTF==[\d.]+", (CLUSTER / "mlflow.Dockerfile").read_text())
+    (client,) = re.findall(r"`pip install (Flask-WTF==[\d.]+)`", (CLUSTER / "README.md").read_text())
+    assert client == server
+
+
 def test_each_variant_installs_torch_and_torchvision_from_one_index():
     text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
     variants = re.findall(r"^FROM system AS torch-(\w+)\nRUN .*?pip install (.*)$", text, re.M)
