@@ -3,7 +3,9 @@
 #   docker build -t ssl-sec:0.2.0.dev0 .                              # PyTorch's default CUDA build; it runs on CPUs too
 #   docker build -t ssl-sec:0.2.0.dev0-cpu --build-arg VARIANT=cpu .  # about 5 GB smaller, without CUDA
 #
-# Not yet built: no Docker engine was available. hadolint and tests/cluster check this file.
+# Built and run with Podman 4.3 (Buildah 1.28) and VARIANT=cuda (7.9 GB), on a base image made from Debian 13 with its
+# Python 3.13, since no registry could be reached; not yet with Docker, the official Python image, VARIANT=cpu or a GPU.
+# This Podman finds the stage only if VARIANT is given, as `make image` does. hadolint and tests/cluster check this file.
 #
 # A tag can be moved to another image; a digest cannot. To pin by digest, look it up:
 #   docker buildx imagetools inspect python:3.11.15-slim-trixie
@@ -13,7 +15,6 @@ ARG VARIANT=cuda
 
 # hadolint ignore=DL3006
 FROM ${PYTHON_IMAGE} AS system
-SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # g++ is needed for runtime.compile=true (TorchInductor and Triton compile at run time), wget for the probes of KubeRay
 # operators before 1.5. Debian keeps only the newest build of a package, so a pinned version would soon fail.
 # hadolint ignore=DL3008
@@ -55,11 +56,14 @@ COPY ssl_sec ssl_sec
 RUN --mount=type=cache,target=/root/.cache/pip \
     python -m pip install --no-deps . \
     && python -P -c "import torchvision, ssl_sec.edges.composition.compose" \
-    && useradd --uid 1000 --create-home --shell /bin/bash ssl_sec
+    && useradd --uid 1000 --create-home --shell /bin/bash ssl_sec \
+    && chmod 1777 /home/ssl_sec
 
 # NVIDIA's container toolkit reads the capabilities. NVIDIA_VISIBLE_DEVICES is unset on purpose: it would expose all GPUs
-# of a machine to a Ray head that requested none.
-ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+# of a machine to a Ray head that requested none. With HOME, and a home that all may write to, the image also runs as
+# another user (--user "$(id -u):$(id -g)"), who then owns what is written to a mounted folder.
+ENV HOME=/home/ssl_sec \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     PYTHONUNBUFFERED=1 \
     GIT_PYTHON_REFRESH=quiet \
     RAY_USAGE_STATS_ENABLED=0 \

@@ -80,7 +80,8 @@ ui: install                           ## start the MLflow UI on http://127.0.0.1
 	$(BIN)/mlflow ui --backend-store-uri "sqlite:///$(CURDIR)/runs/mlflow.db" --port $(MLFLOW_PORT)
 
 image:                                ## build the Docker image ssl-sec:<version> with CUDA
-	$(DOCKER) build --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) --tag ssl-sec:$(VERSION) .
+	$(DOCKER) build --build-arg VARIANT=cuda --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) \
+	    --tag ssl-sec:$(VERSION) .
 
 image-cpu:                            ## build the same image without CUDA, ssl-sec:<version>-cpu
 	$(DOCKER) build --build-arg VARIANT=cpu --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) \

@@ -72,6 +72,14 @@ def test_runs_are_told_apart_by_all_of_their_labels():
     assert len(runs) == 4 and all("max by (recipe, run, output_dir)" in expression for expression in runs)
 
 
+def test_what_ray_publishes_only_for_seconds_is_drawn_until_it_changes():
+    """Ray drops a gauge from its page 20 s after it was set, and sets those of Ray Train only when they change."""
+    train = [expression for expression in EXPRESSIONS if "ray_train_" in expression]
+    assert len(train) == 2
+    for expression in train:
+        assert re.search(r"last_over_time\(ray_train_\w+\{[^}]*\}\[1d\]\)", expression)
+
+
 def test_ray_has_the_metrics_of_the_machines_and_of_train():
     """Metrics of GPUs need a GPU; tests/edges/run/on_ray checks the others on a page of Ray."""
     from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES

@@ -300,6 +300,13 @@ def test_a_dockerfile_is_clean_and_does_not_end_as_root(path):
     assert re.findall(r"^USER (.*)$", (ROOT / path).read_text(), re.M)[-1] == "1000:1000"
 
 
+def test_the_image_has_a_home_that_every_user_can_write_to():
+    text = (ROOT / "Dockerfile").read_text()
+    (home,) = re.findall(r"^ENV HOME=(\S+)", text, re.M)
+    assert re.findall(r"^WORKDIR (.*)$", text, re.M)[-1] == home
+    assert f"chmod 1777 {home}\n" in text
+
+
 def test_the_images_have_the_same_pinned_python():
     text = (ROOT / "Dockerfile").read_text()
     (image,) = re.findall(r"^ARG PYTHON_IMAGE=(.*)$", text, re.M)
@@ -310,6 +317,12 @@ def test_the_images_have_the_same_pinned_python():
 def test_the_images_pin_the_versions_of_constraints_txt():
     pinned = re.findall(r"([\w.-]+)==([\w.]+)", "".join((ROOT / path).read_text() for path in IMAGES))
     assert all(CONSTRAINTS.get(name.lower(), version) == version for name, version in pinned)
+
+
+def test_the_readme_installs_what_mlflow_needs_to_change_permissions():
+    (server,) = re.findall(r"Flask-WTF==[\d.]+", (CLUSTER / "mlflow.Dockerfile").read_text())
+    (client,) = re.findall(r"`pip install (Flask-WTF==[\d.]+)`", (CLUSTER / "README.md").read_text())
+    assert client == server
 
 
 def test_each_variant_installs_torch_and_torchvision_from_one_index():

@@ -45,6 +45,7 @@ _UPLOAD_S = 600
 
 _SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks", "databricks-uc")
 _SQLITE = b"SQLite format 3\0"
+_WRONG_HOST = "Invalid Host header"  # the server's answer, with status 403, to another name than its --allowed-hosts
 _NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -194,6 +195,9 @@ def store_errors(uri: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
+        if _WRONG_HOST in str(error):
+            allowed = "a name, with its port, of the server's --allowed-hosts"
+            raise StorageError(f"tracking.uri: MLflow refuses the host of {masked(uri)}; allowed: {allowed}") from error
         raise StorageError(f"tracking.uri: MLflow at {uri} cannot be used: {first_line(error)}") from error
 
 
@@ -243,7 +247,7 @@ def refusals(message: str) -> Iterator[None]:
     try:
         yield
     except MlflowException as error:
-        if error.error_code != ErrorCode.Name(PERMISSION_DENIED):
+        if error.error_code != ErrorCode.Name(PERMISSION_DENIED) or _WRONG_HOST in str(error):
             raise
         raise StorageError(message) from error
 

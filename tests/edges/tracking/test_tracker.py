@@ -3,6 +3,7 @@
 import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
+from mlflow.server.security_utils import INVALID_HOST_MSG
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.folder.descriptions import RunIdentity
@@ -46,4 +47,13 @@ def test_an_experiment_in_which_the_user_may_create_no_runs_is_named_with_its_ke
 
     monkeypatch.setattr(MlflowClient, "create_run", forbidden)
     with pytest.raises(StorageError, match="^tracking.experiment: found 'digits', in which .* lets this user create"):
+        TrackedRun.start(RunIdentity(uri=uri, experiment="digits", name="it", tags={"job": "pretrain"}), {})
+
+
+def test_a_server_that_refuses_its_host_name_is_not_taken_for_a_lack_of_permission(uri, monkeypatch):
+    def refused(self, *_, **__):
+        raise MlflowException(f"failed with error code 403. Response body: '{INVALID_HOST_MSG}'", PERMISSION_DENIED)
+
+    monkeypatch.setattr(MlflowClient, "create_run", refused)
+    with pytest.raises(StorageError, match="^tracking.uri: MLflow refuses the host of sqlite:.*--allowed-hosts$"):
         TrackedRun.start(RunIdentity(uri=uri, experiment="digits", name="it", tags={"job": "pretrain"}), {})
