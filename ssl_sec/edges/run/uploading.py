@@ -95,6 +95,7 @@ class Upload:
                 name, shape = model_name(spec.group), folder.data().image_shape
                 logger.info("registering the network in MLflow as %s", name)
                 network = load_network(spec.recipe, spec.config, shape, folder.path)
+                _prepare_tracing()
                 self._try(lambda: self._register(tracked, network, shape, name))
             where = tracked.experiment_id, tracked.run_id
             self._try(lambda: log_checkpoints(tracked.client, *where, spec.recipe, folder))
@@ -217,3 +218,14 @@ def save_figures(folder: Path, figures: "Mapping[str, Figure]") -> list[Path]:
         paths.append(plots / f"{name}.png")
         figure.savefig(paths[-1], dpi=110)
     return paths
+
+
+def _prepare_tracing() -> None:
+    """Lets other threads trace networks; called in one that outlives them.
+
+    torch 2.11 for CUDA crashes without a GPU when a thread traces after the first one that did has ended.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # takes part of a second to import
+
+    with FakeTensorMode():
+        pass
