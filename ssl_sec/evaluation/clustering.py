@@ -1,5 +1,6 @@
 """Clusters of embeddings, and how well they agree with the classes."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -48,7 +49,13 @@ def nmi_f1(assignments: Labels, labels: Labels) -> tuple[float, float]:
 
 
 def kmeans_assignments(
-    embeddings: Embeddings, num_clusters: int, seed: int, *, num_starts: int = 1, num_iterations: int = 20
+    embeddings: Embeddings,
+    num_clusters: int,
+    seed: int,
+    *,
+    num_starts: int = 1,
+    num_iterations: int = 20,
+    on_pass: Callable[[], object] = lambda: None,
 ) -> Int64[Tensor, " images"]:
     """The cluster of each image by k-means over the embeddings' directions, computed on their device.
 
@@ -67,6 +74,7 @@ def kmeans_assignments(
         seed: seed of the draws of all starts, 0 to 2³² - 1.
         num_starts: initial centres to start from, ≥ 1.
         num_iterations: the largest number of iterations of Lloyd's algorithm from each start, ≥ 1.
+        on_pass: function called for each initial centre and each iteration.
 
     Returns:
         The clusters, on the CPU. One may be empty if images coincide.
@@ -82,12 +90,13 @@ def kmeans_assignments(
         raise DataError(f"k-means: {num_not_finite} of {len(rows)} embeddings are not finite")
     rows, draws = unit_rows(rows), np.random.RandomState(seed)
     starts = logged(range(num_starts), "clustering", num_starts, "starts")
-    found = (_lloyd(rows, _greedy_centres(rows, num_clusters, draws), num_iterations) for _ in starts)
+    centres = (_greedy_centres(rows, num_clusters, draws, on_pass) for _ in starts)
+    found = (_lloyd(rows, each, num_iterations, on_pass) for each in centres)
     return min(found, key=lambda clustering: clustering.inertia).assignments.cpu()
 
 
 def _greedy_centres(
-    rows: Float[Tensor, "images dim"], num_clusters: int, draws: np.random.RandomState
+    rows: Float[Tensor, "images dim"], num_clusters: int, draws: np.random.RandomState, on_pass: Callable[[], object]
 ) -> Float[Tensor, "clusters dim"]:
     """The initial centres of greedy k-means++: of some rows, drawn by squared distance, the one that leaves the least.
 
@@ -106,6 +115,7 @@ def _greedy_centres(
     chosen = torch.full((num_clusters,), first, device=rows.device)
     nearest = distances(chosen[:1])
     for number, share in enumerate(shares, start=1):
+        on_pass()
         sums = nearest.squeeze(1).cumsum(0)
         drawn = torch.searchsorted(sums, share * sums[-1]).clamp_(max=len(rows) - 1)
         left = torch.minimum(nearest, distances(drawn))
@@ -124,11 +134,15 @@ class _Clustering(NamedTuple):
 
 
 def _lloyd(
-    rows: Float[Tensor, "images dim"], centres: Float[Tensor, "clusters dim"], num_iterations: int
+    rows: Float[Tensor, "images dim"],
+    centres: Float[Tensor, "clusters dim"],
+    num_iterations: int,
+    on_pass: Callable[[], object],
 ) -> _Clustering:
     """Lloyd's algorithm until no image changes its cluster."""
     clustering = _assigned(rows, centres)
     for _ in range(num_iterations):
+        on_pass()
         before, clustering = clustering, _assigned(rows, clustering.centres)
         if torch.equal(before.assignments, clustering.assignments):
             break

@@ -30,6 +30,7 @@ def extract_features(
     batch_size: int = 512,
     num_loader_workers: int = 0,
     corrupt: Corrupt | None = None,
+    before_batch: Callable[[], object] | None = None,
 ) -> tuple[Float[Tensor, "images dim"], Int64[Tensor, " images"]]:
     """Features and labels of the images at `indices`, in that order, on every worker.
 
@@ -41,6 +42,7 @@ def extract_features(
         batch_size: images in a forward pass of one worker.
         num_loader_workers: number of processes that decode a streamed set.
         corrupt: function from images in [0, 1] and their indices to the encoder's input; None changes nothing.
+        before_batch: function that every worker calls before each of its batches, as many times as the others.
 
     Returns:
         Features in float32 or the encoder's float64, and labels, both on `device`. An image that cannot be read has
@@ -63,6 +65,8 @@ def extract_features(
         own_batches = batches(image_set, list(own.split(batch_size)), device, num_loader_workers)
         task, workers = f"computing features of {image_set.name}", world_size()
         for batch in logged(own_batches, task, len(padded), size=lambda batch: len(batch.labels) * workers):
+            if before_batch is not None:
+                before_batch()
             images = unit_range(batch.images)
             rows = encoder((images if corrupt is None else corrupt(images, batch.indices)).to(dtype))
             rows = rows if rows.dtype == torch.float64 else rows.float()

@@ -159,7 +159,7 @@ def test_the_initial_centres_are_scikit_learns(num_clusters, seed):
     draws, theirs = np.random.RandomState(seed), np.random.RandomState(seed)
     for _ in range(2):
         expected, _ = kmeans_plusplus(rows.numpy(), num_clusters, random_state=theirs)
-        assert torch.equal(clustering._greedy_centres(rows, num_clusters, draws), torch.from_numpy(expected))
+        assert torch.equal(clustering._greedy_centres(rows, num_clusters, draws, bool), torch.from_numpy(expected))
 
 
 @pytest.mark.parametrize("tile", [1, 64, 2**24])
@@ -170,7 +170,7 @@ def test_iterations_from_given_centres_are_scikit_learns(tile, monkeypatch):
     centres = rows[:20].clone()
     centres[10:] *= 30
     for num_iterations in (1, 2, 100):
-        found = clustering._lloyd(rows, centres, num_iterations)
+        found = clustering._lloyd(rows, centres, num_iterations, bool)
         theirs = KMeans(20, init=centres.numpy(), n_init=1, max_iter=num_iterations, tol=0).fit(rows.numpy())
         assert found.assignments.tolist() == theirs.labels_.tolist()
         assert found.inertia == pytest.approx(theirs.inertia_, rel=1e-12)

@@ -1,6 +1,7 @@
 """Face recognition from a config, on one worker of any runtime, measured on test sets of other people."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -31,6 +32,7 @@ from ssl_sec.recipes.assembly import RunStore, assemble, build_loss, extractor, 
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.face.test_set_config import open_test_set
 from ssl_sec.recipes.face.test_sets import Embed, OpenSetTestSet, Protocols
+from ssl_sec.recipes.stopping import stop_if_requested
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.class_sharding import template_losses
 from ssl_sec.training.recipe import Recipe
@@ -96,18 +98,16 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     trained_on, watched, watched_name = hold_out(image_set, config.held_out_share)
     recipe = build_recipe(config, trained_on, runtime)
     network = _WithFlips(nn.Sequential(recipe.encoder, recipe.head), config.evaluation.flips)
-    extract = extractor(network, recipe.computation, runtime, batch_size=128)
-
-    def embed(image_set: ImageSet, indices: Int64[Tensor, " images"]) -> Float[Tensor, "images dim"]:
-        return extract(image_set, indices)[0].cpu()
-
-    verification = _Monitor(watched_name, watched, config.monitor.max_pairs, embed, runtime)
+    watch = extractor(network, recipe.computation, runtime, batch_size=128)
+    extract = partial(watch, before_batch=partial(stop_if_requested, runtime))
+    embed_watched, embed = (partial(_embed, each) for each in (watch, extract))
+    verification = _Monitor(watched_name, watched, config.monitor.max_pairs, embed_watched, runtime)
 
     def monitor(steps_taken: int) -> dict[str, float]:
         accuracies: dict[str, float] = {}
         for title in config.monitor.test_sets:
             log_once(runtime, "measuring %s", title)
-            accuracies[f"test/{title}_accuracy"] = test_sets[title].measure(embed, protocols, None)["accuracy"]
+            accuracies[f"test/{title}_accuracy"] = test_sets[title].measure(embed_watched, protocols, None)["accuracy"]
         return {**verification(steps_taken), **accuracies}
 
     monitor_every = config.monitor.every_epochs * recipe.sampler.steps_per_epoch
@@ -125,6 +125,12 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
         runtime.report(recipe.total_steps, metrics)
     if runtime.rank == 0:
         save_network(recipe, store, with_head=True)
+
+
+def _embed(
+    extract: Callable[..., tuple[Tensor, Tensor]], image_set: ImageSet, indices: Int64[Tensor, " images"]
+) -> Float[Tensor, "images dim"]:
+    return extract(image_set, indices)[0].cpu()
 
 
 def _are_numbers(class_names: Sequence[str]) -> bool:

@@ -26,6 +26,7 @@ from ssl_sec.losses.generators.memory import CrossBatchMemory
 from ssl_sec.losses.geometry import norms
 from ssl_sec.recipes.assembly import RunStore, assemble, build_loss, extractor, hold_out, save_network, train_recipe
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig, RetrievalConfig
+from ssl_sec.recipes.stopping import stop_if_requested
 from ssl_sec.training.recipe import Recipe
 from ssl_sec.training.step import Runtime, log_once
 
@@ -80,10 +81,12 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
     log_once(runtime, "measuring retrieval on %s images of the test classes%s", f"{len(test):,}", asking)
     num_norms = min(len(trained_on), _NORMS)
     some = subset(trained_on, torch.arange(num_norms) * len(trained_on) // num_norms, "for their norms")
+    embed = partial(_embed_readable, partial(extract, before_batch=partial(stop_if_requested, runtime)), runtime.device)
     (embeddings, labels, test), (trained, *_) = embed(test), embed(with_crop(some, centre))
     if runtime.rank == 0:
+        stop = partial(stop_if_requested, runtime, alone=True)
         metrics = {
-            **retrieval_metrics(config.evaluation, embeddings, labels, test.queries),
+            **retrieval_metrics(config.evaluation, embeddings, labels, test.queries, stop),
             **_norm_metrics("retrieval/test", embeddings),
             **_norm_metrics("retrieval/train", trained),
             **_variation_metrics(embeddings, labels),
@@ -138,6 +141,7 @@ def retrieval_metrics(
     embeddings: Float[Tensor, "images dim"],
     labels: Int64[Tensor, " images"],
     queries: Bool[Tensor, " images"] | None = None,
+    on_pass: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
     """The metrics of the test classes: Recall@K, R-precision, MAP@R, NMI and F1, in percent.
 
@@ -146,6 +150,7 @@ def retrieval_metrics(
         embeddings: raw embeddings of all images.
         labels: class of each image.
         queries: the images that are queries, with the others as the gallery; None: each image is both.
+        on_pass: function called for each pass of k-means.
     """
     recalls = recall_at_k(embeddings, labels, config.ks, queries)
     metrics = {f"retrieval/recall_at_{k}": 100 * share for k, share in recalls.items()}
@@ -158,6 +163,7 @@ def retrieval_metrics(
             config.seed,
             num_starts=config.kmeans_starts,
             num_iterations=config.kmeans_iterations,
+            on_pass=on_pass,
         )
         nmi, f1 = nmi_f1(assignments, labels)
         metrics |= {"retrieval/nmi": 100 * nmi, "retrieval/f1": 100 * f1}

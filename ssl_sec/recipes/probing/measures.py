@@ -6,15 +6,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ssl_sec.collectives import max_int_over_workers
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.errors import DataError, Stopped
+from ssl_sec.errors import DataError
 from ssl_sec.evaluation.classification.corruptions import STRENGTHS, corruptions
 from ssl_sec.evaluation.classification.few_shot import few_shot
 from ssl_sec.evaluation.classification.logistic import PENALTIES, mean_per_class, top1, tuned_logistic
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.linear_probe import LinearProbes, top_k_accuracy
-from ssl_sec.training.step import Request, Runtime, log_once
+from ssl_sec.recipes.stopping import stop_if_requested
+from ssl_sec.training.step import Runtime, log_once
 
 Rows = tuple[Tensor, Tensor]
 
@@ -98,16 +98,6 @@ def corruption_metrics(accuracies: dict[str, list[float]]) -> dict[str, float]:
         for place, value in enumerate(values)
     }
     return {**found, "probe/corruption/mean_top1": sum(found.values()) / len(found)} if found else {}
-
-
-def stop_if_requested(runtime: Runtime) -> None:
-    """Ends a probe if a stop was requested; all workers call it.
-
-    Raises:
-        Stopped: a stop was requested.
-    """
-    if max_int_over_workers(runtime.request(), runtime.device) == Request.STOP:
-        raise Stopped("stopped; a probe saves nothing before its end")
 
 
 class _Spaced:
