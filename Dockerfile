@@ -69,8 +69,8 @@ USER 1000:1000
 WORKDIR /home/ssl_sec
 
 # No HEALTHCHECK: a head, a worker and a driver need different checks, and Kubernetes ignores it; the manifests in
-# jobs/cluster have probes. No ENTRYPOINT, so that `ray start ...`, `ray symmetric-run ...` and `ssl-sec pretrain ...` run
-# as given. A job that is the container's main process saves on `docker stop --timeout 120`.
+# jobs/cluster have probes. No ENTRYPOINT, so that `ray start ...` and `ssl-sec pretrain ...` run as given. A job that is
+# the container's main process saves on `docker stop --timeout 120`.
 CMD ["ssl-sec", "--help"]
 
 ARG VERSION=dev
