@@ -48,10 +48,10 @@ fi
 # shellcheck disable=SC2329  # the trap calls it
 on_time_limit() {
     echo "$(date --iso-8601=seconds) the time limit is near: saving the state"
-    stop_requested=yes
+    stopped_after_s=$SECONDS
     kill "$process" 2>/dev/null || true
 }
-stop_requested=""
+stopped_after_s=""
 process=""
 trap on_time_limit USR1
 
@@ -93,7 +93,7 @@ sys.exit(1)'
 run() {
     "$@" &
     process=$!
-    [[ -z $stop_requested ]] || kill "$process"
+    [[ -z $stopped_after_s ]] || kill "$process"
     while kill -0 "$process" 2>/dev/null; do wait "$process" || true; done # a signal ends a `wait`, not the command
     code=0
     wait "$process" || code=$?
@@ -101,14 +101,18 @@ run() {
 run timeout 300 python -c "$wait_for_nodes" "$address" "$SLURM_JOB_NUM_NODES" "$ray"
 if [[ $code -eq 0 ]]; then
     RAY_ADDRESS=$address run python -m ssl_sec pretrain "${overrides[@]}"
-elif [[ -z $stop_requested ]]; then
+elif [[ -z $stopped_after_s ]]; then
     echo "error: Ray did not start on $SLURM_JOB_NUM_NODES nodes, see $ray_output" >&2
     code=1
 fi
 kill "$ray" 2>/dev/null || true
 wait "$ray" || true
 
-if [[ -n $stop_requested && $code -ne 0 ]]; then
+if [[ -n $stopped_after_s && $code -ne 0 ]]; then
+    if [[ $stopped_after_s -lt 60 ]]; then # with such a limit, each requeue would end before the run has begun
+        echo "error: --time: must be longer than the time before its end when --signal is sent (10 minutes by default)" >&2
+        exit 2
+    fi
     echo "requeueing the job"
     scontrol requeue "$SLURM_JOB_ID"
 fi

@@ -79,6 +79,7 @@ class Slurm:
             "OUTPUT_DIR": str(self.folder / "runs"),
             "RAY_AUTH_TOKEN_PATH": str(self.folder / "ray" / "token"),
             "OUTCOME": outcome,
+            "SECONDS": "60",  # since the job's start, for bash
             **variables,
         }
         command = ["bash", str(CLUSTER / "slurm.sh"), "experiment=digits", "tracking.experiment=two words"]
@@ -89,19 +90,20 @@ class Slurm:
         assert address == "node1:6379"
         return command
 
-    def end_by_the_time_limit(self, after: Path) -> int:
-        """Starts the job, and signals it as soon as a file exists; returns its exit code."""
-        job = self.start()
+    def end_by_the_time_limit(self, after: Path, **variables: str) -> tuple[int, str]:
+        """Starts the job, and signals it as soon as a file exists; returns its exit code and errors."""
+        job = self.start(**variables)
         while not after.exists():
             assert job.poll() is None
             time.sleep(0.05)
         job.send_signal(signal.SIGUSR1)
-        return job.wait(timeout=60)
+        errors = job.communicate(timeout=60)[1]
+        return job.returncode, errors
 
 
 def test_a_job_is_stopped_before_its_time_limit_requeued_and_resumed(tmp_path):
     slurm = Slurm(tmp_path)
-    assert slurm.end_by_the_time_limit(slurm.started) == 130
+    assert slurm.end_by_the_time_limit(slurm.started)[0] == 130
     assert slurm.requeued.read_text() == "7\n"
     first = slurm.command()
     assert first[:3] == ["-m", "ssl_sec", "pretrain"]
@@ -118,8 +120,15 @@ def test_a_job_is_stopped_before_its_time_limit_requeued_and_resumed(tmp_path):
 
 def test_a_job_is_requeued_if_its_nodes_are_still_starting(tmp_path):
     slurm = Slurm(tmp_path, ray="exec sleep 60")
-    assert slurm.end_by_the_time_limit(slurm.waiting) != 0
+    assert slurm.end_by_the_time_limit(slurm.waiting)[0] != 0
     assert slurm.requeued.exists() and not slurm.started.exists()
+
+
+def test_a_time_limit_shorter_than_the_time_to_save_is_not_requeued_forever(tmp_path):
+    slurm = Slurm(tmp_path)
+    code, errors = slurm.end_by_the_time_limit(slurm.started, SECONDS="0")
+    assert code == 2 and errors.startswith("error: --time: must be longer")
+    assert not slurm.requeued.exists()
 
 
 def test_a_failed_job_is_not_requeued(tmp_path):
