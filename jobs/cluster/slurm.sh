@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # A pretraining run on Slurm with one Ray node per machine; saves before the time limit, requeues itself and resumes.
-# Not yet run: no Slurm was available.
+# Run with Slurm 22.05.8 on two virtual nodes without GPUs (network namespaces of one machine).
 #
 #   sbatch jobs/cluster/slurm.sh experiment=cifar10_sec_100 data.root=/shared/data
 #   OUTPUT_DIR=/scratch/$USER/runs sbatch -N 4 -c 64 --gpus-per-node=8 jobs/cluster/slurm.sh experiment=cifar10_sec_100
 #
-# The arguments are overrides of `ssl-sec pretrain`. OUTPUT_DIR must be on storage shared by all nodes. The package must
-# be installed for the `python` in PATH on all nodes. Without GPUs: sbatch --gpus-per-node=0. What Ray itself prints is in
-# <job's name>-<its id>-ray.out.
+# The arguments are overrides of `ssl-sec pretrain`. OUTPUT_DIR must be a bucket, or a folder that all nodes share. The
+# package must be installed for the `python` in PATH on all nodes. Without GPUs: sbatch --gpus-per-node=0, with the
+# number of workers as an override, runtime.num_workers=2. What Ray itself prints is in <job's name>-<its id>-ray.out.
 #SBATCH --job-name=ssl-sec
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -24,17 +24,13 @@
 #SBATCH --open-mode=append
 # Slurm requeues the job after a node failure or a preemption.
 #SBATCH --requeue
-# Ten minutes before the time limit, only to this script (B:): a signal to the steps would end Ray during the run.
+# Ten minutes before the time limit, only to this script (B:): a signal to the steps would end Ray during the run. Slurm
+# may send it a minute earlier.
 #SBATCH --signal=B:USR1@600
 set -euo pipefail
 
-output_dir=${OUTPUT_DIR:-/shared/runs}
-if [[ $output_dir == *://* ]]; then # a stop is requested by a file in the run's folder
-    echo "error: OUTPUT_DIR: found $output_dir, must be a folder that all nodes share" >&2
-    exit 2
-fi
 run_name=slurm-$SLURM_JOB_ID # the id stays the same after a requeue
-overrides=("$@" "output_dir=$output_dir" "run_name=$run_name" "runtime=ray" "resume=auto")
+overrides=("$@" "output_dir=${OUTPUT_DIR:-/shared/runs}" "run_name=$run_name" "runtime=ray" "resume=auto")
 
 # Without a token, anyone who reaches the head's port could run code as this user.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}
@@ -57,7 +53,7 @@ trap on_time_limit USR1
 
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 address=${nodes%%$'\n'*}:6379
-# Ray's default gives its workers the lowest priority, and colours their lines. After scancel, it would wait half a minute.
+# Ray's defaults give its workers the lowest priority, colour their lines, and wait half a minute after scancel.
 export RAY_worker_niceness=${RAY_worker_niceness:-0} RAY_COLOR_PREFIX=${RAY_COLOR_PREFIX:-0}
 export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
 
@@ -110,7 +106,7 @@ wait "$ray" || true
 
 if [[ -n $stopped_after_s && $code -ne 0 ]]; then
     if [[ $stopped_after_s -lt 60 ]]; then # with such a limit, each requeue would end before the run has begun
-        echo "error: --time: must be longer than the time before its end when --signal is sent (10 minutes by default)" >&2
+        echo "error: --time: must be longer than the seconds of --signal, 600 by default: nothing would be trained" >&2
         exit 2
     fi
     echo "requeueing the job"
