@@ -29,8 +29,8 @@
 #SBATCH --signal=B:USR1@600
 set -euo pipefail
 
-run_name=slurm-$SLURM_JOB_ID # the id stays the same after a requeue
-overrides=("$@" "output_dir=${OUTPUT_DIR:-/shared/runs}" "run_name=$run_name" "runtime=ray" "resume=auto")
+# The id stays the same after a requeue. The job's own arguments come last: a run_name continues the run of another job.
+overrides=("output_dir=${OUTPUT_DIR:-/shared/runs}" "run_name=slurm-$SLURM_JOB_ID" runtime=ray resume=auto "$@")
 
 # Without a token, anyone who reaches the head's port could run code as this user.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}

@@ -69,7 +69,7 @@ class Slurm:
             path.write_text(f"#!/bin/sh\n{script}\n")
             path.chmod(0o755)
 
-    def start(self, outcome: str = "", **variables: str) -> subprocess.Popen:
+    def start(self, *overrides: str, outcome: str = "", **variables: str) -> subprocess.Popen:
         job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "ssl-sec", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NODEID": "0"}
         environment = {
             **os.environ,
@@ -82,7 +82,7 @@ class Slurm:
             "SECONDS": "60",  # since the job's start, for bash
             **variables,
         }
-        command = ["bash", str(CLUSTER / "slurm.sh"), "experiment=digits", "tracking.experiment=two words"]
+        command = ["bash", str(CLUSTER / "slurm.sh"), "experiment=digits", "tracking.experiment=two words", *overrides]
         return subprocess.Popen(command, cwd=self.folder, env=environment, stderr=subprocess.PIPE, text=True)
 
     def command(self) -> list[str]:
@@ -135,6 +135,13 @@ def test_a_failed_job_is_not_requeued(tmp_path):
     slurm = Slurm(tmp_path)
     assert slurm.start(outcome="3").wait(timeout=60) == 3
     assert not slurm.requeued.exists()
+
+
+def test_a_job_may_continue_the_run_of_another(tmp_path):
+    slurm = Slurm(tmp_path)
+    assert slurm.start("run_name=slurm-3", outcome="0").wait(timeout=60) == 0
+    config = configured("pretrain", slurm.command()[3:])
+    assert (config.run_name, config.resume) == ("slurm-3", "auto")
 
 
 def test_runs_may_be_in_a_bucket(tmp_path):
