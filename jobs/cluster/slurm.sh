@@ -65,25 +65,27 @@ if [[ $SLURM_NODEID -ne 0 ]]; then
     until (: <"/dev/tcp/${1%:*}/${1##*:}") 2>/dev/null; do sleep 1; done
     place=(--address "$1")
 fi
-exec ray start "${place[@]}" --block --log-color false \
-    --num-cpus "${SLURM_CPUS_PER_TASK:-1}" --num-gpus "${SLURM_GPUS_ON_NODE:-0}"'
+ray start "${place[@]}" --block --log-color false \
+    --num-cpus "${SLURM_CPUS_PER_TASK:-1}" --num-gpus "${SLURM_GPUS_ON_NODE:-0}" && exit
+# Without the head, the other nodes would wait.
+[[ $SLURM_NODEID -ne 0 ]] || scancel "$SLURM_JOB_ID.$SLURM_STEP_ID"
+exit 1'
 ray_output=$SLURM_JOB_NAME-$SLURM_JOB_ID-ray.out
 srun --kill-on-bad-exit=0 --label --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \
     bash -c "$start_ray" ray "$address" >>"$ray_output" 2>&1 &
 ray=$!
 
 wait_for_nodes='
-import os, sys, time, ray
-address, nodes, process = sys.argv[1:]
-while os.path.exists(f"/proc/{process}"):
+import sys, time, ray
+address, nodes = sys.argv[1:]
+while True:
     try:
         ray.init(address, ignore_reinit_error=True, log_to_driver=False, logging_level="CRITICAL")
         if sum(node["Alive"] for node in ray.nodes()) >= int(nodes):
             sys.exit()
     except ConnectionError:  # the head is still starting
         pass
-    time.sleep(1)
-sys.exit(1)'
+    time.sleep(1)'
 
 # In the background, since bash runs traps only between commands or in `wait`; sets `code`.
 run() {
@@ -94,7 +96,12 @@ run() {
     code=0
     wait "$process" || code=$?
 }
-run timeout 300 python -c "$wait_for_nodes" "$address" "$SLURM_JOB_NUM_NODES" "$ray"
+timeout 300 python -c "$wait_for_nodes" "$address" "$SLURM_JOB_NUM_NODES" &
+process=$!
+while kill -0 "$process" 2>/dev/null && kill -0 "$ray" 2>/dev/null; do sleep 1; done
+kill "$process" 2>/dev/null || true # where Ray has ended
+code=0
+wait "$process" || code=$?
 if [[ $code -eq 0 ]]; then
     RAY_ADDRESS=$address run python -m ssl_sec pretrain "${overrides[@]}"
 elif [[ -z $stopped_after_s ]]; then
