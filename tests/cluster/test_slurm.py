@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ssl_sec.edges.folder.folder import RunFolder
-from tests.cluster.test_manifests import CLUSTER, ROOT, with_tools
+from tests.cluster.test_manifests import CLUSTER, with_tools
 from tests.jobs import configured
 
 
@@ -22,15 +21,13 @@ def test_the_script_is_clean():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # Ray's command line imports Ray Serve
-def test_ray_symmetric_run_has_the_options_of_the_script():
+def test_ray_start_has_the_options_of_the_script():
     from ray.scripts.scripts import start
-    from ray.scripts.symmetric_run import symmetric_run
 
-    text = (CLUSTER / "slurm.sh").read_text().replace("\\\n", " ")
-    (command,) = re.findall(r"ray symmetric-run (.*?) -- bash", text)
-    known = {option for each in (start, symmetric_run) for parameter in each.params for option in parameter.opts}
-    used = set(re.findall(r"--[\w-]+", command))
-    assert {"--address", "--min-nodes"} <= used <= known - {"--head", "--node-ip-address", "--port", "--block"}
+    text = (CLUSTER / "slurm.sh").read_text()
+    (script,) = re.findall(r"^start_ray='(.*?)'$", text, re.MULTILINE | re.DOTALL)
+    used = set(re.findall(r"--[\w-]+", script))
+    assert {"--head", "--address"} <= used <= {option for parameter in start.params for option in parameter.opts}
 
 
 def test_a_job_on_whole_machines_has_all_their_memory():
@@ -39,30 +36,33 @@ def test_a_job_on_whole_machines_has_all_their_memory():
 
 
 class Slurm:
-    """A fake queue with one job on one node, whose run ends by a stop file or with the exit code OUTCOME.
+    """A fake queue with one job, whose run waits for a signal, or ends with the exit code OUTCOME.
 
     Args:
         folder: for everything.
-        starts: whether Ray starts; `ray symmetric-run` ends with 0 where it does not.
-        name: of the folder with the stop file.
-        late_s: how late the run makes its folder.
+        ray: what Ray does on a node; it has joined when it has written how it was started.
     """
 
-    def __init__(self, folder: Path, *, starts: bool = True, name: str = "slurm-7", late_s: float = 0) -> None:
+    def __init__(self, folder: Path, ray: str = 'echo "$@" >ray-started; exec sleep 60') -> None:
         self.folder = folder
-        self.run = RunFolder(folder / "runs" / "digits" / name)
         self.requeued = folder / "requeued"
+        self.waiting = folder / "waiting"
         self.started = folder / "started"
         programs = {
-            # `python -m ssl_sec pretrain` without a run; the script also makes a token with it.
+            # The wait for Ray, `python -m ssl_sec pretrain` without a run, and what makes a token.
             "python": (
-                f'[ "$1" = -m ] || exec {sys.executable} "$@"\n'
-                f'printf "%s\\n" "$@" >{self.started}; sleep {late_s}; mkdir -p {self.run.path}\n'
-                f'[ -z "$OUTCOME" ] || exit "$OUTCOME"\n'
-                f"for _ in $(seq 600); do [ ! -f {self.run.stop_path} ] || exit 130; sleep 0.1; done"
+                f'case "$1 $2" in *ray.init*) touch {self.waiting}\n'
+                "while [ ! -e ray-started ]; do sleep 0.1; done; exit 0;;\n"
+                f'-c*) exec {sys.executable} "$@";; esac\n'
+                "trap 'exit 130' TERM\n"
+                f'printf "%s\\n" "$RAY_ADDRESS" "$@" >{self.started}\n'
+                '[ -z "$OUTCOME" ] || exit "$OUTCOME"\n'
+                "for _ in $(seq 600); do sleep 0.1; done"
             ),
             "scontrol": f'if [ "$1" = show ]; then echo node1; echo node2; else echo "$2" >{self.requeued}; fi',
-            "srun": 'while [ "$1" != -- ]; do shift; done; shift; ' + ('exec "$@"' if starts else "exit 0"),
+            "srun": 'while [ "$1" != bash ]; do shift; done; exec "$@"',
+            "scancel": f"echo $@ >{folder / 'cancelled'}",
+            "ray": ray,
         }
         (folder / "bin").mkdir()
         for program, script in programs.items():
@@ -70,41 +70,49 @@ class Slurm:
             path.write_text(f"#!/bin/sh\n{script}\n")
             path.chmod(0o755)
 
-    def start(self, outcome: str = "", output_dir: str | None = None) -> subprocess.Popen:
-        job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2"}
+    def start(self, *overrides: str, outcome: str = "", **variables: str) -> subprocess.Popen:
+        job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "ssl-sec", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NODEID": "0"}
+        job["SLURM_STEP_ID"] = "0"
         environment = {
             **os.environ,
             **job,
+            "SLURM_JOB_NUM_NODES": "2",
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
-            "OUTPUT_DIR": output_dir or str(self.folder / "runs"),
+            "OUTPUT_DIR": str(self.folder / "runs"),
             "RAY_AUTH_TOKEN_PATH": str(self.folder / "ray" / "token"),
             "OUTCOME": outcome,
+            "SECONDS": "60",  # since the job's start, for bash
+            **variables,
         }
-        command = ["bash", str(CLUSTER / "slurm.sh"), "experiment=digits"]
-        return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+        command = ["bash", str(CLUSTER / "slurm.sh"), "experiment=digits", "tracking.experiment=two words", *overrides]
+        return subprocess.Popen(command, cwd=self.folder, env=environment, stderr=subprocess.PIPE, text=True)
 
     def command(self) -> list[str]:
-        return self.started.read_text().splitlines()
+        address, *command = self.started.read_text().splitlines()
+        assert address == "node1:6379"
+        return command
 
-    def end_by_the_time_limit(self) -> int:
-        """Starts the job, and signals it as soon as its run has started; returns its exit code."""
-        job = self.start()
-        while not self.started.exists():
+    def end_by_the_time_limit(self, after: Path, **variables: str) -> tuple[int, str]:
+        """Starts the job, and signals it as soon as a file exists; returns its exit code and errors."""
+        job = self.start(**variables)
+        while not after.exists():
             assert job.poll() is None
             time.sleep(0.05)
         job.send_signal(signal.SIGUSR1)
-        return job.wait(timeout=60)
+        errors = job.communicate(timeout=60)[1]
+        return job.returncode, errors
 
 
 def test_a_job_is_stopped_before_its_time_limit_requeued_and_resumed(tmp_path):
     slurm = Slurm(tmp_path)
-    assert slurm.end_by_the_time_limit() == 130
+    assert slurm.end_by_the_time_limit(slurm.started)[0] == 130
     assert slurm.requeued.read_text() == "7\n"
     first = slurm.command()
-    assert first[:4] == ["-m", "ssl_sec", "pretrain", "experiment=digits"]
+    assert first[:3] == ["-m", "ssl_sec", "pretrain"]
     config = configured("pretrain", first[3:])
-    assert config.resume == "auto"
-    assert Path(config.output_dir) / config.recipe / str(config.run_name) == slurm.run.path
+    assert config.recipe == "digits" and config.tracking.experiment == "two words"
+    assert (config.resume, config.output_dir, config.run_name) == ("auto", str(tmp_path / "runs"), "slurm-7")
+    assert (tmp_path / "ray-started").read_text().startswith("start --head --port 6379 ")
 
     slurm.requeued.unlink()
     assert slurm.start(outcome="0").wait(timeout=60) == 0
@@ -112,11 +120,17 @@ def test_a_job_is_stopped_before_its_time_limit_requeued_and_resumed(tmp_path):
     assert not slurm.requeued.exists()
 
 
-@pytest.mark.parametrize(("name", "late_s"), [("slurm-7-probe", 0), ("slurm-7", 3)])
-def test_a_probe_and_a_starting_run_are_stopped_too(tmp_path, name, late_s):
-    slurm = Slurm(tmp_path, name=name, late_s=late_s)
-    assert slurm.end_by_the_time_limit() == 130
-    assert slurm.requeued.exists()
+def test_a_job_is_requeued_if_its_nodes_are_still_starting(tmp_path):
+    slurm = Slurm(tmp_path, ray="exec sleep 60")
+    assert slurm.end_by_the_time_limit(slurm.waiting)[0] != 0
+    assert slurm.requeued.exists() and not slurm.started.exists()
+
+
+def test_a_time_limit_shorter_than_the_time_to_save_is_not_requeued_forever(tmp_path):
+    slurm = Slurm(tmp_path)
+    code, errors = slurm.end_by_the_time_limit(slurm.started, SECONDS="0")
+    assert code == 2 and errors.startswith("error: --time: must be longer")
+    assert not slurm.requeued.exists()
 
 
 def test_a_failed_job_is_not_requeued(tmp_path):
@@ -125,16 +139,42 @@ def test_a_failed_job_is_not_requeued(tmp_path):
     assert not slurm.requeued.exists()
 
 
-def test_a_bucket_is_refused(tmp_path):
+def test_a_job_may_continue_the_run_of_another(tmp_path):
     slurm = Slurm(tmp_path)
-    job = slurm.start(output_dir="s3://bucket/runs")
-    line = "error: OUTPUT_DIR: found s3://bucket/runs, must be a folder that all nodes share\n"
-    assert (job.communicate(timeout=60)[1], job.returncode) == (line, 2)
-    assert not slurm.started.exists() and not (ROOT / "s3:").exists()
+    assert slurm.start("run_name=slurm-3", outcome="0").wait(timeout=60) == 0
+    config = configured("pretrain", slurm.command()[3:])
+    assert (config.run_name, config.resume) == ("slurm-3", "auto")
+
+
+def test_runs_may_be_in_a_bucket(tmp_path):
+    slurm = Slurm(tmp_path)
+    assert slurm.start(outcome="0", OUTPUT_DIR="s3://bucket/runs").wait(timeout=60) == 0
+    assert configured("pretrain", slurm.command()[3:]).output_dir == "s3://bucket/runs"
+    assert not (tmp_path / "s3:").exists()
+
+
+def test_the_run_waits_for_all_nodes(tmp_path):
+    (script,) = re.findall(r"^wait_for_nodes='(.*?)'$", (CLUSTER / "slurm.sh").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "ray.py").write_text(
+        "tries = []\n"
+        "def init(*_, **__):\n"
+        "    tries.append(0)\n"
+        "    if len(tries) == 1: raise ConnectionError\n"
+        "def nodes():\n"
+        "    print(len(tries))\n"
+        "    return [{'Alive': True}, {'Alive': len(tries) > 2}]\n"
+    )
+    command = [sys.executable, "-c", script, "node1:6379", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout == "2\n3\n"
 
 
 def test_a_job_fails_if_ray_does_not_start(tmp_path):
-    assert Slurm(tmp_path, starts=False).start().wait(timeout=60) == 1
+    job = Slurm(tmp_path, ray="exit 1").start()
+    line = "error: Ray did not start on 2 nodes, see ssl-sec-7-ray.out\n"
+    assert (job.communicate(timeout=60)[1], job.returncode) == (line, 1)
+    assert (tmp_path / "cancelled").read_text() == "7.0\n"
 
 
 def test_the_first_job_makes_a_token_that_ray_takes(tmp_path):
