@@ -1,12 +1,14 @@
-"""A metric over one setting of several runs, as points with bars."""
+"""Metrics of several runs, over one setting or by arm, as points with bars."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 from matplotlib.figure import Figure
 
-from ssl_sec.figures.drawing import add_grid, arm_look
+from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid, arm_look
+from ssl_sec.metrics import metric_label
 
 
 class Point(NamedTuple):
@@ -78,4 +80,29 @@ def panels_figure(panels: Sequence[Panel], title: str) -> Figure:
             axes.set_ylim(bottom=0)
         axes.legend(frameon=False, fontsize="small")
         add_grid(axes)
+    return figure
+
+
+def arms_figure(results: Mapping[str, Sequence[Mapping[str, float]]], names: Sequence[str]) -> Figure:
+    """Draws each run as a point, and each arm's mean with its standard deviation.
+
+    Args:
+        results: arm -> the last metrics of each of its runs.
+        names: metrics, one or more, which some runs may lack; a plot each.
+    """
+    figure = Figure(figsize=(2 + 4 * len(names), 1.5 + 0.45 * len(results)), layout="constrained")
+    figure.suptitle("each run, and the mean ± standard deviation of each arm", fontsize=9)
+    for place, name in enumerate(names):
+        axes = figure.add_subplot(1, len(names), place + 1)
+        add_grid(axes)
+        for row, runs in enumerate(results.values()):
+            values = [run[name] for run in runs if name in run]
+            if not values:
+                continue
+            axes.plot(values, [row] * len(values), "o", color=BLUE, alpha=0.5, markersize=6)
+            spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+            axes.errorbar(float(np.mean(values)), row, xerr=spread, fmt="D", color=VERMILION, capsize=4, markersize=5)
+        axes.set_yticks(range(len(results)), list(results) if place == 0 else [""] * len(results))
+        axes.set_ylim(len(results) - 0.5, -0.5)
+        axes.set_xlabel(metric_label(name))
     return figure

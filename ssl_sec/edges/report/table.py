@@ -14,11 +14,11 @@ from typing import Any
 
 from ssl_sec.edges.composition.compose import compose, composed, job_of
 from ssl_sec.edges.report.files import Report
-from ssl_sec.edges.report.pictures import NOT_RUN, draw_table
 from ssl_sec.edges.tables import deviation, in_markdown, in_table
 from ssl_sec.edges.tracking.comparing import deciding, is_expected
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, in_order
 from ssl_sec.errors import ConfigError
+from ssl_sec.figures.tables import NOT_RUN, draw_table
 from ssl_sec.papers import Column, Table, Value, load
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import flattened, from_values, to_values

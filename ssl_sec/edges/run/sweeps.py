@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from matplotlib.figure import Figure
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
@@ -26,7 +25,7 @@ from ssl_sec.edges.tracking.provenance import code_files, keep_code
 from ssl_sec.edges.tracking.store import is_unknown
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import Stopped, UserError, first_line
-from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid
+from ssl_sec.figures.sweeps import arms_figure
 from ssl_sec.files import replace_text
 from ssl_sec.metrics import chosen_metrics, metric_label
 from ssl_sec.recipes.config import TrainingConfig
@@ -237,7 +236,8 @@ def _upload(run: TrackedRun, results: Results, table: str, described: Callable[[
         run.client.log_text(run.run_id, table + "\n", "sweep.txt")
         run.client.log_text(run.run_id, as_csv(results), "sweep.csv")
         run.describe_results(as_markdown(results) if described is None else described())
-    if (figure := arms_figure(results)) is not None:
+    if names := _known_metrics(results)[:_PANELS]:
+        figure = arms_figure(results, names)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "arms.png"
             figure.savefig(path, dpi=110)
@@ -260,36 +260,6 @@ def as_markdown(results: Results) -> str:
             [arm, str(len(runs)), *(mean_and_std([run[name] for run in runs if name in run]) for name in names)]
         )
     return in_markdown(*rows)
-
-
-def arms_figure(results: Results) -> Figure | None:
-    """Draws each run as a point, and each arm's mean with its standard deviation; None without results."""
-    names = _known_metrics(results)[:_PANELS]
-    if not names:
-        return None
-    figure = Figure(figsize=(2 + 4 * len(names), 1.5 + 0.45 * len(results)), layout="constrained")
-    figure.suptitle("each run, and the mean ± standard deviation of each arm", fontsize=9)
-    for place, name in enumerate(names):
-        axes = figure.add_subplot(1, len(names), place + 1)
-        add_grid(axes)
-        for row, runs in enumerate(results.values()):
-            values = [run[name] for run in runs if name in run]
-            if not values:
-                continue
-            axes.plot(values, [row] * len(values), "o", color=BLUE, alpha=0.5, markersize=6)
-            axes.errorbar(
-                statistics.fmean(values),
-                row,
-                xerr=deviation(values) or 0.0,
-                fmt="D",
-                color=VERMILION,
-                capsize=4,
-                markersize=5,
-            )
-        axes.set_yticks(range(len(results)), list(results) if place == 0 else [""] * len(results))
-        axes.set_ylim(len(results) - 0.5, -0.5)
-        axes.set_xlabel(metric_label(name))
-    return figure
 
 
 def _sweep_metrics(results: Results) -> Iterator[tuple[str, float]]:

@@ -1,4 +1,4 @@
-"""Draws a table as a figure."""
+"""Draws a table of the papers as a figure."""
 
 import textwrap
 from collections.abc import Sequence
