@@ -9,6 +9,7 @@ from ssl_sec.data.decode import Decoding
 from ssl_sec.data.parquet.opening import open_parquet
 from ssl_sec.data.shards.opening import open_webdataset
 from ssl_sec.evaluation.features import extract_features
+from ssl_sec.evaluation.retrieval import precision_at_r, recall_at_k
 from ssl_sec.progress import duration, logged
 from tests.data.files import plain, write_parquet
 from tests.data.shards.test_tar import write_shards
@@ -81,3 +82,15 @@ def test_what_takes_long_with_many_images_logs_how_far_it_is(tmp_path, monkeypat
     of_all = [f"computing features of webdataset/train: {done} of 10 images" for done in (4, 8)]
     one, other = on_workers(2, tmp_path, features_of_shards, shards, tmp_path / "cache")
     assert [message.rpartition(", ")[0] for message in one] == of_all and not other
+
+
+def test_retrieval_logs_how_far_it_is(monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(progress, "LOG_EVERY_S", -1.0)
+    rows, labels = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 4
+    recall_at_k(rows, labels, (1,), tile_size=8)
+    precision_at_r(rows, labels, tile_size=128)
+    texts = [message.rpartition(", ")[0] for message in caplog.messages]
+    # Images that rank each other: three tiles with themselves, and three pairs of tiles.
+    ranked = [f"ranking the images: {done} of 6 tiles" for done in range(1, 6)]
+    assert texts == [*ranked, "MAP@R: 1 of 3 tiles", "MAP@R: 2 of 3 tiles"]

@@ -8,6 +8,7 @@ the rank of every positive, which is counted likewise.
 """
 
 from collections.abc import Callable, Iterable
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from torch.nn import functional
 from ssl_sec.batch import Batch
 from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.arrays import Embeddings, Labels, Selection, as_labels, as_rows, as_tensor, tiles, unit_rows
+from ssl_sec.progress import logged
 from ssl_sec.seeding import derived_seed
 
 # Number of images that a run shows with their neighbours.
@@ -135,8 +137,10 @@ def precision_at_r(
     """
     queries, gallery = _queries_and_gallery(embeddings, labels, query)
     screened = gallery._replace(rows=gallery.rows.float())
+    asking = list(tiles(len(queries.ids), _few(tile_size)))
     found = [
-        _precisions(queries.at(rows), gallery, screened, tile_size) for rows in tiles(len(queries.ids), _few(tile_size))
+        _precisions(queries.at(rows), gallery, screened, tile_size)
+        for rows in logged(asking, "MAP@R", len(asking), "tiles")
     ]
     r_precision, map_at_r = torch.cat(found, dim=1).mean(1).tolist()
     return RPrecision(r_precision, map_at_r)
@@ -257,22 +261,20 @@ def _rank_bounds(queries: _Images, gallery: _Images, tile_size: int) -> Int64[Te
     margin = _margin(queries)
     thresholds = torch.stack([best + margin, best - margin])
     num_below = torch.zeros(thresholds.shape, dtype=torch.int64, device=best.device)
-    for rows in tiles(len(best), tile_size):
-        tile = queries.at(rows)
-        for columns in tiles(len(gallery.ids), tile_size):
-            # If images rank each other, a tile also ranks for its columns, as the similarities are symmetric.
-            if queries is gallery and columns.start < rows.start:
-                continue
-            is_mirrored = queries is gallery and columns.start > rows.start
-            others = gallery.at(columns)
-            similarities = tile.rows @ others.rows.T
-            if tile.labels[0] <= others.labels[-1] and others.labels[0] <= tile.labels[-1]:
-                similarities.masked_fill_(tile.labels.unsqueeze(1) == others.labels, -torch.inf)
-            for counts, threshold in zip(num_below, thresholds, strict=True):
-                # A comparison with NaN is never true. Summing bools to int32 is several times as fast as to int64.
-                counts[rows] += (similarities < threshold[rows].unsqueeze(1)).sum(1, dtype=torch.int32)
-                if is_mirrored:
-                    counts[columns] += (similarities < threshold[columns]).sum(0, dtype=torch.int32)
+    # If images rank each other, a tile also ranks for its columns, as the similarities are symmetric.
+    is_mirrored = queries is gallery
+    pairs = product(tiles(len(best), tile_size), tiles(len(gallery.ids), tile_size))
+    compared = [(rows, columns) for rows, columns in pairs if not is_mirrored or columns.start >= rows.start]
+    for rows, columns in logged(compared, "ranking the images", len(compared), "tiles"):
+        tile, others = queries.at(rows), gallery.at(columns)
+        similarities = tile.rows @ others.rows.T
+        if tile.labels[0] <= others.labels[-1] and others.labels[0] <= tile.labels[-1]:
+            similarities.masked_fill_(tile.labels.unsqueeze(1) == others.labels, -torch.inf)
+        for counts, threshold in zip(num_below, thresholds, strict=True):
+            # A comparison with NaN is never true. Summing bools to int32 is several times as fast as to int64.
+            counts[rows] += (similarities < threshold[rows].unsqueeze(1)).sum(1, dtype=torch.int32)
+            if is_mirrored and columns.start > rows.start:
+                counts[columns] += (similarities < threshold[columns]).sum(0, dtype=torch.int32)
     return (len(gallery.ids) - num_below).masked_fill(best.isneginf(), torch.iinfo(torch.int64).max)
 
 
