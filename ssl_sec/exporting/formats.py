@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -24,9 +24,6 @@ from ssl_sec.networks.heads import building
 from ssl_sec.networks.weights import save_weights
 
 FormatName = Literal["safetensors", "pt2", "onnx", "torchscript", "timm", "hub"]
-
-# For torch's exporters: the batch may have any size, the images have one.
-_ANY_BATCH = ({0: torch.export.Dim("batch")},)
 
 T = TypeVar("T")
 
@@ -255,7 +252,7 @@ class PT2(Format):
         """Writes encoder.pt2."""
         program = self._record(
             exportable,
-            lambda: torch.export.export(exportable.network, (images[:2],), dynamic_shapes=_ANY_BATCH),
+            lambda: torch.export.export(exportable.network, (images[:2],), dynamic_shapes=_any_batch()),
         )
         content = io.BytesIO()
         torch.export.save(program, content)
@@ -287,7 +284,7 @@ class ONNX(Format):
                 dynamo=True,
                 input_names=["images"],
                 output_names=[exportable.output],
-                dynamic_shapes=_ANY_BATCH,
+                dynamic_shapes=_any_batch(),
                 verbose=False,
             ),
         )
@@ -395,3 +392,8 @@ def save_file_or_fail(path: Path, write: Callable[[Path], object]) -> None:
         write(path)
     except (OSError, ValueError, RuntimeError) as error:  # protobuf is limited to 2 GiB
         raise StorageError(f"{path} cannot be written: {first_line(error)}") from error
+
+
+def _any_batch() -> tuple[dict[int, Any]]:
+    """For torch's exporters: the batch may have any size, the images have one."""
+    return ({0: torch.export.Dim("batch")},)

@@ -25,7 +25,7 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import new_name
 from ssl_sec.edges.overrides import parsed
 from ssl_sec.edges.packaging import command
-from ssl_sec.edges.run.on_ray.runtime import connect
+from ssl_sec.edges.run.on_ray.joining import connect
 from ssl_sec.edges.run.on_ray.scaling import Nodes, node_resources
 from ssl_sec.edges.run.running import running
 from ssl_sec.edges.run.signals import announce_stop, stop_requests

@@ -17,7 +17,7 @@ from ray.tune.search import BasicVariantGenerator
 
 from ssl_sec.edges.config.tune import TuneConfig
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.run.on_ray.runtime import connect
+from ssl_sec.edges.run.on_ray.joining import connect
 from ssl_sec.edges.run.running import running
 from ssl_sec.edges.tune import job
 from ssl_sec.edges.tune.claims import claimed

@@ -4,9 +4,7 @@ import contextlib
 import faulthandler
 import logging
 import os
-import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +14,6 @@ import ray
 import torch
 from ray import train
 from ray.exceptions import RayActorError
-from ray.job_config import JobConfig
 from ray.train import ControllerError, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
@@ -25,13 +22,14 @@ from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
 from ray.train.v2._internal.execution.context import get_train_context as get_internal_train_context
 
 from ssl_sec.data.samplers import worker_rows
-from ssl_sec.edges.environment import cluster_address, require_files_for_ray, with_variables
+from ssl_sec.edges.environment import with_variables
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored import StoredFolder
 from ssl_sec.edges.patience import Call
 from ssl_sec.edges.run.cpu import ENVIRONMENT
 from ssl_sec.edges.run.on_ray.channel import WorkerFolder, serve_folder
 from ssl_sec.edges.run.on_ray.gauges import shown_metrics
+from ssl_sec.edges.run.on_ray.joining import connect, refusal
 from ssl_sec.edges.run.on_ray.nodes import describe_cluster, followed_nodes
 from ssl_sec.edges.run.on_ray.policies import (
     ElasticPolicy,
@@ -46,7 +44,7 @@ from ssl_sec.edges.run.on_ray.policies import (
 from ssl_sec.edges.run.on_ray.scaling import find_shortage, make_scaling, node_resources
 from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.run.worker import Worker, work
-from ssl_sec.errors import ConfigError, UserError, counted, first_line
+from ssl_sec.errors import UserError, counted
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.settings import to_values
 from ssl_sec.training.config import RayConfig
@@ -163,7 +161,7 @@ def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | Non
     while training.is_alive():
         training.join(0.2)
         has_ended = _has_ended(folder)
-        is_lost = folder.is_stop_requested() and _refusal(cluster) is not None  # ended by the signal that requests it
+        is_lost = folder.is_stop_requested() and refusal(cluster) is not None  # ended by the signal that requests it
         if not folder.is_stop_requested() or (has_training_workers(folder) and not has_ended and not is_lost):
             idle_since = None
         elif not has_ended:
@@ -200,50 +198,11 @@ def _join_again(address: str | None, name: str) -> None:
     """
     joined, nodes = ray.get_runtime_context().gcs_address, node_resources()
     ray.shutdown()
-    if _refusal(joined) is None:
+    if refusal(joined) is None:
         connect(joined if address in (None, "local") else address, name)
     else:
         counts = {f"num_{kind.lower()}s": sum(int(node.get(kind, 0)) for node in nodes) for kind in ("CPU", "GPU")}
         connect(address, name, **counts)
-
-
-def connect(address: str | None, name: str | None = None, **resources: Any) -> None:
-    """Joins a cluster, or starts one on this machine; a second call does nothing.
-
-    Args:
-        address: address of the cluster; None for that of `find_cluster`, or a new one; "local" for a new one.
-        name: name of this job in Ray's dashboard.
-        resources: number of CPUs and GPUs of a cluster that is started; those of this machine by default.
-
-    Raises:
-        ConfigError: if there is no cluster at the address.
-        UserError: if Ray cannot start on this machine.
-    """
-    if ray.is_initialized():
-        return
-    require_files_for_ray()
-    key = "runtime.address" if address else "RAY_ADDRESS"
-    address = cluster_address(address)
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    # Ray gives its workers a low priority, so that they wait for its own services if workers use all cores. It reads
-    # this variable when it starts nodes.
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    if address is not None and (error := _refusal(address)) is not None:  # Ray itself retries for minutes
-        raise ConfigError(
-            f"{key}: no Ray cluster at {address} ({error.strerror or error}); start one with "
-            "`ray start --head`, or leave the address out to start Ray here"
-        ) from error
-    logger.info("starting Ray on this machine" if address is None else "connecting to the Ray cluster")
-    with _own_signal_handlers(), _own_process_group(), _start_reported(address):
-        ray.init(
-            address=address or "local",  # without an address Ray also tries clusters that ended, for minutes
-            logging_level=logging.ERROR,
-            # Messages of workers come through the run's folder. If we start Ray, its other output stays in its log
-            # files; the output of a cluster is shown, as it may explain why nothing starts.
-            log_to_driver=address is not None,
-            job_config=JobConfig(metadata={} if name is None else {"job_name": name}),
-            **(resources if address is None else {}),
-        )
 
 
 def describe_workers(scaling: ScalingConfig) -> str:
@@ -267,59 +226,6 @@ def _named_cluster() -> Iterator[None]:
     ENV_VARS_TO_PROPAGATE.update(own)
     with with_variables(own):
         yield
-
-
-@contextlib.contextmanager
-def _own_process_group() -> Iterator[None]:
-    """Puts the processes that are started into a group of their own.
-
-    A signal to the group of the job, as a closed terminal and `timeout` send it, would end Ray before the workers have
-    saved the state. A process that leads a session keeps its group.
-    """
-    group = os.getpgrp()
-    with contextlib.suppress(OSError):
-        os.setpgid(0, 0)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            os.setpgid(0, group)
-
-
-@contextlib.contextmanager
-def _own_signal_handlers() -> Iterator[None]:
-    """Restores the signal handlers that Ray replaces; with Ray's, a SIGTERM would end the driver at once."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    if threading.current_thread() is threading.main_thread():
-        for number, handler in handlers.items():
-            if callable(handler):
-                signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _start_reported(address: str | None) -> Iterator[None]:
-    """Reports in one line that Ray cannot start here; it raises errors of any kind, as when a busy machine is slow."""
-    try:
-        yield
-    except Exception as error:
-        if address is not None:
-            raise
-        raise UserError(
-            f"Ray could not start on this machine ({first_line(error).rstrip('.')}); the same command can be run "
-            "again, since a busy machine may need longer than Ray waits"
-        ) from error
-
-
-def _refusal(address: str) -> OSError | None:
-    """Why nothing can be reached at an address of the form host:port; None if something can."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        if port.isdigit():
-            socket.create_connection((host, int(port)), timeout=10).close()
-    except OSError as error:
-        return error
-    return None
 
 
 def _is_preempted() -> bool:
@@ -354,6 +260,9 @@ def _worker(settings: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):  # it may not exist on another machine
         os.chdir(settings["working_folder"])
     logging.getLogger("ssl_sec").addHandler(_FolderHandler(folder, context.get_world_rank()))
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler):  # the driver would show these messages a second time
+            handler.addFilter(lambda record: not record.name.startswith("ssl_sec"))
     logging.getLogger("ssl_sec").setLevel(logging.INFO)
     device = get_device()
     assert isinstance(device, torch.device)

@@ -1,0 +1,169 @@
+"""Joins a Ray cluster, or starts one on this machine."""
+
+import contextlib
+import logging
+import os
+import re
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any, cast
+
+import grpc
+import ray
+
+# As `ray.init` does where it looks for a cluster itself.
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._private.ray_logging import stderr_deduplicator
+from ray.exceptions import AuthenticationError
+from ray.job_config import JobConfig
+
+from ssl_sec.edges.environment import cluster_address, require_files_for_ray
+from ssl_sec.errors import ConfigError, UserError, first_line
+
+logger = logging.getLogger("ssl_sec")
+
+_ANSWER_WITHIN_S = 10.0
+# Ray warns of an actor of its own at each start of Ray Train.
+_HARMLESS = re.compile(r"Actor with class name: 'PreemptionWatcher' .* has constructor arguments in the object store")
+
+
+def connect(address: str | None, name: str | None = None, **resources: Any) -> None:
+    """Joins a cluster, or starts one on this machine; a second call does nothing.
+
+    Args:
+        address: address of the cluster; None for that of `find_cluster`, or a new one; "local" for a new one.
+        name: name of this job in Ray's dashboard.
+        resources: number of CPUs and GPUs of a cluster that is started; those of this machine by default.
+
+    Raises:
+        ConfigError: if there is no cluster at the address, or it cannot be joined.
+        UserError: if Ray cannot start on this machine.
+    """
+    if ray.is_initialized():
+        return
+    require_files_for_ray()
+    key = "runtime.address" if address else "RAY_ADDRESS"
+    is_found = address is None and not os.environ.get("RAY_ADDRESS")
+    address = cluster_address(address)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    # Ray gives its workers a low priority, so that they wait for its own services if workers use all cores. It reads
+    # this variable when it starts nodes.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    if address is not None and (error := refusal(address)) is not None:  # Ray itself retries for minutes
+        raise ConfigError(
+            f"{key}: no Ray cluster at {address} ({error.strerror or error}); start one with "
+            "`ray start --head`, or leave the address out to start Ray here"
+        ) from error
+    if address is not None and not gets_token(address, is_found=is_found):
+        raise ConfigError(_needs_token(key, address))
+    logger.info("starting Ray on this machine" if address is None else "connecting to the Ray cluster")
+    stderr_deduplicator.skip_re = stderr_deduplicator.skip_re or _HARMLESS
+    with _own_signal_handlers(), _own_process_group(), _start_reported(key, address):
+        ray.init(
+            address=address or "local",  # without an address Ray also tries clusters that ended, for minutes
+            logging_level=logging.ERROR,
+            # Messages of workers come through the run's folder. If we start Ray, its other output stays in its log
+            # files; the output of a cluster is shown, as it may explain why nothing starts.
+            log_to_driver=address is not None,
+            job_config=JobConfig(metadata={} if name is None else {"job_name": name}),
+            **(resources if address is None else {}),
+        )
+
+
+@contextlib.contextmanager
+def _own_process_group() -> Iterator[None]:
+    """Puts the processes that are started into a group of their own.
+
+    A signal to the group of the job, as a closed terminal and `timeout` send it, would end Ray before the workers have
+    saved the state. A process that leads a session keeps its group.
+    """
+    group = os.getpgrp()
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.setpgid(0, group)
+
+
+@contextlib.contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Restores the signal handlers that Ray replaces; with Ray's, a SIGTERM would end the driver at once."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():
+            if callable(handler):
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _start_reported(key: str, address: str | None) -> Iterator[None]:
+    """Reports in one line that Ray cannot start or be joined; it raises errors of any kind.
+
+    Args:
+        key: what names the cluster.
+        address: the address of the cluster; None if one is started here.
+    """
+    try:
+        yield
+    except Exception as error:
+        if address is None:
+            raise UserError(
+                f"Ray could not start on this machine ({first_line(error).rstrip('.')}); the same command can be run "
+                "again, since a busy machine may need longer than Ray waits"
+            ) from error
+        if isinstance(error, AuthenticationError) or AuthenticationError.__name__ in str(error.__cause__):
+            raise ConfigError(_needs_token(key, address)) from error
+        if isinstance(error, ConnectionError | RuntimeError):  # another version of Ray, or a cluster that has ended
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"{key}: the Ray cluster at {address} cannot be joined: {reason}") from error
+        raise
+
+
+def gets_token(address: str, *, is_found: bool) -> bool:
+    """Whether a cluster gets a token if it requires one.
+
+    `ray start` requires this user's token where there is one. As by Ray, it is given only to a cluster that was found
+    on this machine: another one gets the token that `RAY_AUTH_MODE=token` asks for.
+
+    Args:
+        address: the cluster's address, host:port.
+        is_found: whether nobody has given the address.
+    """
+    if os.environ.get("RAY_AUTH_MODE") == "token" or not _requires_token(address):
+        return True
+    return is_found and maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
+def _needs_token(key: str, address: str) -> str:
+    return (
+        f"{key}: the Ray cluster at {address} needs another token; give the one it was started with: "
+        "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH=<file> if it is not in ~/.ray/auth_token"
+    )
+
+
+def _requires_token(address: str) -> bool:
+    """Whether a cluster refuses a call without a token; Ray itself would try again for 20 s."""
+    if address.startswith("ray://"):
+        return False
+    with grpc.insecure_channel(address) as channel:
+        try:
+            channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")(b"", timeout=_ANSWER_WITHIN_S)
+        except grpc.RpcError as error:
+            return cast(grpc.Call, error).code() == grpc.StatusCode.UNAUTHENTICATED
+    return False
+
+
+def refusal(address: str) -> OSError | None:
+    """Why nothing can be reached at an address of the form host:port; None if something can."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        if port.isdigit():
+            socket.create_connection((host, int(port)), timeout=_ANSWER_WITHIN_S).close()
+    except OSError as error:
+        return error
+    return None

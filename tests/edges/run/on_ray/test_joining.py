@@ -1,0 +1,97 @@
+"""Joining a cluster, without one."""
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+import ray
+
+from ssl_sec.edges.run.on_ray import joining
+from ssl_sec.errors import ConfigError
+
+
+@pytest.fixture
+def address(tmp_path, monkeypatch):
+    """The address of a server that `ray start` seems to have started here."""
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+        yield address
+
+
+@pytest.fixture
+def init(monkeypatch):
+    """The addresses that Ray joins."""
+    addresses = []
+    monkeypatch.setattr(ray, "init", lambda address, **_: addresses.append(address))
+    return addresses
+
+
+def requires(monkeypatch, token):
+    monkeypatch.setattr(joining, "_requires_token", lambda address: token)
+
+
+@pytest.mark.parametrize(
+    ("is_found", "token", "is_given"), [(True, True, True), (True, False, False), (False, False, False)]
+)
+def test_a_cluster_that_is_found_gets_the_users_token_if_it_requires_one(
+    address, init, is_found, token, is_given, monkeypatch
+):
+    requires(monkeypatch, token)
+    given = []
+    monkeypatch.setattr(joining, "maybe_enable_token_auth_if_token_available", lambda **_: given.append(1) or True)
+    joining.connect(None if is_found else address)
+    assert init == [address] and bool(given) == is_given
+
+
+@pytest.mark.parametrize(("is_found", "key"), [(True, "RAY_ADDRESS"), (False, "runtime.address")])
+def test_a_missing_token_is_one_line(address, init, is_found, key, monkeypatch):
+    """The user's token is not sent to an address that was given."""
+    requires(monkeypatch, True)
+    monkeypatch.setattr(joining, "maybe_enable_token_auth_if_token_available", lambda **_: False)
+    with pytest.raises(ConfigError, match=f"^{key}: the Ray cluster at {address} needs another token; .*=token, and "):
+        joining.connect(None if is_found else address)
+    assert not init
+
+
+@pytest.mark.parametrize(
+    ("cause", "found"),
+    [
+        (
+            "...\nray.exceptions.AuthenticationError: no",
+            "needs another token; ",
+        ),  # Ray's own error is in the text alone
+        ("closed", "cannot be joined: no connection$"),
+    ],
+)
+def test_a_cluster_that_cannot_be_joined_is_one_line(address, cause, found, monkeypatch):
+    def refuse(**_):
+        raise ConnectionError("no\nconnection") from RuntimeError(cause)
+
+    requires(monkeypatch, False)
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(ConfigError, match=f"^runtime.address: the Ray cluster at {address} {found}") as raised:
+        joining.connect(address)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_server_tells_by_its_refusal_that_it_requires_a_token():
+    class Refusing(grpc.ServerInterceptor):
+        def intercept_service(self, continuation, details):
+            code = grpc.StatusCode.UNAUTHENTICATED if "token" in names else grpc.StatusCode.UNIMPLEMENTED
+            return grpc.unary_unary_rpc_method_handler(lambda _, context: context.abort(code, "no"))
+
+    names = ["token"]
+    server = grpc.server(ThreadPoolExecutor(1), interceptors=[Refusing()])
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    assert joining._requires_token(address)
+    names.clear()
+    assert not joining._requires_token(address) and not joining._requires_token("ray://127.0.0.1:1")
+    server.stop(None)
