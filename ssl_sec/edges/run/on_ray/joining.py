@@ -141,14 +141,14 @@ def gets_token(address: str, *, is_found: bool) -> bool:
 
 def _needs_token(key: str, address: str) -> str:
     return (
-        f"{key}: the Ray cluster at {address} needs another token; give the one it was started with: "
-        "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH=<file> if it is not in ~/.ray/auth_token"
+        f"{key}: the Ray cluster at {address} requires the token that it was started with; give it by "
+        "RAY_AUTH_MODE=token, and by RAY_AUTH_TOKEN_PATH=<file> if it is not in ~/.ray/auth_token"
     )
 
 
 def _requires_token(address: str) -> bool:
     """Whether a cluster refuses a call without a token; Ray itself would try again for 20 s."""
-    if address.startswith("ray://"):
+    if "://" in address or not address.rpartition(":")[2].isdigit():
         return False
     with grpc.insecure_channel(address) as channel:
         try:
