@@ -4,9 +4,8 @@ from collections import Counter
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from ssl_sec.collectives import rank, world_size
+from ssl_sec.collectives import average_gradients, rank, world_size
 from ssl_sec.errors import ConfigError
 from ssl_sec.networks import (
     bn_inception,
@@ -167,7 +166,7 @@ def on_a_worker(name, recomputed, compiled):
         recompute_blocks(network)
     each = 8 // world_size()
     images = some_images(8, torch.float64)[rank() * each : (rank() + 1) * each]
-    model = DistributedDataParallel(network, forward_sync_buffers=False, gradient_as_bucket_view=True)
+    model = average_gradients(network, torch.device("cpu"))
     if compiled:
         model = torch.compile(model, dynamic=False, backend="aot_eager_decomp_partition")
     return steps(network, images, compute=model)[0]

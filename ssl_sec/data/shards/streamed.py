@@ -195,7 +195,7 @@ class StreamedImages(DecodedImages):
         for place in blocks.argsort(stable=True).tolist():
             index, block = int(indices[place]), int(blocks[place])
             image, read[place] = self._next_readable(index, block, each_draw[place], bad)
-            images.numpy()[place] = image  # torch would start its own threads in each decoding thread
+            images.numpy()[place] = image.numpy()  # torch would start its own threads in each decoding thread
         record_bad(self, bad)
         return Batch(images=images, labels=self.labels[read], indices=read)
 
