@@ -1,5 +1,10 @@
 """Stops of an evaluation between its parts."""
 
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
 from ssl_sec.collectives import max_int_over_workers
 from ssl_sec.errors import Stopped
 from ssl_sec.training.step import Request, Runtime
@@ -18,3 +23,10 @@ def stop_if_requested(runtime: Runtime, *, alone: bool = False) -> None:
     request = runtime.request() if alone else max_int_over_workers(runtime.request(), runtime.device)
     if request == Request.STOP:
         raise Stopped("stopped during an evaluation")
+
+
+def until_a_stop(
+    extract: Callable[..., tuple[Tensor, Tensor]], runtime: Runtime
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """`extract_features` with a network, which a request to stop ends before a batch; all workers call it."""
+    return partial(extract, before_batch=partial(stop_if_requested, runtime))

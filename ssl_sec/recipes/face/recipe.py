@@ -32,7 +32,7 @@ from ssl_sec.recipes.assembly import RunStore, assemble, build_loss, extractor, 
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.face.test_set_config import open_test_set
 from ssl_sec.recipes.face.test_sets import Embed, OpenSetTestSet, Protocols
-from ssl_sec.recipes.stopping import stop_if_requested
+from ssl_sec.recipes.stopping import until_a_stop
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.class_sharding import template_losses
 from ssl_sec.training.recipe import Recipe
@@ -99,7 +99,7 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     recipe = build_recipe(config, trained_on, runtime)
     network = _WithFlips(nn.Sequential(recipe.encoder, recipe.head), config.evaluation.flips)
     watch = extractor(network, recipe.computation, runtime, batch_size=128)
-    extract = partial(watch, before_batch=partial(stop_if_requested, runtime))
+    extract = until_a_stop(watch, runtime)
     embed_watched, embed = (partial(_embed, each) for each in (watch, extract))
     verification = _Monitor(watched_name, watched, config.monitor.max_pairs, embed_watched, runtime)
 

@@ -40,7 +40,7 @@ from ssl_sec.networks.stages import freeze_all_but
 from ssl_sec.recipes.assembly import RunStore, assemble, building_for, extractor, save_network, train_recipe
 from ssl_sec.recipes.finetuning.config import TEST_SEED, FinetuneConfig
 from ssl_sec.recipes.finetuning.objective import MixedObjective
-from ssl_sec.recipes.stopping import stop_if_requested
+from ssl_sec.recipes.stopping import until_a_stop
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.recipe import Recipe
 from ssl_sec.training.step import Runtime, log_once
@@ -192,8 +192,7 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
     if best is not None:
         best.restore()
     log_once(runtime, "measuring the classifier on %s test images", f"{len(test):,}")
-    extract = partial(extract, before_batch=partial(stop_if_requested, runtime))
-    found = Classified.of(*readable_rows(extract, runtime.device, test))
+    found = Classified.of(*readable_rows(until_a_stop(extract, runtime), runtime.device, test))
     if runtime.rank == 0:
         epoch = config.epochs if best is None or best.epoch is None else best.epoch
         metrics = {**found.metrics(), "finetune/epoch": float(epoch)}

@@ -26,7 +26,7 @@ from ssl_sec.losses.generators.memory import CrossBatchMemory
 from ssl_sec.losses.geometry import norms
 from ssl_sec.recipes.assembly import RunStore, assemble, build_loss, extractor, hold_out, save_network, train_recipe
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig, RetrievalConfig
-from ssl_sec.recipes.stopping import stop_if_requested
+from ssl_sec.recipes.stopping import stop_if_requested, until_a_stop
 from ssl_sec.training.recipe import Recipe
 from ssl_sec.training.step import Runtime, log_once
 
@@ -81,7 +81,7 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
     log_once(runtime, "measuring retrieval on %s images of the test classes%s", f"{len(test):,}", asking)
     num_norms = min(len(trained_on), _NORMS)
     some = subset(trained_on, torch.arange(num_norms) * len(trained_on) // num_norms, "for their norms")
-    embed = partial(_embed_readable, partial(extract, before_batch=partial(stop_if_requested, runtime)), runtime.device)
+    embed = partial(_embed_readable, until_a_stop(extract, runtime), runtime.device)
     (embeddings, labels, test), (trained, *_) = embed(test), embed(with_crop(some, centre))
     if runtime.rank == 0:
         stop = partial(stop_if_requested, runtime, alone=True)

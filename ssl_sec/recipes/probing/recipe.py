@@ -48,7 +48,7 @@ from ssl_sec.recipes.assembly import building_for, extractor
 from ssl_sec.recipes.probing.adapting import Adapted
 from ssl_sec.recipes.probing.config import ProbedRun, ProbeJobConfig
 from ssl_sec.recipes.probing.measures import corrupted_top1, corruption_metrics, transfer_metrics
-from ssl_sec.recipes.stopping import stop_if_requested
+from ssl_sec.recipes.stopping import stop_if_requested, until_a_stop
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.recipe import Computation
 from ssl_sec.training.step import Runtime, log_once
@@ -176,9 +176,7 @@ def linear_evaluation(
     require_held_out(held_out, train_set.name)
     if config.labels_per_class is not None:
         kept = kept[labelled_subset(train_set.labels[kept], config.labels_per_class, seed=config.seed)]
-    extract = partial(
-        extractor(encoder, computation, runtime, batch_size=512), before_batch=partial(stop_if_requested, runtime)
-    )
+    extract = until_a_stop(extractor(encoder, computation, runtime, batch_size=512), runtime)
     features_of = partial(readable_rows, extract, runtime.device)
     log_once(runtime, "computing the features of %s training images", f"{len(kept) + len(held_out):,}")
     kept_rows, held_out_rows = features_of(train_set, kept), features_of(train_set, held_out)
