@@ -24,7 +24,7 @@ from ssl_sec.papers import find_reported
 
 ROOT = Path(__file__).parents[2]
 # The pages with numbers of a campaign.
-PAGES = ("benchmarks/README.md", "benchmarks/LOG.md", "docs/results.md")
+PAGES = ("benchmarks/README.md", "benchmarks/LOG.md", "docs/results.md", "docs/study.md")
 NOT_YET = "not yet run"
 NETWORKS = {"resnet50": "ResNet-50", "resnet18": "ResNet-18"}
 ARMS = {

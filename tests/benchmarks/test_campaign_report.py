@@ -129,7 +129,7 @@ def test_a_report_copies_the_results_and_fills_the_regions(tmp_path):
     write_results(tmp_path / "campaign")
     committed = tmp_path / "results"
     assert report.report(tmp_path / "campaign", tmp_path, committed) == 0
-    speed, log, results = written = [(tmp_path / page).read_text() for page in report.PAGES]
+    speed, log, results, study = written = [(tmp_path / page).read_text() for page in report.PAGES]
     assert "| ResNet-50, batch 256 | 12,346 | ≥ 10,000 | not yet run | out of memory | 2.0 | 0 |" in speed
     assert "| `cifar10_ntxent_100` | 84.50 | 84.76 | -0.26 | 80.00 | 1 |" in results
     assert "| `cifar10_supcontrast` | not yet run | 84.76 | not yet run | not yet run | 0 |" in results
@@ -137,9 +137,9 @@ def test_a_report_copies_the_results_and_fills_the_regions(tmp_path):
     row = "| NT-Xent + SEC | 81.00 ± 1.00 | 99.00 ± 0.00 | 77.00 ± 0.00 | 82.00 ± 2.00 | 76.00 ± 0.00 | 4 |"
     assert row in results
     assert "Hardware: NVIDIA H200, 16 cores, torch 2.11, 2026-12-01, commit abc." in speed and "commit abc." in results
-    assert "| sec | 3 | 87.10 ± 1.10 | 80.00 ± 0.00 | +1.10 [+0.85, +1.35] | 0.033 | +0.00 |" in results
-    assert "Searched: sec `optimiser.learning_rate=0.1`, `constraint.eta=0.5` (70.00 % of 1 trials)." in results
-    assert "above the paper's SEC, 86.87 | none, 88.00, +1.13 |" in results and "| 90.50 in 15 min |" in results
+    assert "| sec | 3 | 87.10 ± 1.10 | 80.00 ± 0.00 | +1.10 [+0.85, +1.35] | 0.033 | +0.00 |" in study
+    assert "Searched: sec `optimiser.learning_rate=0.1`, `constraint.eta=0.5` (70.00 % of 1 trials)." in study
+    assert "above the paper's SEC, 86.87 | none, 88.00, +1.13 |" in study and "| 90.50 in 15 min |" in study
     assert "5 collected, 4 passed, 1 failed, 0 skipped.\n- a::b: why" in log
     assert report.report(committed, tmp_path, committed) == 0  # from the committed results
     assert [(tmp_path / page).read_text() for page in report.PAGES] == written
@@ -149,7 +149,7 @@ def test_a_report_copies_the_results_and_fills_the_regions(tmp_path):
         measure.write_json(tmp_path / "later" / "results" / f"{name}.json", part)
         assert report.report(tmp_path / "later", tmp_path, committed) == 0
         shown = "85.00 | 84.76 | +0.24" if state == "done" else "84.50 | 84.76 | -0.26"
-        assert f"| `cifar10_ntxent_100` | {shown} | 80.00 | 1 |" in (tmp_path / report.PAGES[2]).read_text()
+        assert f"| `cifar10_ntxent_100` | {shown} | 80.00 | 1 |" in (tmp_path / "docs/results.md").read_text()
 
 
 def test_a_rehearsal_is_refused(tmp_path):
