@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ssl_sec.settings import BelowOne, Count, NotEmpty, Range, Seed, Settings, Side, check
+from ssl_sec.settings import BelowOne, Count, NotEmpty, Range, Seed, Settings, Side
 from ssl_sec.training.optimisers.config import PositiveRate
 
 
@@ -19,7 +19,7 @@ class ProbeConfig(Settings, key="probe"):
         epochs: epochs of the linear classifier's training, ≥ 1.
         batch_size: images in a step of its training, ≥ 1.
         momentum: momentum of its SGD, in [0, 1).
-        decay_at: shares of the epochs, each in (0, 1), after which the learning rates fall.
+        decay_at: shares of the epochs, each in (0, 1), after which the learning rates fall; one epoch alone has none.
         decay_factor: divisor of the learning rates at those epochs, ≥ 1.
         seed: seed of the order of the images, the held-out tenth, the few labels and the noise of corrupted images.
         corruptions: whether the probe is also measured on blurred, noisy, JPEG-coded and faded test images, at five
@@ -56,8 +56,3 @@ class ProbeConfig(Settings, key="probe"):
     test_share: Annotated[float, Range(gt=0, lt=1)] | None = None
     image_size_px: Side | None = None
     num_channels: Literal[1, 3] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        reached = self.epochs > 1 or not self.decay_at
-        check(reached, "probe.decay_at", list(self.decay_at), "[] with probe.epochs=1, in which no decay is reached")

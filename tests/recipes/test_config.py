@@ -239,12 +239,6 @@ def test_a_run_that_is_resumed_has_a_name():
     assert config.resume and config.run_name == "a"
 
 
-def test_decays_that_are_never_reached_are_refused():
-    with pytest.raises(ConfigError, match=r"probe.decay_at: .* must be \[\] with probe.epochs=1"):
-        ProbeConfig(epochs=1)
-    assert ProbeConfig(epochs=1, decay_at=()).decay_at == ()
-
-
 def test_a_probe_job_has_plain_names():
     job = {"run": "abc", "probe": {}, "runtime": {"name": "local"}}
     assert from_values(ProbeJobConfig, job).data is None

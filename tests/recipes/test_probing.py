@@ -184,7 +184,7 @@ def test_augmented_images_are_redrawn_in_every_epoch(monkeypatch):
         return train(feature_batches, *arguments, **options)
 
     monkeypatch.setattr(probing, "train_linear_probes", spy)
-    probe(config=dataclasses.replace(QUICK, epochs=1, decay_at=(), augment=True, labels_per_class=3))
+    probe(config=dataclasses.replace(QUICK, epochs=1, augment=True, labels_per_class=3))
     first, second, again = batches[0]
     assert torch.equal(first, again)
     assert not torch.equal(first.sort(0).values, second.sort(0).values)
@@ -215,7 +215,7 @@ def test_the_encoder_is_not_trained():
     torch.manual_seed(0)
     encoder = ResNetConfig(name="resnet18", width=0.03).build(1, 8)
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
-    probe(encoder, dataclasses.replace(QUICK, epochs=1, decay_at=(), augment=True, labels_per_class=5))
+    probe(encoder, dataclasses.replace(QUICK, epochs=1, augment=True, labels_per_class=5))
     torch.testing.assert_close(dict(encoder.state_dict()), before, rtol=0, atol=0)
     assert all(parameter.grad is None for parameter in encoder.parameters())
     assert not encoder.training
