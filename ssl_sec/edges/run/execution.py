@@ -117,7 +117,7 @@ class Execution:
             patience=self._upload.patience,
             connects_first=True,
         )
-        with Follower(folder.metrics_path, progress), to_mlflow:
+        with Follower(folder.metrics_path, progress, only_new=True), to_mlflow:
             if isinstance(spec.config.runtime, LocalConfig):
                 worker = Worker(rank=0, world_size=1, device=spec.config.runtime.resolve_device())
                 work(spec.recipe.name, to_values(spec.config), folder, worker)
