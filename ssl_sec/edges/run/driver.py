@@ -211,6 +211,7 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
     path = local_folder(config.output_dir) / config.recipe_name / config.run_name
     # A service that starts jobs again passes resume=auto, maybe before the lease of a killed process has expired.
     with _reserved(open_folder(path), waits=config.resume == "auto") as folder, settings_kept(folder):
+        was_finished = folder.is_complete
         if not (folder.holds_run if config.resume == "auto" else config.resume):
             require_data(config.data, config.runtime, with_test=config.reads_test_images)
             folder.start(to_values(config), {} if initial is None else {folder.initial_path: initial})
@@ -222,7 +223,7 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
             )
             return as_before(folder, config)
         tags = {**training_tags(config), **weights_tags(config, folder.initial_path)}
-        return _execute(recipe, config, folder, tags, config.tracking)
+        return _execute(recipe, config, folder, tags, config.tracking, was_finished)
 
 
 def as_before(folder: RunFolder, config: RunConfig) -> Finished:
@@ -289,7 +290,12 @@ def _reserved(
 
 
 def _execute(
-    recipe: RecipeRow, config: RunConfig, folder: RunFolder, tags: Mapping[str, str], tracking: TrackingConfig
+    recipe: RecipeRow,
+    config: RunConfig,
+    folder: RunFolder,
+    tags: Mapping[str, str],
+    tracking: TrackingConfig,
+    was_finished: bool = False,
 ) -> Finished:
     with writing("output_dir", folder.path):
         code = keep_code(folder.path)
@@ -302,4 +308,5 @@ def _execute(
         code=code,
         tags={**tags, "folder": folder.location},
     )
-    return Execution(RunSpec(recipe=recipe, config=config, folder=folder, identity=identity)).run()
+    spec = RunSpec(recipe=recipe, config=config, folder=folder, identity=identity, was_finished=was_finished)
+    return Execution(spec).run()

@@ -115,7 +115,8 @@ class Execution:
             on_error=self._warn_of_outage,
             on_loss=self._upload.record_loss,
             patience=self._upload.patience,
-            connects_first=True,
+            connects_first=not spec.was_finished,
+            only_new=spec.was_finished,
         )
         with Follower(folder.metrics_path, progress, only_new=True), to_mlflow:
             if isinstance(spec.config.runtime, LocalConfig):
