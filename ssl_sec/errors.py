@@ -137,6 +137,12 @@ def first_line(error: BaseException) -> str:
     return printable((str(error).strip() or type(error).__name__).splitlines()[0])
 
 
+def require_path(key: str, path: str) -> None:
+    """Raises a MissingDataError unless `path`, which the key gives, exists on this machine."""
+    if not Path(path).expanduser().exists():
+        raise MissingDataError(f"{key}: found {printable(path)!r}: no such file or folder")
+
+
 @contextmanager
 def writing(key: str, path: Path) -> Iterator[None]:
     """Turns an error of the system in the block into one line: `path`, which the key gives, cannot be written."""

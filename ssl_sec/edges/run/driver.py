@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from ssl_sec.data.config import DataConfig
 from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.environment import cluster_address
 from ssl_sec.edges.folder.commands import replay_command, resume_command
@@ -99,7 +98,7 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
     """
     if not config.resume:
         # before a folder and a run are made
-        require_data(config.data, config.runtime, with_test=config.reads_test_images)
+        require_files(config)
     config = _named(replace(config, recipe=config.recipe_name), config.recipe_name, run_name_of(config))
     finished = _train(recipe, config, initial)
     if config.linear_probe is None or not config.linear_probe.enabled:
@@ -123,15 +122,19 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
     return replace(finished, metrics={**finished.metrics, **probed.metrics})
 
 
-def require_data(data: DataConfig, runtime: RuntimeConfig, *, with_test: bool) -> None:
-    """Checks that the images exist, unless the run is on a cluster, whose disks this process may not see.
+def require_files(config: TrainingConfig) -> None:
+    """Checks the files that a run reads, unless it is on a cluster, whose disks this process may not see.
 
     Raises:
-        MissingDataError: if they do not.
+        DataError: if one does not exist, or a list of images that are left out cannot be read.
+        StorageError: if a file of weights is empty.
     """
-    is_here = isinstance(runtime, LocalConfig) or cluster_address(runtime.address) is None
-    if is_here:
-        data.require_places(with_test=with_test)
+    if _is_here(config.runtime):
+        config.require_files()
+
+
+def _is_here(runtime: RuntimeConfig) -> bool:
+    return isinstance(runtime, LocalConfig) or cluster_address(runtime.address) is None
 
 
 def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
@@ -213,7 +216,7 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
     with _reserved(open_folder(path), waits=config.resume == "auto") as folder, settings_kept(folder):
         was_finished = folder.is_complete
         if not (folder.holds_run if config.resume == "auto" else config.resume):
-            require_data(config.data, config.runtime, with_test=config.reads_test_images)
+            require_files(config)
             folder.start(to_values(config), {} if initial is None else {folder.initial_path: initial})
         elif not resume_run(recipe, folder, config):
             logger.info(
@@ -257,7 +260,8 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
     data, share = config.data or trained.data, config.probe.test_share
     is_learned = trained.has_learned(data, share, config.probe.seed)
     check(not is_learned, "probe.test_share", share, UNLEARNED.format(data.title))
-    require_data(data, config.runtime, with_test=share is None)
+    if _is_here(config.runtime):
+        data.require_places(with_test=share is None)
     config = _named(config, trained.recipe_name, default)
     assert config.run_name is not None
     path = local_folder(config.output_dir) / trained.recipe_name / config.run_name
