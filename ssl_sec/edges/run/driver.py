@@ -42,7 +42,7 @@ from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import FINETUNE, PROBE, RECIPES, RecipeRow, probed, trainings
 from ssl_sec.recipes.tracking import TrackingConfig
 from ssl_sec.settings import check, from_values, to_values
-from ssl_sec.training.config import LocalConfig, RuntimeConfig
+from ssl_sec.training.config import LocalConfig, RayConfig, RuntimeConfig
 
 logger = logging.getLogger("ssl_sec")
 
@@ -197,7 +197,7 @@ def run_replay(config: ReplayConfig) -> Finished:
         )
     recipe = RECIPES[job]
     config_of_run = from_values(recipe.config, stored_values(folder.config_path))
-    with _reserved(folder, at_stop="the upload is completed first"):
+    with _reserved(folder, "the upload is completed first"):
         return Execution(RunSpec(recipe=recipe, config=config_of_run, folder=folder, identity=identity)).replay()
 
 
@@ -213,7 +213,7 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
     assert config.run_name is not None
     path = local_folder(config.output_dir) / config.recipe_name / config.run_name
     # A service that starts jobs again passes resume=auto, maybe before the lease of a killed process has expired.
-    with _reserved(open_folder(path), waits=config.resume == "auto") as folder, settings_kept(folder):
+    with _reserved(open_folder(path), config.runtime, waits=config.resume == "auto") as folder, settings_kept(folder):
         was_finished = folder.is_complete
         if not (folder.holds_run if config.resume == "auto" else config.resume):
             require_files(config)
@@ -265,7 +265,7 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
     config = _named(config, trained.recipe_name, default)
     assert config.run_name is not None
     path = local_folder(config.output_dir) / trained.recipe_name / config.run_name
-    with _reserved(open_folder(path), at_stop="a probe has no checkpoints, so nothing of it is kept") as folder:
+    with _reserved(open_folder(path), "a probe has no checkpoints, so nothing of it is kept") as folder:
         copied = {folder.encoder_path: "encoder.safetensors", folder.probed_config_path: "config.yaml"}
         folder.start(to_values(config), {path: trained_path / name for path, name in copied.items()})
         tags = {**training_tags(trained), "data": data.title}
@@ -275,21 +275,29 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
 
 
 @contextmanager
-def _reserved(
-    folder: RunFolder, *, waits: bool = False, at_stop: str = "the state is saved first"
-) -> Iterator[RunFolder]:
+def _reserved(folder: RunFolder, at_stop: str | RuntimeConfig, *, waits: bool = False) -> Iterator[RunFolder]:
     """Locks the folder of a run; signals of this process then request a stop.
 
     Args:
         folder: the run's folder.
+        at_stop: what happens after such a signal while workers are active, for the message; the runtime of a training.
         waits: whether to wait for a lease that a killed process seems to have left.
-        at_stop: what happens after such a signal, for the message.
     """
+
+    def what() -> str:
+        if folder.outcome() == "finished":
+            return "the results are uploaded first"
+        if isinstance(at_stop, str):
+            return at_stop
+        if isinstance(at_stop, RayConfig) and not folder.training_path.exists():
+            return "no worker trains, so nothing is saved"
+        return "what is not saved yet is saved first"
+
     kept = folder.held(waits=waits) if isinstance(folder, StoredFolder) else nullcontext()
     with running(folder), kept:
         for request in (folder.stop_path, folder.save_path):  # left for an earlier process
             request.unlink(missing_ok=True)
-        with stopped_by_signals(folder.stop_path, at_stop):
+        with stopped_by_signals(folder.stop_path, what):
             yield folder
 
 
