@@ -79,6 +79,8 @@ CMD ["ssl-sec", "--help"]
 
 ARG VERSION=dev
 ARG REVISION=unknown
+# The commit of the code, for the runs in MLflow: there is no git here.
+ENV SSL_SEC_COMMIT=${REVISION}
 LABEL org.opencontainers.image.title="ssl_sec" \
       org.opencontainers.image.description="Contrastive self-supervision with the Spherical Embedding Constraint" \
       org.opencontainers.image.licenses="Apache-2.0" \

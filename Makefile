@@ -10,6 +10,7 @@ DOCKER ?= docker
 TIMEOUT := --timeout 600 --timeout-method thread
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(TIMEOUT)
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+REVISION = $(shell git describe --always --dirty --exclude='*' --abbrev=40)
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev demo test test-all test-gpu coverage bench bench-gpu lint audit format docs ui image \
@@ -80,11 +81,11 @@ ui: install                           ## start the MLflow UI on http://127.0.0.1
 	$(BIN)/mlflow ui --backend-store-uri "sqlite:///$(CURDIR)/runs/mlflow.db" --port $(MLFLOW_PORT)
 
 image:                                ## build the Docker image ssl-sec:<version> with CUDA
-	$(DOCKER) build --build-arg VARIANT=cuda --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) \
+	$(DOCKER) build --build-arg VARIANT=cuda --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \
 	    --tag ssl-sec:$(VERSION) .
 
 image-cpu:                            ## build the same image without CUDA, ssl-sec:<version>-cpu
-	$(DOCKER) build --build-arg VARIANT=cpu --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) \
+	$(DOCKER) build --build-arg VARIANT=cpu --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \
 	    --tag ssl-sec:$(VERSION)-cpu .
 
 clean:                                ## remove caches and .venv, keep runs

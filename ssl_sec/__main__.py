@@ -1,6 +1,26 @@
 """`python -m ssl_sec <command> ...` is `ssl-sec <command> ...`."""
 
-from ssl_sec.edges.commands import main
+import os
+import signal
+from typing import NoReturn
+
+
+def main(*before: str) -> NoReturn:
+    """Runs the command of this process's command line and ends the process.
+
+    Args:
+        before: arguments to put before those of the command line.
+    """
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:  # and not ignored, as by a script that starts the command in the background
+        # During the imports, a KeyboardInterrupt would be a traceback, or be taken for another error by a library.
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    from ssl_sec.edges import commands
+
+    if is_default:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    commands.main(*before)
+
 
 if __name__ == "__main__":
     main()

@@ -60,6 +60,12 @@ def image_files(kind: Any) -> frozenset[str]:
     return _marked(kind, (_ImageFiles,))
 
 
+@cache
+def local_paths(kind: Any) -> frozenset[str]:
+    """The dotted keys of such a dataclass with paths on this machine."""
+    return _marked(kind, (LocalPath,))
+
+
 def is_among(key: str, keys: Set[str]) -> bool:
     """Whether a dotted key, or a group that it is in, is one of the keys."""
     parts = key.split(".")

@@ -129,12 +129,23 @@ def some_names(names: Sequence[str], most: int = 8) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type if it has none; for invalid YAML the line and the reason."""
+    """The first line of an error's message, or its type if it has none; for invalid YAML the line and the reason.
+
+    Of an error that SQLAlchemy has wrapped, it is that of the database.
+    """
+    if isinstance(of_database := getattr(error.__cause__, "orig", None), Exception):
+        return first_line(of_database)
     if (mark := getattr(error, "problem_mark", None)) is not None:
         return printable(
             f"not YAML in line {mark.line + 1}: {getattr(error, 'problem', None) or error}".splitlines()[0]
         )
     return printable((str(error).strip() or type(error).__name__).splitlines()[0])
+
+
+def require_path(key: str, path: str) -> None:
+    """Raises a MissingDataError unless `path`, which the key gives, exists on this machine."""
+    if not Path(path).expanduser().exists():
+        raise MissingDataError(f"{key}: found {printable(path)!r}: no such file or folder")
 
 
 @contextmanager

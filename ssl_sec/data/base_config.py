@@ -11,10 +11,10 @@ from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
 from ssl_sec.data.image_set import EncodedImages, ImageSet, Split
 from ssl_sec.data.selection.class_splits import split_by_class
-from ssl_sec.data.selection.left_out import without_listed
+from ssl_sec.data.selection.left_out import require_lists, without_listed
 from ssl_sec.data.stores import from_store, limit_images
 from ssl_sec.effects import NoEffect
-from ssl_sec.errors import ConfigError, MissingDataError, printable
+from ssl_sec.errors import ConfigError, require_path
 from ssl_sec.settings import Count, CountOrZero, Settings, Side
 
 # Words that name folders and files of any data set.
@@ -62,18 +62,19 @@ class DataSetConfig(Settings, key="data", is_base=True):
         return {**self.places, "leave_out": self.leave_out}
 
     def require_places(self, *, with_test: bool) -> None:
-        """Checks that the paths of the images exist on this machine, without opening them.
+        """Checks that the paths of the images exist on this machine, without opening them, and reads the lists.
 
         Args:
             with_test: whether those of the test images are needed, too.
 
         Raises:
-            MissingDataError: one does not exist.
+            DataError: one does not exist, or a list of images that are left out cannot be read.
         """
         for key, places in self.all_places.items():
             for place in places if with_test or key not in _OF_TEST_IMAGES else ():
-                if not _URL_OR_PATTERN.search(place) and not Path(place).expanduser().exists():
-                    raise MissingDataError(f"data.{key}: found {printable(place)!r}: no such file or folder")
+                if not _URL_OR_PATTERN.search(place):
+                    require_path(f"data.{key}", place)
+        require_lists([place for place in self.leave_out if not _URL_OR_PATTERN.search(place)])
 
     @property
     def channels(self) -> int:

@@ -23,7 +23,7 @@ from ssl_sec.errors import DataError
 from ssl_sec.evaluation.arrays import Labels, Rows, as_labelled, require_same_dim
 from ssl_sec.evaluation.classification.calibration import Calibration, calibration
 from ssl_sec.evaluation.config import ProbeConfig
-from ssl_sec.evaluation.splits import require_held_out, stratified_split
+from ssl_sec.evaluation.splits import labelled_subset, require_held_out, stratified_split
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.schedules import epochs_at
 
@@ -31,6 +31,27 @@ FeatureBatch = tuple[Float[Tensor, "batch dim"], Int64[Tensor, " batch"]]
 
 # Share of each class's training images on which the learning rate is chosen.
 HELD_OUT_SHARE = 0.1
+
+
+def divided_rows(
+    labels: Int64[Tensor, " images"], config: ProbeConfig, name: str
+) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " held_out"]]:
+    """The images that a probe is trained on, and those on which its learning rate is chosen, ascending, on the CPU.
+
+    Args:
+        labels: class of each training image.
+        config: how the probe is trained.
+        name: name of the images, for messages.
+
+    Raises:
+        DataError: no image can be held out.
+        ConfigError: a class has fewer images than labels.
+    """
+    kept, held_out = stratified_split(labels, HELD_OUT_SHARE, seed=config.seed)
+    require_held_out(held_out, name)
+    if config.labels_per_class is not None:
+        kept = kept[labelled_subset(labels[kept], config.labels_per_class, seed=config.seed)]
+    return kept, held_out
 
 
 @dataclass(frozen=True, eq=False)

@@ -106,7 +106,13 @@ def load_head_weights(head: nn.Module, path: str | Path) -> None:
     )
 
 
-def _state_dict(key: str, path: Path) -> dict[str, Tensor]:
+def require_weights(key: str, path: Path) -> None:
+    """Checks that a file of weights, which the key gives, is there, without reading it.
+
+    Raises:
+        MissingDataError: if there is no such file.
+        StorageError: if it is empty.
+    """
     if path.is_dir():
         inside = sorted(path.glob("*.safetensors"))
         such_as = f", such as {inside[0]}" if inside else ""
@@ -115,6 +121,10 @@ def _state_dict(key: str, path: Path) -> dict[str, Tensor]:
         raise MissingDataError(f"{key}: no file {path}; give {key}=<file>")
     if path.stat().st_size == 0:
         raise StorageError(f"{key}: {path} cannot be read as weights: it is empty")
+
+
+def _state_dict(key: str, path: Path) -> dict[str, Tensor]:
+    require_weights(key, path)
     if _is_torchscript(path):
         raise StorageError(
             f"{key}: {path} cannot be read as weights: it is TorchScript; allowed: safetensors, or a state dict that "

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
@@ -17,6 +18,7 @@ from ssl_sec.losses import PAIR_LOSSES, Loss
 from ssl_sec.losses.angular import DisjointLoss
 from ssl_sec.losses.config import ClassLossConfig, PairLossConfig, TeacherLossConfig
 from ssl_sec.networks.config import EncoderConfig, HeadConfig
+from ssl_sec.networks.weights import require_weights
 from ssl_sec.recipes.tracking import OutputDir, TrackingConfig
 from ssl_sec.settings import Count, Name, Range, Seed, Settings, check
 from ssl_sec.training.config import ConstraintConfig, RayConfig, RuntimeConfig
@@ -190,6 +192,18 @@ class TrainingConfig(RunConfig, is_base=True):
         """Whether the run, or the probe after it, reads the test images of its data set."""
         probe = self.linear_probe
         return probe is not None and probe.enabled and probe.test_share is None
+
+    def require_files(self) -> None:
+        """Checks that the files which the run reads exist on this machine, without opening images or reading weights.
+
+        Raises:
+            DataError: one does not exist, or a list of images that are left out cannot be read.
+            StorageError: a file of weights is empty.
+        """
+        self.data.require_places(with_test=self.reads_test_images)
+        for key, path in (("encoder.weights", self.encoder.weights), ("head.weights", self.head.weights)):
+            if path is not None:
+                require_weights(key, Path(path).expanduser())
 
     @property
     def evaluated_crop(self) -> Crop | None:

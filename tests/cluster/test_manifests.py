@@ -14,6 +14,7 @@ from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.storage.places import STAGING_VARIABLE, is_remote
 from ssl_sec.edges.submit.cluster import _STOP_WITHIN_S
 from ssl_sec.edges.submit.orders import expand_sweep
+from ssl_sec.edges.tracking.provenance import IMAGE_COMMIT_VARIABLE
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.settings import from_values
@@ -305,6 +306,11 @@ def test_the_image_has_a_home_that_every_user_can_write_to():
     (home,) = re.findall(r"^ENV HOME=(\S+)", text, re.M)
     assert re.findall(r"^WORKDIR (.*)$", text, re.M)[-1] == home
     assert f"chmod 1777 {home}\n" in text
+
+
+def test_the_image_tells_its_runs_the_commit():
+    text = (ROOT / "Dockerfile").read_text()
+    assert "ARG REVISION=unknown\n" in text and f"\nENV {IMAGE_COMMIT_VARIABLE}=${{REVISION}}\n" in text
 
 
 def test_the_images_have_the_same_pinned_python():

@@ -1,22 +1,23 @@
 """Unusable input gives one line on stderr and an exit code for its kind."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from ssl_sec.data.config import FolderConfig
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.report.report import run_report
-from ssl_sec.edges.run.driver import require_data
+from ssl_sec.edges.run.driver import require_files
 from ssl_sec.edges.run.worker import Worker, work
 from ssl_sec.errors import MissingDataError, UserError
 from ssl_sec.networks.config import ResNetConfig
 from ssl_sec.training.config import LocalConfig, RayConfig
-from tests.jobs import ablate, align, export, face, metric_learning, pretrain, probe, replay
+from tests.edges.conftest import QUICK
+from tests.jobs import ablate, align, configured, export, face, metric_learning, pretrain, probe, replay
 
 JOBS = {
     "pretrain": pretrain,
@@ -145,21 +146,33 @@ def test_a_meaningless_value_is_refused(refused, job, arguments, message):
         (["data=webdataset", "data.train=['no/{0..3}.tar', no/4.tar]"], "data.train: found 'no/4.tar': no such file"),
         (["data=parquet", "data.train=[.]", "data.test=[no.parquet]", "probe.enabled=true"], "data.test: found 'no.pa"),
         (["data=cifar10", "data.root=nowhere"], "cifar10: nowhere/cifar-10-batches-py is missing or incomplete; set"),
+        (["data.leave_out=[no.csv]"], "data.leave_out: found 'no.csv': no such file or folder"),
+        (["monitor.data={name: folder, root: no}"], "monitor.data.root: found 'no': no such file or folder"),
+        (["monitor.data={name: mnist, root: no}"], "monitor.data: mnist: no/MNIST/raw is missing or incomplete; set"),
+        (["encoder.weights=no.pt"], "encoder.weights: no file no.pt; give encoder.weights=<file>"),
+        (["head.weights=."], "head.weights: . is a folder; allowed: a file of weights"),
     ],
 )
 def test_data_that_do_not_exist_leave_neither_a_folder_nor_a_run(refused, job, arguments, message):
     assert refused(job, arguments, code=3).startswith(message)
 
 
+def test_test_sets_of_faces_that_do_not_exist_leave_neither_a_folder_nor_a_run(refused):
+    pairs = "test_sets=[{name: pairs, title: those, pairs: no.csv, images: .}]"
+    given = ["data=folder", "data.root=.", pairs]
+    assert refused("face", given, code=3) == "test_sets.pairs of those: found 'no.csv': no such file or folder"
+
+
 def test_data_of_a_cluster_are_looked_for_by_its_workers_alone(tmp_path: Path, monkeypatch):
-    nowhere = FolderConfig(root=str(tmp_path / "nowhere"))
+    given = [*QUICK, "data=folder", f"data.root={tmp_path / 'nowhere'}"]
+    nowhere = configured("pretrain", given)
     monkeypatch.setenv("RAY_ADDRESS", "local")
     for runtime in (LocalConfig(), RayConfig()):
         with pytest.raises(MissingDataError, match=r"^data\.root: found .*nowhere': no such file or folder$"):
-            require_data(nowhere, runtime, with_test=False)
-    require_data(nowhere, RayConfig(address="10.0.0.1:6379"), with_test=True)
+            require_files(replace(nowhere, runtime=runtime))
+    require_files(replace(nowhere, runtime=RayConfig(address="10.0.0.1:6379")))
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    require_data(nowhere, RayConfig(), with_test=True)
+    require_files(replace(nowhere, runtime=RayConfig()))
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,14 @@ def test_a_command_exits_quickly_but_in_order():
     assert (done.returncode, done.stdout, done.stderr) == (3, "given more\nregistered\n", "")
 
 
+@pytest.mark.parametrize("module", ["ssl_sec", "jobs.report"])
+def test_a_ctrl_c_during_the_imports_ends_a_command_without_a_traceback(tmp_path, module):
+    (tmp_path / "hydra.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
 def test_the_help_has_a_line_for_each_command(arguments, capsys):
     assert run_command(arguments) == 0
@@ -155,10 +163,10 @@ def test_the_wheel_has_one_package_its_configs_and_the_command(tmp_path: Path):
     assert {top for top in tops if not top.endswith(".dist-info")} == {"ssl_sec"}
     assert (installed / "ssl_sec" / "py.typed").is_file()
     (about,) = installed.glob("*.dist-info/entry_points.txt")
-    assert "ssl-sec = ssl_sec.edges.commands:main" in about.read_text()
+    assert "ssl-sec = ssl_sec.__main__:main" in about.read_text()
     # The script that pip makes of the entry point.
     program = tmp_path / "ssl-sec"
-    program.write_text("import sys; from ssl_sec.edges.commands import main; sys.exit(main())")
+    program.write_text("import sys; from ssl_sec.__main__ import main; sys.exit(main())")
     command = [sys.executable, str(program), "pretrain", "experiment=digits", "--cfg", "job"]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(installed)}, timeout=300

@@ -64,15 +64,50 @@ def without_listed(image_set: ImageSet, locations: Sequence[str]) -> ImageSet:
     return subset(image_set, is_kept.nonzero().flatten(), f"without {num_left_out:,} listed in data.leave_out")
 
 
+def require_lists(locations: Sequence[str]) -> None:
+    """Checks that lists can be read and have rows, as far as that is known without the images.
+
+    Raises:
+        DataError: one cannot be read, or lists no images.
+    """
+    if not locations:
+        return
+    from ssl_sec.data.shards.locations import find_files
+
+    for file in find_files(locations, "list", _KEYS):
+        _listed(file)
+
+
 def _rows(file: "File", image_set: ImageSet) -> Int64[np.ndarray, " listed"]:
     """The rows of the training images in a list.
 
     Raises:
         DataError: it cannot be read, or is not of these images.
     """
+    where = _where(file)
+    table = _listed(file)
+    rows = table["row"].to_numpy().astype(np.int64)
+    wrong = (rows < 0) | (rows >= len(image_set))
+    if wrong.any():
+        raise DataError(
+            f"{where}: found row {rows[wrong][0]}; {image_set.name} has the rows 0 to {len(image_set) - 1}: "
+            "the list is of other images"
+        )
+    _require_same(table, rows, "label", lambda row: int(image_set.labels[row]), where, image_set)
+    if isinstance(image_set, DecodedImages):
+        _require_same(table, rows, "path", lambda row: _last(image_set.image_name(row)), where, image_set)
+    return rows
+
+
+def _where(file: "File") -> str:
+    return f"data.leave_out: {printable(file[1])}"
+
+
+def _listed(file: "File") -> "pa.Table":
+    """The training images in a list, each with its row."""
     import pyarrow as pa
 
-    where = f"data.leave_out: {printable(file[1])}"
+    where = _where(file)
     table = _read(file)
     if "row" not in table.column_names:
         raise DataError(f"{where}: found no column 'row', the numbers of the images, as jobs.embed writes it")
@@ -88,17 +123,7 @@ def _rows(file: "File", image_set: ImageSet) -> Int64[np.ndarray, " listed"]:
     if column.null_count or (len(column) and not pa.types.is_integer(column.type)):
         found = "empty entries" if column.null_count else column.type
         raise DataError(f"{where}: found {found} in the column 'row', must be whole numbers")
-    rows = column.to_numpy().astype(np.int64)
-    wrong = (rows < 0) | (rows >= len(image_set))
-    if wrong.any():
-        raise DataError(
-            f"{where}: found row {rows[wrong][0]}; {image_set.name} has the rows 0 to {len(image_set) - 1}: "
-            "the list is of other images"
-        )
-    _require_same(table, rows, "label", lambda row: int(image_set.labels[row]), where, image_set)
-    if isinstance(image_set, DecodedImages):
-        _require_same(table, rows, "path", lambda row: _last(image_set.image_name(row)), where, image_set)
-    return rows
+    return table
 
 
 def _read(file: "File") -> "pa.Table":
@@ -108,7 +133,7 @@ def _read(file: "File") -> "pa.Table":
     from ssl_sec.data.shards.locations import one_line
 
     file_system, path = file
-    with one_line(path, keys=_KEYS), file_system.open(path) as opened:
+    with one_line(f"data.leave_out: {path}", keys=_KEYS), file_system.open(path) as opened:
         if path.endswith(".csv"):
             table = pyarrow.csv.read_csv(cast(Any, opened))
             return table.select([name for name in _COLUMNS if name in table.column_names])

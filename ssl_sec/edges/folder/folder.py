@@ -150,6 +150,17 @@ class RunFolder(RunLogs):
             for left_over in (self._outcome_path, self._error_path):
                 left_over.unlink(missing_ok=True)
 
+    def restore_end(self) -> None:
+        """Makes the folder that of a complete run again, after a resume that was refused.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
+        with writing("output_dir", self.path):
+            self._error_path.unlink(missing_ok=True)
+        self.write_outcome("finished")
+        self.close()
+
     def _write_config(self, values: Mapping[str, Any]) -> None:
         self._unclosed_path.touch()
         replace_text(self.config_path, yaml.safe_dump(masked_values(values), sort_keys=False))

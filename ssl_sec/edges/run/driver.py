@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from ssl_sec.data.config import DataConfig
 from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.environment import cluster_address
 from ssl_sec.edges.folder.commands import replay_command, resume_command
@@ -43,7 +42,7 @@ from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import FINETUNE, PROBE, RECIPES, RecipeRow, probed, trainings
 from ssl_sec.recipes.tracking import TrackingConfig
 from ssl_sec.settings import check, from_values, to_values
-from ssl_sec.training.config import LocalConfig, RuntimeConfig
+from ssl_sec.training.config import LocalConfig, RayConfig, RuntimeConfig
 
 logger = logging.getLogger("ssl_sec")
 
@@ -99,7 +98,7 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
     """
     if not config.resume:
         # before a folder and a run are made
-        require_data(config.data, config.runtime, with_test=config.reads_test_images)
+        require_files(config)
     config = _named(replace(config, recipe=config.recipe_name), config.recipe_name, run_name_of(config))
     finished = _train(recipe, config, initial)
     if config.linear_probe is None or not config.linear_probe.enabled:
@@ -123,15 +122,19 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
     return replace(finished, metrics={**finished.metrics, **probed.metrics})
 
 
-def require_data(data: DataConfig, runtime: RuntimeConfig, *, with_test: bool) -> None:
-    """Checks that the images exist, unless the run is on a cluster, whose disks this process may not see.
+def require_files(config: TrainingConfig) -> None:
+    """Checks the files that a run reads, unless it is on a cluster, whose disks this process may not see.
 
     Raises:
-        MissingDataError: if they do not.
+        DataError: if one does not exist, or a list of images that are left out cannot be read.
+        StorageError: if a file of weights is empty.
     """
-    is_here = isinstance(runtime, LocalConfig) or cluster_address(runtime.address) is None
-    if is_here:
-        data.require_places(with_test=with_test)
+    if _is_here(config.runtime):
+        config.require_files()
+
+
+def _is_here(runtime: RuntimeConfig) -> bool:
+    return isinstance(runtime, LocalConfig) or cluster_address(runtime.address) is None
 
 
 def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
@@ -194,7 +197,7 @@ def run_replay(config: ReplayConfig) -> Finished:
         )
     recipe = RECIPES[job]
     config_of_run = from_values(recipe.config, stored_values(folder.config_path))
-    with _reserved(folder, at_stop="the upload is completed first"):
+    with _reserved(folder, "the upload is completed first"):
         return Execution(RunSpec(recipe=recipe, config=config_of_run, folder=folder, identity=identity)).replay()
 
 
@@ -210,9 +213,10 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
     assert config.run_name is not None
     path = local_folder(config.output_dir) / config.recipe_name / config.run_name
     # A service that starts jobs again passes resume=auto, maybe before the lease of a killed process has expired.
-    with _reserved(open_folder(path), waits=config.resume == "auto") as folder, settings_kept(folder):
+    with _reserved(open_folder(path), config.runtime, waits=config.resume == "auto") as folder, settings_kept(folder):
+        was_finished = folder.is_complete
         if not (folder.holds_run if config.resume == "auto" else config.resume):
-            require_data(config.data, config.runtime, with_test=config.reads_test_images)
+            require_files(config)
             folder.start(to_values(config), {} if initial is None else {folder.initial_path: initial})
         elif not resume_run(recipe, folder, config):
             logger.info(
@@ -222,7 +226,7 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
             )
             return as_before(folder, config)
         tags = {**training_tags(config), **weights_tags(config, folder.initial_path)}
-        return _execute(recipe, config, folder, tags, config.tracking)
+        return _execute(recipe, config, folder, tags, config.tracking, was_finished)
 
 
 def as_before(folder: RunFolder, config: RunConfig) -> Finished:
@@ -256,11 +260,12 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
     data, share = config.data or trained.data, config.probe.test_share
     is_learned = trained.has_learned(data, share, config.probe.seed)
     check(not is_learned, "probe.test_share", share, UNLEARNED.format(data.title))
-    require_data(data, config.runtime, with_test=share is None)
+    if _is_here(config.runtime):
+        data.require_places(with_test=share is None)
     config = _named(config, trained.recipe_name, default)
     assert config.run_name is not None
     path = local_folder(config.output_dir) / trained.recipe_name / config.run_name
-    with _reserved(open_folder(path), at_stop="a probe has no checkpoints, so nothing of it is kept") as folder:
+    with _reserved(open_folder(path), "a probe has no checkpoints, so nothing of it is kept") as folder:
         copied = {folder.encoder_path: "encoder.safetensors", folder.probed_config_path: "config.yaml"}
         folder.start(to_values(config), {path: trained_path / name for path, name in copied.items()})
         tags = {**training_tags(trained), "data": data.title}
@@ -270,26 +275,39 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
 
 
 @contextmanager
-def _reserved(
-    folder: RunFolder, *, waits: bool = False, at_stop: str = "the state is saved first"
-) -> Iterator[RunFolder]:
+def _reserved(folder: RunFolder, at_stop: str | RuntimeConfig, *, waits: bool = False) -> Iterator[RunFolder]:
     """Locks the folder of a run; signals of this process then request a stop.
 
     Args:
         folder: the run's folder.
+        at_stop: what happens after such a signal while workers are active, for the message; the runtime of a training.
         waits: whether to wait for a lease that a killed process seems to have left.
-        at_stop: what happens after such a signal, for the message.
     """
+
+    def what() -> str:
+        if folder.outcome() == "finished":
+            return "the results are uploaded first"
+        if isinstance(at_stop, str):
+            return at_stop
+        if isinstance(at_stop, RayConfig) and not folder.training_path.exists():
+            return "no worker trains, so nothing is saved"
+        return "what is not saved yet is saved first"
+
     kept = folder.held(waits=waits) if isinstance(folder, StoredFolder) else nullcontext()
     with running(folder), kept:
         for request in (folder.stop_path, folder.save_path):  # left for an earlier process
             request.unlink(missing_ok=True)
-        with stopped_by_signals(folder.stop_path, at_stop):
+        with stopped_by_signals(folder.stop_path, what):
             yield folder
 
 
 def _execute(
-    recipe: RecipeRow, config: RunConfig, folder: RunFolder, tags: Mapping[str, str], tracking: TrackingConfig
+    recipe: RecipeRow,
+    config: RunConfig,
+    folder: RunFolder,
+    tags: Mapping[str, str],
+    tracking: TrackingConfig,
+    was_finished: bool = False,
 ) -> Finished:
     with writing("output_dir", folder.path):
         code = keep_code(folder.path)
@@ -302,4 +320,5 @@ def _execute(
         code=code,
         tags={**tags, "folder": folder.location},
     )
-    return Execution(RunSpec(recipe=recipe, config=config, folder=folder, identity=identity)).run()
+    spec = RunSpec(recipe=recipe, config=config, folder=folder, identity=identity, was_finished=was_finished)
+    return Execution(spec).run()

@@ -115,9 +115,10 @@ class Execution:
             on_error=self._warn_of_outage,
             on_loss=self._upload.record_loss,
             patience=self._upload.patience,
-            connects_first=True,
+            connects_first=not spec.was_finished,
+            only_new=spec.was_finished,
         )
-        with Follower(folder.metrics_path, progress), to_mlflow:
+        with Follower(folder.metrics_path, progress, only_new=True), to_mlflow:
             if isinstance(spec.config.runtime, LocalConfig):
                 worker = Worker(rank=0, world_size=1, device=spec.config.runtime.resolve_device())
                 work(spec.recipe.name, to_values(spec.config), folder, worker)

@@ -59,16 +59,21 @@ def resume_run(recipe: RecipeRow, folder: RunFolder, config: TrainingConfig) -> 
 def settings_kept(folder: RunFolder) -> Iterator[None]:
     """Keeps the settings of a run if the block refuses its resume, as with other images, before it saves anything.
 
-    Otherwise the next resume would have them, and the longer length that a finished run does not reach.
+    Otherwise the next resume would have them. A finished run, which was to become longer, stays finished if its workers
+    have not dropped its results.
     """
-    before = text_of(folder.config_path)
+    before, identity = text_of(folder.config_path), text_of(folder.identity_path)
     newest = folder.newest_step() if before else None
+    records = folder.records() if folder.is_complete else None
     try:
         yield
     except (ConfigError, DataError):
         if before and folder.holds_run and folder.newest_step() == newest:
             with writing("output_dir", folder.path):
                 replace_text(folder.config_path, before)
+                replace_text(folder.identity_path, identity)
+            if folder.records() == records:
+                folder.restore_end()
         raise
 
 

@@ -93,14 +93,14 @@ def announce_stop(what: str) -> None:
 
 
 @contextmanager
-def stopped_by_signals(stop_path: Path, what: str = "the state is saved first") -> Iterator[None]:
+def stopped_by_signals(stop_path: Path, what: Callable[[], str]) -> Iterator[None]:
     """Turns SIGINT, SIGTERM and SIGHUP into a request to save and stop, until the run has ended.
 
     After the first signal, only a later SIGINT interrupts the run, without saving.
 
     Args:
         stop_path: the file that requests a stop.
-        what: what happens before the end, for the message.
+        what: returns what happens before the end, for the message.
     """
 
     def request() -> None:
@@ -108,7 +108,7 @@ def stopped_by_signals(stop_path: Path, what: str = "the state is saved first") 
             stop_path.touch()
         except OSError:  # there is no run yet, or it has ended
             raise KeyboardInterrupt from None
-        announce_stop(what)
+        announce_stop(what())
 
     with stop_requests(request):
         yield

@@ -10,12 +10,21 @@ from ssl_sec.recipes.registry import RecipeRow
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSpec:
-    """The specification of a run."""
+    """The specification of a run.
+
+    Attributes:
+        recipe: its recipe.
+        config: its configuration.
+        folder: its folder.
+        identity: its identity in MLflow.
+        was_finished: whether it had finished, and is extended; in MLflow it stays finished until it has new metrics.
+    """
 
     recipe: RecipeRow
     config: RunConfig
     folder: RunFolder
     identity: RunIdentity
+    was_finished: bool = False
 
     @property
     def group(self) -> str:

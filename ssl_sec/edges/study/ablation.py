@@ -19,7 +19,7 @@ from pathlib import Path
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import claim_name, new_name, run_name_of
 from ssl_sec.edges.machine import announce
-from ssl_sec.edges.run.driver import require_data, run_recipe
+from ssl_sec.edges.run.driver import require_files, run_recipe
 from ssl_sec.edges.run.running import running
 from ssl_sec.edges.run.summary import Finished, ui_instructions
 from ssl_sec.edges.run.sweeps import Sweep
@@ -47,7 +47,7 @@ def run_ablation(cells: Sequence[Cell]) -> str:
     """
     announce(cells[0].config.runtime)
     for cell in cells:
-        require_data(cell.config.data, cell.config.runtime, with_test=cell.config.reads_test_images)
+        require_files(cell.config)
     with running(RunFolder(_stem(cells)), "arms", "other arms or seeds"):
         return _run_all(cells)
 

@@ -47,6 +47,7 @@ class Follower:
         on_loss: called at the end with the number of records of metrics that the sink never took.
         patience: how long to wait for a sink that does not answer at the end; None waits forever.
         connects_first: whether the sink is called at the start without records, so that it can connect.
+        only_new: whether the lines that the file has now are not passed, unless a resume replaces it.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Follower:
         on_loss: Callable[[int], None] = lambda count: None,
         patience: Patience | None = None,
         connects_first: bool = False,
+        only_new: bool = False,
     ) -> None:
         self._path = path
         self._sink = sink
@@ -76,6 +78,8 @@ class Follower:
         self._next_try = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="follow-metrics", daemon=True)
+        if only_new:
+            self._new_records()
 
     def __enter__(self) -> "Follower":
         self._thread.start()

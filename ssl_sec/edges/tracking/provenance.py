@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping
@@ -18,6 +19,11 @@ DIRTY_TAG = "git.dirty"
 COMMAND_TAG = "command"
 WHERE_TAG = "ran_on"
 
+# The environment variable with the commit of a container image, with `-dirty` if the checkout had changes.
+IMAGE_COMMIT_VARIABLE = "SSL_SEC_COMMIT"
+
+_COMMIT = re.compile("[0-9a-f]{40,64}")
+_CHANGED_IMAGE = "The image was built from a checkout with changes to this commit, which it does not have.\n"
 _DIFF_LIMIT = 2**20
 _CODE_SUFFIXES = (".py", ".yaml", ".yml", ".sh", ".toml")
 
@@ -42,14 +48,15 @@ class CodeState:
 
 
 def code_state(root: Path | None = None) -> CodeState | None:
-    """The state of a checkout, or the one that was sent with a job to a cluster; None if neither is known.
+    """The state of a checkout, or the one that was sent with a job to a cluster, or made an image; None if unknown.
 
     Args:
         root: root of the checkout; None takes the checkout of this package.
     """
     root = root or checkout()
     if root is None:
-        return None
+        commit, _, dirty = os.environ.get(IMAGE_COMMIT_VARIABLE, "").partition("-")
+        return CodeState(commit=commit, diff=_CHANGED_IMAGE if dirty else "") if _COMMIT.fullmatch(commit) else None
     sent = root / CODE_STATE
     if sent.is_file():
         return CodeState(**json.loads(sent.read_text()))

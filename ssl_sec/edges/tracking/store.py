@@ -36,6 +36,7 @@ from ssl_sec.recipes.tracking import TrackingConfig
 # MLflow logs the tables of each new database.
 logging.getLogger("mlflow").setLevel(logging.ERROR)
 logging.getLogger("alembic").setLevel(logging.ERROR)
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs tracebacks of errors that it raises
 logging.getLogger("mlflow.system_metrics").setLevel(logging.CRITICAL)  # lost metrics of the machine do not matter
 
 T = TypeVar("T")

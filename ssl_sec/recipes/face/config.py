@@ -15,8 +15,8 @@ from ssl_sec.data.selection.config import (
     ShuffledSamplerConfig,
     SplitConfig,
 )
-from ssl_sec.effects import NoEffect, NoEffectYetKept
-from ssl_sec.errors import ConfigError
+from ssl_sec.effects import NoEffect, NoEffectYetKept, local_paths
+from ssl_sec.errors import ConfigError, require_path
 from ssl_sec.losses.config import (
     ClassLossConfig,
     NoTransformConfig,
@@ -132,6 +132,14 @@ class FaceConfig(TrainingConfig):
     def length(self) -> int | float:
         """Epochs of the run."""
         return self.epochs
+
+    def require_files(self) -> None:
+        """As for every training, with the files of the test sets."""
+        super().require_files()
+        for test_set in self.test_sets:
+            for key in sorted(local_paths(type(test_set))):
+                if isinstance(path := getattr(test_set, key), str):
+                    require_path(f"test_sets.{key} of {test_set.shown_title}", path)
 
     def open_evaluated(self, data: DataConfig) -> ImageSet:
         """The training images of a data set; the test sets are configured separately."""

@@ -1,6 +1,6 @@
 """Face recognition from a config, on one worker of any runtime, measured on test sets of other people."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -103,19 +103,27 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     embed_watched, embed = (partial(_embed, each) for each in (watch, extract))
     verification = _Monitor(watched_name, watched, config.monitor.max_pairs, embed_watched, runtime)
 
+    at_the_end: dict[str, Mapping[str, float]] = {}
+
+    def measure(title: str, embedding: Embed, keeps: bool) -> Mapping[str, float]:
+        log_once(runtime, "measuring %s", title)
+        kept = store.test_set_path(title) if keeps and runtime.rank == 0 else None
+        return test_sets[title].measure(embedding, protocols, kept)
+
     def monitor(steps_taken: int) -> dict[str, float]:
         accuracies: dict[str, float] = {}
         for title in config.monitor.test_sets:
-            log_once(runtime, "measuring %s", title)
-            accuracies[f"test/{title}_accuracy"] = test_sets[title].measure(embed_watched, protocols, None)["accuracy"]
+            is_end = config.evaluation.enabled and steps_taken == recipe.total_steps
+            found = measure(title, embed_watched, is_end)
+            accuracies[f"test/{title}_accuracy"] = found["accuracy"]
+            if is_end:
+                at_the_end[title] = found
         return {**verification(steps_taken), **accuracies}
 
     monitor_every = config.monitor.every_epochs * recipe.sampler.steps_per_epoch
     train_recipe(config, recipe, runtime, store, monitor, monitor_every, at_start=True)
-    for title, test_set in test_sets.items() if config.evaluation.enabled else ():
-        log_once(runtime, "measuring %s", title)
-        kept = store.test_set_path(title) if runtime.rank == 0 else None
-        metrics = test_set.measure(embed, protocols, kept)
+    for title in test_sets if config.evaluation.enabled else ():
+        metrics = at_the_end.get(title) or measure(title, embed, True)
         runtime.report(recipe.total_steps, {f"face/{title}_{name}": value for name, value in metrics.items()})
     if config.head.dim == 2:
         _keep_plane(config, recipe, trained_on, runtime, store)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from ssl_sec.augment.config import AugmentConfig
 from ssl_sec.data.config import DataConfig
 from ssl_sec.effects import NoEffect
+from ssl_sec.errors import DataError
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.losses import ORDERED_LOSSES
 from ssl_sec.losses.config import PairLossConfig, TeacherLossConfig
@@ -104,6 +105,16 @@ class PretrainConfig(TrainingConfig):
     def learned_sets(self) -> tuple[str, ...]:
         """The titles of the data sets from whose labels the encoder learns."""
         return super().learned_sets if self.positives == "classes" else ()
+
+    def require_files(self) -> None:
+        """As for every training, with the images of the monitor."""
+        super().require_files()
+        if self.monitor.data is not None:
+            try:
+                self.monitor.data.require_places(with_test=False)
+            except DataError as error:
+                prefix = "monitor." if str(error).startswith("data.") else "monitor.data: "
+                raise type(error)(f"{prefix}{error}") from error
 
     @property
     def linear_probe(self) -> ProbeConfig | None:

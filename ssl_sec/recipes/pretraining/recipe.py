@@ -7,7 +7,8 @@ import torch
 
 from ssl_sec.data.image_set import ImageSet, on_device, require_labels
 from ssl_sec.data.shards.streamed import shuffled_batches
-from ssl_sec.evaluation.splits import opening_test_images
+from ssl_sec.evaluation.linear_probe import divided_rows
+from ssl_sec.evaluation.splits import opening_test_images, with_test_images
 from ssl_sec.losses.config import TeacherLossConfig
 from ssl_sec.networks.encoder import Network, check_size
 from ssl_sec.networks.initialisation import cut_
@@ -58,9 +59,13 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
 def _require_probed(config: PretrainConfig, image_set: ImageSet) -> None:
     """Raises a ConfigError or a DataError now if the probe after the training could not start."""
     require_labels(image_set, "the probe after the training (probe.enabled=true; false leaves it out)")
-    if config.probe.test_share is None:
+    share = config.probe.test_share
+    if share is None:
         with opening_test_images("probe.test_share"):
             open_encoded(config.data, "test")
+    if config.data.max_images is None:  # else it is not known what the probe, which takes all images, will have
+        probed = image_set if share is None else with_test_images(image_set, share, config.probe.seed)[0]
+        divided_rows(probed.labels, config.probe, probed.name)
 
 
 def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:

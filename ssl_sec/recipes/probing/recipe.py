@@ -27,22 +27,15 @@ from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.features import readable_rows
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.linear_probe import (
-    HELD_OUT_SHARE,
     LinearProbes,
     ProbeResult,
+    divided_rows,
     evaluate_probe,
     select_learning_rate,
     shuffled,
     train_linear_probes,
 )
-from ssl_sec.evaluation.splits import (
-    labelled_subset,
-    opening_test_images,
-    require_held_out,
-    require_same_classes,
-    stratified_split,
-    with_test_images,
-)
+from ssl_sec.evaluation.splits import opening_test_images, require_same_classes, with_test_images
 from ssl_sec.networks.convolutions import lay_out
 from ssl_sec.recipes.assembly import building_for, extractor
 from ssl_sec.recipes.probing.adapting import Adapted
@@ -172,10 +165,7 @@ def linear_evaluation(
     train_set, test_set = (on_device(each, runtime.device) for each in (train_set, test_set))
     require_labels(test_set, "a linear probe")
     require_same_classes(train_set, test_set, "a probe")
-    kept, held_out = stratified_split(train_set.labels, HELD_OUT_SHARE, seed=config.seed)
-    require_held_out(held_out, train_set.name)
-    if config.labels_per_class is not None:
-        kept = kept[labelled_subset(train_set.labels[kept], config.labels_per_class, seed=config.seed)]
+    kept, held_out = divided_rows(train_set.labels, config, train_set.name)
     extract = until_a_stop(extractor(encoder, computation, runtime, batch_size=512), runtime)
     features_of = partial(readable_rows, extract, runtime.device)
     log_once(runtime, "computing the features of %s training images", f"{len(kept) + len(held_out):,}")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -189,5 +190,9 @@ def test_a_missing_list_is_named_before_the_training(tmp_path):
     with pytest.raises(MissingDataError, match="no.parquet: no such file; data.leave_out gives the lists$"):
         DigitsConfig(leave_out=(str(tmp_path / "no.parquet"),)).open("train")
     (tmp_path / "text.parquet").write_text("no table", encoding="utf-8")
-    with pytest.raises(DataError, match="text.parquet: cannot be read: "):
-        DigitsConfig(leave_out=(str(tmp_path / "text.parquet"),)).open("train")
+    pq.write_table(pa.table({"row": ["1"]}), tmp_path / "words.parquet")
+    for name, message in (("text", "cannot be read: "), ("words", "found string in the column 'row', must be whole")):
+        config = DigitsConfig(leave_out=(str(tmp_path / f"{name}.parquet"),))
+        for use in (partial(config.open, "train"), partial(config.require_places, with_test=False)):
+            with pytest.raises(DataError, match=f"^data.leave_out: .*{name}.parquet: {message}"):
+                use()

@@ -20,12 +20,13 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.job_values import values_of
-from ssl_sec.edges.run.resuming import free_keys, probe_folder, require_same_settings, resume_run
-from ssl_sec.errors import ConfigError
+from ssl_sec.edges.run.resuming import free_keys, probe_folder, require_same_settings, resume_run, settings_kept
+from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import METRIC_LEARNING, RECIPES
 from ssl_sec.settings import from_values, to_values
+from tests.data.test_fingerprint import write_image
 from tests.edges.conftest import QUICK, QUICK_FACE
 from tests.edges.run.faulty import folder_of, steps_so_far
 from tests.jobs import configured
@@ -140,6 +141,45 @@ def test_runs_of_version_0_1_can_be_resumed(tmp_path):
     assert resume_run(RECIPES["pretrain"], folder, config)
     with pytest.raises(ConfigError, match="seed: found 1, but the run to resume has 0"):
         resume_run(RECIPES["pretrain"], folder, replace(config, seed=1))
+
+
+def test_a_finished_run_whose_extension_is_refused_stays_finished(tmp_path):
+    images = tmp_path / "photos"
+    for number in range(24):
+        write_image(images / "train" / "abcdef"[number % 6] / f"{number:02d}.png", number)
+    shape = ["data=folder", f"data.root={images}", "data.num_train_classes=4", "held_out_share=0.5"]
+    batch = ["global_batch_size=4", "sampler.images_per_class=2", "steps=2", "run_name=it", f"output_dir={tmp_path}/o"]
+    finished = run_training(METRIC_LEARNING, configured("metric_learning", [*RETRIEVAL, *shape, *batch]))
+    folder, client = finished.folder, MlflowClient(finished.uri)
+    settings, identity = folder.config_path.read_text(), folder.identity
+    before = client.get_run(finished.run_id)
+
+    for label in "abcd":  # two of these classes are held out
+        write_image(images / "train" / label / "24.png", 24)
+    longer = values_of("metric_learning", [f"resume={folder.path}", "steps=3"])
+    with pytest.raises(DataError, match="but the run to resume began with 8"):
+        run_training(METRIC_LEARNING, from_values(MetricLearningConfig, longer))
+    assert folder.is_complete and folder.status == "FINISHED"
+    assert (folder.config_path.read_text(), folder.identity) == (settings, identity)
+    after = client.get_run(finished.run_id)
+    assert (after.info.status, after.data.tags) == ("FINISHED", before.data.tags)
+
+    for added in images.glob("train/*/24.png"):
+        added.unlink()
+    extended = run_training(METRIC_LEARNING, from_values(MetricLearningConfig, longer))
+    assert [point.step for point in client.get_metric_history(finished.run_id, "train/loss")] == [0, 1, 2]
+    assert extended.run_id == finished.run_id and client.get_run(finished.run_id).info.status == "FINISHED"
+
+
+def test_a_finished_run_whose_results_an_extension_has_dropped_is_resumed(tmp_path):
+    config = config_of("metric_learning", *RETRIEVAL, "constraint.ramp=constant", "steps=10")
+    folder = folder_with(tmp_path, config)
+    folder.append_record({"step": 10, "metrics": {"retrieval/nmi": 8.5}})
+    with pytest.raises(DataError), settings_kept(folder):
+        assert resume_run(METRIC_LEARNING, folder, replace(config, steps=20))
+        folder.forget_records_from(10)
+        raise DataError("an image cannot be read")
+    assert not folder.is_complete and resume_run(METRIC_LEARNING, folder, config)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from ssl_sec.edges.run.signals import announce_stop, handled, stop_requests, sto
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(signals, "_SAME_SIGNAL_S", 0.0)
-    with pytest.raises(KeyboardInterrupt), stopped_by_signals(tmp_path / "stop"):
+    with pytest.raises(KeyboardInterrupt), stopped_by_signals(tmp_path / "stop", str):
         signal.raise_signal(signal.SIGTERM)
         assert (tmp_path / "stop").exists()
         signal.raise_signal(signal.SIGINT)
@@ -30,7 +30,7 @@ def test_the_first_signal_asks_and_a_ctrl_c_that_is_not_the_same_forces(monkeypa
 
 
 def test_a_stop_before_there_is_a_run_interrupts(tmp_path: Path):
-    with pytest.raises(KeyboardInterrupt), stopped_by_signals(tmp_path / "not" / "yet" / "stop"):
+    with pytest.raises(KeyboardInterrupt), stopped_by_signals(tmp_path / "not" / "yet" / "stop", str):
         signal.raise_signal(signal.SIGTERM)
 
 

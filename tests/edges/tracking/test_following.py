@@ -84,6 +84,22 @@ def test_a_rewritten_file_is_read_from_its_start(tmp_path: Path):
     assert [record["metrics"]["a"] for record in sink.records] == [1, 2, 1.25, 2.25, 3.25]
 
 
+def test_results_of_a_shorter_run_are_not_shown_as_those_of_its_extension(tmp_path: Path):
+    path, stream = tmp_path / "metrics.jsonl", io.StringIO()
+    path.write_text(line(19, **{"train/loss": 2.5}) + line(20, **{"retrieval/nmi": 8.5}))
+    progress = Progress(total=30, name="run", unit="step", stream=stream, start_step=20)
+    with Follower(path, progress, only_new=True):
+        (tmp_path / "new").write_text(line(19, **{"train/loss": 2.5}))
+        (tmp_path / "new").replace(path)
+        with path.open("a") as file:
+            file.write(line(20, **{"train/loss": 2.25}) + line(30, **{"retrieval/nmi": 9.5}))
+    assert stream.getvalue().splitlines() == ["run: step 21/30  loss 2.2500", "run: step 30/30  NMI % 9.50"]
+    path.write_text("")
+    with Follower(path, sink := Collected(wanted=1), only_new=True):
+        path.write_text(line(0, a=1))
+    assert [record["step"] for record in sink.records] == [0]
+
+
 def test_a_position_inside_a_line_is_detected(tmp_path: Path):
     """Rewritten with the same inode, as some file systems do."""
     path, sink = tmp_path / "metrics.jsonl", Collected(wanted=1)

@@ -8,7 +8,14 @@ import pytest
 
 from ssl_sec.edges.packaging import CODE_STATE
 from ssl_sec.edges.tracking import provenance
-from ssl_sec.edges.tracking.provenance import code_files, code_state, keep_code, process_tags, write_code_state
+from ssl_sec.edges.tracking.provenance import (
+    CodeState,
+    code_files,
+    code_state,
+    keep_code,
+    process_tags,
+    write_code_state,
+)
 
 
 def git(folder, *arguments):
@@ -78,6 +85,21 @@ def test_a_job_on_a_cluster_records_the_code_that_was_sent(checkout, tmp_path, m
     assert json.loads((sent / CODE_STATE).read_text())["commit"] == expected.commit
     monkeypatch.setattr(provenance, "checkout", lambda: sent)
     assert code_state() == expected and process_tags(code_state())["git.dirty"] == "true"
+
+
+def test_a_run_in_an_image_has_the_commit_that_the_image_was_built_from(checkout, tmp_path, monkeypatch):
+    commit = git(checkout, "rev-parse", "HEAD").strip()
+    monkeypatch.setenv("SSL_SEC_COMMIT", commit)
+    (checkout / "ssl_sec" / "a.py").write_text("margin = 2\n")
+    assert code_state().is_dirty  # a checkout that is mounted in the image has its own
+    monkeypatch.setattr(provenance, "checkout", lambda: None)
+    assert code_state() == CodeState(commit=commit, diff="")
+    monkeypatch.setenv("SSL_SEC_COMMIT", f"{commit}-dirty")
+    tags = keep_code(tmp_path)
+    assert (tags["mlflow.source.git.commit"], tags["git.dirty"]) == (commit, "true")
+    for unknown in ("unknown", ""):
+        monkeypatch.setenv("SSL_SEC_COMMIT", unknown)
+        assert code_state() is None
 
 
 def test_the_command_line_is_kept_without_secrets(checkout, monkeypatch):

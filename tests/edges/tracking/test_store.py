@@ -4,8 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from mlflow.tracking import MlflowClient
+from sqlalchemy import event
 
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.folder.descriptions import RunIdentity
@@ -16,7 +19,7 @@ from ssl_sec.edges.tracking.deferred import DeferredRun
 from ssl_sec.edges.tracking.runs import RunArchive
 from ssl_sec.edges.tracking.store import connect_to_store, require_store, tracking_uri
 from ssl_sec.edges.tracking.tracker import TrackedRun
-from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.errors import ConfigError, StorageError, first_line
 from ssl_sec.recipes.tracking import TrackingConfig
 from tests.edges.servers import QuietHandler, served
 from tests.jobs import pretrain
@@ -231,3 +234,21 @@ def test_a_password_in_the_address_is_not_printed_when_a_run_ends(capfd):
         uri = address.replace("//", "//ada:geheim@")
         TrackedRun(MlflowClient(uri), "abc", "1").end("FINISHED")
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_full_database_is_one_line_without_a_traceback(tmp_path: Path, capfd):
+    client = connect_to_store(uri := f"sqlite:///{tmp_path}/mlflow.db")
+    run_id = client.create_run("0").info.run_id
+
+    def limit(connection, record, proxy):
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+
+    event.listen(engine := SqlAlchemyStore._engine_map[uri], "checkout", limit)
+    try:
+        with pytest.raises(MlflowException) as caught:
+            client.log_batch(run_id, [Metric(f"metric {number}", 1.0, 0, 0) for number in range(1000)])
+    finally:
+        event.remove(engine, "checkout", limit)
+    assert first_line(caught.value) == "database or disk is full"
+    assert "Traceback" not in capfd.readouterr().err

@@ -22,6 +22,7 @@ from ssl_sec.recipes.face import recipe as face_recipe
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.face.recipe import _Monitor, _WithFlips, build_recipe, drawn_pairs
 from ssl_sec.recipes.face.recipe import run as recognise_faces
+from ssl_sec.recipes.face.test_sets import PairsTestSet
 from ssl_sec.settings import from_values
 from tests.data.files import plain, write_digit_pairs, write_folder
 from tests.fakes import FakeRuntime, FakeStore, assert_identical
@@ -143,10 +144,14 @@ def test_reports_come_at_their_intervals(whole):
     assert {f"face/digits_tar_at_far_1e-{power}" for power in (1, 2, 3)} <= set(measured)
 
 
-def test_the_curve_of_a_test_set_ends_at_its_result_and_changes_nothing(tmp_path, whole, tested):
-    runtime, _ = run(tmp_path, test_sets=[tested], monitor={"max_pairs": 40, "test_sets": ["digits"]})
+def test_the_curve_of_a_test_set_ends_at_its_result_and_changes_nothing(tmp_path, whole, tested, monkeypatch):
+    kept, measure = [], PairsTestSet.measure
+    monkeypatch.setattr(PairsTestSet, "measure", lambda self, *how: kept.append(how[-1]) or measure(self, *how))
+    runtime, store = run(tmp_path, test_sets=[tested], monitor={"max_pairs": 40, "test_sets": ["digits"]})
     accuracies = runtime.series("test/digits_accuracy")
     assert list(accuracies) == [0, 3, 7] and accuracies[7] == runtime.reports[-1][1]["face/digits_accuracy"]
+    assert kept == [None, None, store.test_set_path("digits")]  # the last step's is the result
+    assert runtime.reports[-1][1] == whole[0].reports[-1][1]
     assert_identical(runtime.last_state(), whole[0].last_state())
     with pytest.raises(
         ConfigError, match="monitor.test_sets: found 'lfw', must be titles of test_sets that .*: digits$"

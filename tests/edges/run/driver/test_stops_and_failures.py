@@ -35,13 +35,14 @@ from tests.edges.run.faulty import signalling_at
 from tests.jobs import embed, export
 
 
-def test_a_stopped_run_saves_shows_killed_and_resumes_bit_equal(quick, tmp_path: Path, monkeypatch):
+def test_a_stopped_run_saves_shows_killed_and_resumes_bit_equal(quick, tmp_path: Path, monkeypatch, capfd):
     config = pretrain_config([*quick, "run_name=stopped", "log_every_steps=1"])
     expected = run_training(PRETRAIN, replace(config, run_name="unstopped", resume="auto"))  # there is none: it starts
 
     with monkeypatch.context() as patch, pytest.raises(Stopped, match="stopped; resume it with: ") as stop:
         patch.setattr(worker.FolderRuntime, "report", signalling_at(3))
         run_training(PRETRAIN, config)
+    assert "stopping: what is not saved yet is saved first (Ctrl-C" in capfd.readouterr().err
     run_id = (tmp_path / "runs" / "digits" / "stopped" / "mlflow_run_id").read_text()
     client = MlflowClient(expected.uri)
     killed = client.get_run(run_id)
@@ -128,7 +129,7 @@ def test_signals_while_a_run_stops_change_nothing(quick, tmp_path: Path, monkeyp
         assert client.get_run(folder.run_id_path.read_text()).info.status == "KILLED"
 
 
-def test_a_run_stopped_during_its_upload_is_finished_and_probed_by_a_resume(quick, monkeypatch):
+def test_a_run_stopped_during_its_upload_is_finished_and_probed_by_a_resume(quick, monkeypatch, capfd):
     def stop_and_upload(self, tracked):
         signal.raise_signal(signal.SIGTERM)
         leave(self, tracked)
@@ -140,6 +141,7 @@ def test_a_run_stopped_during_its_upload_is_finished_and_probed_by_a_resume(quic
     with monkeypatch.context() as patch, pytest.raises(Stopped, match=probe_it):
         patch.setattr(Upload, "upload_results", stop_and_upload)
         run_training(PRETRAIN, config)
+    assert "stopping: the results are uploaded first (Ctrl-C" in capfd.readouterr().err
     client = MlflowClient(f"sqlite:///{config.output_dir}/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
     assert run.info.status == "FINISHED"

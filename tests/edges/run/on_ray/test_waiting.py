@@ -58,6 +58,7 @@ def test_a_stop_ends_the_wait_for_room_and_the_run_is_resumed(other, tmp_path):
     command = [sys.executable, "-m", "jobs.pretrain", *RUN, f"output_dir={tmp_path}", "run_name=it", address]
     run = folder_of(tmp_path)
     printed = stopped_while_it_waits(command, signal.SIGINT, tmp_path / "log")
+    assert "stopping: no worker trains, so nothing is saved (Ctrl-C" in printed
     assert f"stopped; resume it with: python -m jobs.pretrain resume={run.path}" in printed
     stopped_while_it_waits([*command, "resume=true"], signal.SIGTERM, tmp_path / "log")
     assert not run.workers()
