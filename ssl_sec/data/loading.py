@@ -1,6 +1,7 @@
 """Images of the given indices, in order, on the device."""
 
 import itertools
+import sys
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -12,6 +13,10 @@ from ssl_sec.batch import Batch
 from ssl_sec.data.image_set import EncodedImages, ImageSet, record_bad
 from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.errors import DataError
+
+# How a data loader starts its processes; None for Python's own way. On Linux, that is a server from Python 3.14 on: its
+# processes import torch anew, for seconds and 300 MB each, and outlive a run that is killed, since it is their parent.
+START_METHOD = "fork" if sys.platform == "linux" else None
 
 
 def batches(
@@ -77,6 +82,7 @@ def _decode_in_workers(
         sampler=((indices.tolist(), None if drawn is None else drawn.tolist()) for indices, drawn in rows),
         batch_size=None,
         num_workers=num_loader_workers,
+        multiprocessing_context=START_METHOD,
         prefetch_factor=prefetch,
         pin_memory=device.type == "cuda",
         # The loader draws a seed for its workers: from its own generator, not from the global one.

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ssl_sec.data.faces.alignment import ALIGNED_SIZE_PX, Landmarks, align_file, aligned_path, read_landmarks
 from ssl_sec.data.folders.listing import image_paths
+from ssl_sec.data.loading import START_METHOD
 from ssl_sec.edges.config import AlignConfig
 from ssl_sec.edges.progress_bar import progress_shown
 from ssl_sec.errors import ConfigError, DataError, StorageError, printable
@@ -104,8 +105,13 @@ def _align_all(alignments: _Alignments, num_workers: int | None) -> int:
     """Returns how many images could not be read; each is logged."""
     if num_workers is None:
         num_workers = os.cpu_count() or 1
+    num_workers = min(num_workers, len(alignments))
     loader = DataLoader(
-        alignments, batch_size=None, num_workers=min(num_workers, len(alignments)), generator=torch.Generator()
+        alignments,
+        batch_size=None,
+        num_workers=num_workers,
+        multiprocessing_context=START_METHOD if num_workers > 0 else None,
+        generator=torch.Generator(),
     )
     num_unreadable = 0
     with progress_shown("align", len(alignments)) as update:

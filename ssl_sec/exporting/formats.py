@@ -223,7 +223,7 @@ class Safetensors(Format):
 
 
 class TorchScript(Format):
-    """The recorded forward pass with its weights, for Python and C++; torch still reads it, but has deprecated it."""
+    """The recorded forward pass and its weights, also for C++; deprecated by torch, unsupported on Python 3.14."""
 
     name = "torchscript"
     packages = ("torch",)

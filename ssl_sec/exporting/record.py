@@ -72,14 +72,16 @@ def read_record(folder: Path) -> tuple[Path, Record] | None:
 
 
 def load_script(file: str | BinaryIO, more: dict[str, Any] | None = None) -> torch.jit.ScriptModule:
-    """A TorchScript file on the CPU, without torch's warning that this format is deprecated: the user chose it.
+    """A TorchScript file on the CPU, without torch's warning: the user chose this format, and an export is checked.
+
+    It says that the format is deprecated, and from Python 3.14 on that it is not supported and may break.
 
     Args:
         file: its path, or the opened file.
         more: name -> content of other files in it, which are filled in.
     """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`torch.jit.load` is deprecated", FutureWarning)
+        warnings.filterwarnings("ignore", "`torch.jit.load` is (deprecated|not supported)", FutureWarning)
         return torch.jit.load(file, "cpu", _extra_files=more)
 
 

@@ -78,11 +78,17 @@ def test_folders_of_runs_are_left_out_with_a_word(tmp_path, caplog):
 @pytest.mark.parametrize("labels", [True, False])
 def test_no_file_is_looked_up_by_its_own(tmp_path, monkeypatch, labels):
     write_folder(tmp_path, {f"train/{name}/{number}.png": plain(1) for name in "ab" for number in range(50)})
-    asked, ask = [], os.stat
-    monkeypatch.setattr(os, "stat", lambda path, *args, **more: asked.append(path) or ask(path, *args, **more))
-    monkeypatch.setattr(os.path, "isdir", lambda path: pytest.fail(f"{path} is looked up"))
-    monkeypatch.setattr(os, "getcwd", lambda: pytest.fail("a path is made absolute"))
-    images = open_folder("train", tmp_path, Decoding(image_size_px=8, resident_limit_mib=0), labels=labels)
+    asked = []
+
+    def counted(ask):
+        return lambda path, *args, **more: asked.append(path) or ask(path, *args, **more)
+
+    with monkeypatch.context() as patch:  # pytest asks for the folder when it reports a failure
+        patch.setattr(os, "stat", counted(os.stat))
+        for name in ("isdir", "isfile", "exists"):  # of pathlib too, from Python 3.14 on
+            patch.setattr(os.path, name, counted(getattr(os.path, name)))
+        patch.setattr(os, "getcwd", lambda: pytest.fail("a path is made absolute"))
+        images = open_folder("train", tmp_path, Decoding(image_size_px=8, resident_limit_mib=0), labels=labels)
     assert len(images) == 100 and len(asked) < 20
 
 

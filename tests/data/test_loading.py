@@ -1,9 +1,12 @@
 import itertools
 import logging
 import multiprocessing
+import os
 import pickle
+import sys
 import time
 
+import psutil
 import pytest
 import torch
 
@@ -83,8 +86,22 @@ def test_closing_early_stops_the_workers(tmp_path):
     assert no_workers_left()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks")
+def test_workers_are_forked_whatever_the_default(tmp_path):
+    default = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("forkserver", force=True)
+    try:
+        read = batches(encoded(tmp_path), itertools.repeat(torch.tensor([1])), CPU, num_loader_workers=2)
+        next(read)
+        parents = [psutil.Process(worker.pid).ppid() for worker in multiprocessing.active_children()]
+        read.close()
+    finally:
+        multiprocessing.set_start_method(default, force=True)
+    assert parents == [os.getpid()] * 2
+
+
 def test_arguments_of_spawned_workers_can_be_pickled(tmp_path):
-    # Python 3.14 no longer forks by default.
+    # Outside Linux, workers may be spawned.
     decoding = pickle.loads(pickle.dumps(_Decoding(encoded(tmp_path))))
     batch, bad = decoding[[3, 1], None]
     assert values(batch) == [3, 1] and bad == {}
