@@ -264,3 +264,15 @@ def test_the_rate_of_a_much_larger_batch_is_named(tmp_path, caplog, optimiser, s
     warnings = [text for text in caplog.messages if text.startswith("optimiser.learning_rate: ")]
     assert len(warnings) == (said is not None)
     assert said is None or said in warnings[0]
+
+
+@pytest.mark.parametrize(("view_size_px", "is_said"), [(4, True), (6, False), (None, False)])
+def test_views_much_smaller_than_the_images_are_said(tmp_path, caplog, view_size_px, is_said):
+    run(tmp_path, epochs=1, augment={"view_size_px": view_size_px})
+    said = [
+        text for text in caplog.messages if text.startswith("augment.view_size_px: the encoder is trained on views")
+    ]
+    assert len(said) == is_said
+    assert not is_said or said[0].endswith(
+        "of 4 pixels, and measured and exported for images of 8; null makes the views as large"
+    )

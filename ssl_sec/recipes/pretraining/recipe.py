@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 # A rate that is more than this many times the usual one is probably that of another batch.
 _HIGH = 4
+# Images this many times as large as the views are probably of a size that was changed alone.
+_LARGER = 2
 
 
 def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
@@ -47,6 +49,7 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
     monitor.warn_of_few_queries()
     if runtime.rank == 0:
         _warn_of_a_high_rate(config)
+        _warn_of_small_views(config, image_set)
         save_first_views(
             image_set, recipe.sampler, (recipe.views, *recipe.more_views), runtime.device, store.views_path
         )
@@ -69,6 +72,18 @@ def _warn_of_a_high_rate(config: PretrainConfig) -> None:
         logger.warning(
             "optimiser.learning_rate: %g is %.3g times the usual rate of %s for batches of %s images, %.3g",
             *(rate, rate / usual, config.optimiser.name, f"{config.global_batch_size:,}", usual),
+        )
+
+
+def _warn_of_small_views(config: PretrainConfig, image_set: ImageSet) -> None:
+    """Says if images are much larger than the views that the encoder is trained on, as when one size was changed."""
+    views_px, images_px = config.augment.view_size_px, min(image_set.image_shape[1:])
+    if views_px is not None and images_px >= _LARGER * views_px and config.epochs > 0:
+        logger.warning(
+            "augment.view_size_px: the encoder is trained on views of %d pixels, and measured and exported for images "
+            "of %d; null makes the views as large",
+            views_px,
+            images_px,
         )
 
 
