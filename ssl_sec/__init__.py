@@ -11,6 +11,7 @@ __version__ = "0.2.0.dev0"
 if TYPE_CHECKING:
     from ssl_sec.augment.views import FlipAugmentation as FlipAugmentation
     from ssl_sec.augment.views import SimCLRAugmentation as SimCLRAugmentation
+    from ssl_sec.batch import Batch as Batch
     from ssl_sec.data.decode import Decoding as Decoding
     from ssl_sec.data.folders.opening import open_folder as open_folder
     from ssl_sec.data.image_set import ImageSet as ImageSet
@@ -146,6 +147,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ssl_sec.augment.views": "FlipAugmentation SimCLRAugmentation",
+    "ssl_sec.batch": "Batch",
     "ssl_sec.data.decode": "Decoding",
     "ssl_sec.data.folders.opening": "open_folder",
     "ssl_sec.data.image_set": "ImageSet",

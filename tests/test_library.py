@@ -176,7 +176,7 @@ def test_the_evaluation_of_the_documentation_runs(page):
 
 def test_the_loss_of_the_documentation_is_its_slow_loop():
     """The class of "Extending" is the sum of the terms beside it, in shares of anchors too."""
-    made, looped = blocks("extending.md")
+    made, looped, _ = blocks("extending.md")
     names = {}
     exec(made, names)
     exec(looped, terms := dict(vars(pairs)))
@@ -185,6 +185,16 @@ def test_the_loss_of_the_documentation_is_its_slow_loop():
     shares = [loss(Z1, labels, anchors=slice(start, start + 4)) for start in (0, 4)]
     torch.testing.assert_close(loss(Z1, labels).item(), expected)
     torch.testing.assert_close(sum(shares), loss(Z1, labels))
+
+
+def test_the_image_set_of_the_documentation_gives_the_features_of_its_images():
+    *_, made = blocks("extending.md")
+    exec(made, names := {})
+    pixels = torch.arange(32 * 4, dtype=torch.uint8).reshape(32, 1, 2, 2)
+    image_set = names["Pixels"](pixels, torch.arange(32) % 2, ("even", "odd"))
+    features, labels = ssl_sec.extract_features(torch.nn.Flatten(), image_set, batch_size=8)
+    torch.testing.assert_close(features, pixels.flatten(1) / 255)
+    assert labels.tolist() == image_set.labels.tolist()
 
 
 def test_the_probe_of_the_documentation_runs(run_folder, tmp_path, monkeypatch, capsys):

@@ -242,3 +242,37 @@ def test_a_warm_up_longer_than_the_run_is_said(tmp_path, caplog, warmup_epochs, 
         run(tmp_path, optimiser={"name": "sgd", "learning_rate": 0.3, "warmup_epochs": warmup_epochs})
     said = "optimiser.warmup_epochs: the run's 10 steps are all warm-up: the rate ends at 0.2, below 0.3"
     assert (said in caplog.messages) == is_said
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "said"),
+    [
+        (
+            {"name": "lars", "learning_rate": 4.8},
+            "4.8 is 102 times the usual rate of lars for batches of 40 images, 0.0469",
+        ),
+        (
+            {"name": "adamw", "learning_rate": 2.4e-3},
+            "0.0024 is 102 times the usual rate of adamw for batches of 40 images",
+        ),
+        ({"name": "adamw", "learning_rate": 2.4e-5}, None),
+        ({"name": "sgd", "learning_rate": 0.5}, None),
+    ],
+)
+def test_the_rate_of_a_much_larger_batch_is_named(tmp_path, caplog, optimiser, said):
+    run(tmp_path, epochs=1, optimiser={**optimiser, "warmup_epochs": 0})
+    warnings = [text for text in caplog.messages if text.startswith("optimiser.learning_rate: ")]
+    assert len(warnings) == (said is not None)
+    assert said is None or said in warnings[0]
+
+
+@pytest.mark.parametrize(("view_size_px", "is_said"), [(4, True), (6, False), (None, False)])
+def test_views_much_smaller_than_the_images_are_said(tmp_path, caplog, view_size_px, is_said):
+    run(tmp_path, epochs=1, augment={"view_size_px": view_size_px})
+    said = [
+        text for text in caplog.messages if text.startswith("augment.view_size_px: the encoder is trained on views")
+    ]
+    assert len(said) == is_said
+    assert not is_said or said[0].endswith(
+        "of 4 pixels, and measured and exported for images of 8; null makes the views as large"
+    )

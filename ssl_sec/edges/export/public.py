@@ -26,7 +26,10 @@ _IN_THE_HUB = re.compile(r"\bhf://datasets/([\w.-]+/[\w.-]+)")
 def described_data(data: Dataset) -> str:
     """A data set in a line: its name, its origin without a path of this machine, and its counts."""
     counts = json.loads(data.profile) if data.profile else {}
-    numbers = [f"{value} {key.replace('_', ' ')}" for key, value in counts.items()]
+    numbers = [
+        "no labels" if (key, value) == ("classes", 0) else f"{value} {key.replace('_', ' ')}"
+        for key, value in counts.items()
+    ]
     return f"{data.name}: {', '.join([*_origin(data.source), *numbers])}"
 
 

@@ -124,6 +124,11 @@ class JobRun:
         page = run_page(self._run.experiment_id, self._run.run_id)
         return [f"MLflow run: {self._run.run_id}", ui_command(self._run.client.tracking_uri, page)]
 
+    def log_where(self) -> None:
+        """Logs the lines of `where`, for jobs that take long."""
+        for line in "\n".join(self.where).splitlines():
+            logger.info("%s", line.strip())
+
     def log_files(self, paths: Sequence[Path]) -> None:
         """Uploads files of the job; errors of MLflow are logged."""
         for path in paths:

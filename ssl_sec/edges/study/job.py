@@ -30,7 +30,7 @@ from ssl_sec.edges.tables import in_markdown, in_table
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.edges.tune.claims import OtherSearchError
 from ssl_sec.edges.tune.trial import reason_of
-from ssl_sec.errors import ConfigError, Stopped, UserError, writing
+from ssl_sec.errors import ConfigError, Stopped, UserError, counted, writing
 from ssl_sec.figures.study import curves_figure
 from ssl_sec.files import replace_text
 from ssl_sec.metrics import metric_label
@@ -77,6 +77,7 @@ class _Job:
         self._recipe = RECIPES[study.job]
         self._config = _config_of(study)
         self._folder = local_folder(self._config.output_dir) / self._config.recipe_name
+        self._logs = self._folder / "logs"
         path = self._cells_path()
         if not (study.config.run or path.exists()):
             download_metrics(self._config, path)
@@ -127,6 +128,7 @@ class _Job:
         name = new_name(f"{self._study.name}-study")
         self._sweep = Sweep.of_trainings(config, values, self._folder / known, job=JOB, name=name)
         self._sweep.adopt([kept.run_id for kept in self._kept.of(self._cells())])
+        self._sweep.log_where()
         return self._sweep.ended_with(self._upload)
 
     def stages(self) -> list[list[Point]]:
@@ -216,6 +218,11 @@ class _Job:
                     "" if rest is None else f"; about {_in_words(rest)} left",
                 )
 
+        if left:
+            at_a_time = min(len(left), self._study.config.concurrent)
+            logger.info(
+                "running %s, %d at a time; the output is in %s", counted(len(left), "run"), at_a_time, self._logs
+            )
         processes = Processes(self._study.config.concurrent)
         processes.run(tasks, end)
         if processes.was_stopped:
@@ -226,7 +233,7 @@ class _Job:
         if self._failures:
             raise UserError(
                 f"{len(self._failures)} runs failed; the last: {self._failures[-1]}; their output is in "
-                f"{self._folder / 'logs'}; the same command runs them again"
+                f"{self._logs}; the same command runs them again"
             )
 
     def _has_begun(self, name: str) -> bool:
@@ -235,7 +242,7 @@ class _Job:
         return folder.holds_run
 
     def _log(self, name: str) -> Path:
-        return self._folder / "logs" / f"{name}.txt"
+        return self._logs / f"{name}.txt"
 
     def _keep(self, cell: Cell, minutes: float) -> KeptCell:
         folders = [open_folder(self._folder / name) for name in (cell.name, f"{cell.name}-probe")]

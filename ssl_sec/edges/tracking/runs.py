@@ -199,7 +199,8 @@ class RunArchive:
             for run in self._search(f"attributes.{field} LIKE {pattern}")
         }.values()
         where = f"MLflow at {self.client.tracking_uri}"
-        return match_run(key, word, found, where, prefers=lambda run: run.job in jobs and run.status == "FINISHED")
+        runs = found or self._search("", most=_RUNS_A_PAGE)  # the error names the nearest of them
+        return match_run(key, word, runs, where, prefers=lambda run: run.job in jobs and run.status == "FINISHED")
 
     def registered(self, word: str) -> ArchivedRun:
         """The run that made a version of a registered model.

@@ -115,6 +115,8 @@ def _run_as(name: str, folder: Path, search: Search) -> tuple[list[Trial], int, 
     trials: list[Trial] = []
     failures: list[str] = []
     made = folder / f"{name}-logs"
+    logger.info("search %s: the output of its trials is in %s", name, made)
+    sweep.log_where()
 
     def upload(run: TrackedRun) -> None:
         if trials:

@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import json
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -85,7 +85,9 @@ def check_images(config: PretrainConfig, image_set: ImageSet, runtime: Runtime, 
     if found is None or runtime.rank > 0:
         return
     is_fine = found.num_duplicates == found.num_unreadable == 0
-    logger.log(logging.INFO if is_fine else logging.WARNING, "%s: %s", image_set.name, found)
+    # A set in memory has named the images that it left out when it was opened.
+    shown = replace(found, unreadable=()) if isinstance(image_set, ResidentImages) else found
+    logger.log(logging.INFO if is_fine else logging.WARNING, "%s: %s", image_set.name, shown)
     path.write_text(json.dumps(asdict(found)))
 
 

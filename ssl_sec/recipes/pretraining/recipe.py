@@ -1,5 +1,6 @@
 """Contrastive pretraining from a config, on one worker of any runtime."""
 
+import logging
 from dataclasses import replace
 from functools import partial
 
@@ -22,6 +23,13 @@ from ssl_sec.training.objective import Objective
 from ssl_sec.training.recipe import Recipe, class_labels_of_views, image_labels
 from ssl_sec.training.step import Runtime, log_once
 
+logger = logging.getLogger(__name__)
+
+# A rate that is more than this many times the usual one is probably that of another batch.
+_HIGH = 4
+# Images this many times as large as the views are probably of a size that was changed alone.
+_LARGER = 2
+
 
 def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
     """Trains the encoder that `config` describes, and saves its weights in the store.
@@ -41,6 +49,8 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
     check_images(config, image_set, runtime, store.check_path)
     monitor.warn_of_few_queries()
     if runtime.rank == 0:
+        _warn_of_a_high_rate(config)
+        _warn_of_small_views(config, image_set)
         save_first_views(
             image_set, recipe.sampler, (recipe.views, *recipe.more_views), runtime.device, store.views_path
         )
@@ -54,6 +64,28 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
         save_network(recipe, store, with_head=False)
         torch.save({"features": features.cpu(), "labels": labels.cpu()}, store.features_path)
         torch.save(neighbours(*monitor.measured, features), store.examples_path)
+
+
+def _warn_of_a_high_rate(config: PretrainConfig) -> None:
+    """Names the usual rate for the batch if the run's is much higher, as a default for batches of thousands is."""
+    rate, usual = config.optimiser.learning_rate, config.optimiser.usual_rate(config.global_batch_size)
+    if usual is not None and rate > _HIGH * usual and config.epochs > 0:
+        logger.warning(
+            "optimiser.learning_rate: %g is %.3g times the usual rate of %s for batches of %s images, %.3g",
+            *(rate, rate / usual, config.optimiser.name, f"{config.global_batch_size:,}", usual),
+        )
+
+
+def _warn_of_small_views(config: PretrainConfig, image_set: ImageSet) -> None:
+    """Says if images are much larger than the views that the encoder is trained on, as when one size was changed."""
+    views_px, images_px = config.augment.view_size_px, min(image_set.image_shape[1:])
+    if views_px is not None and images_px >= _LARGER * views_px and config.epochs > 0:
+        logger.warning(
+            "augment.view_size_px: the encoder is trained on views of %d pixels, and measured and exported for images "
+            "of %d; null makes the views as large",
+            views_px,
+            images_px,
+        )
 
 
 def _require_probed(config: PretrainConfig, image_set: ImageSet) -> None:

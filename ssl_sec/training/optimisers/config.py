@@ -58,6 +58,10 @@ class _WarmedUpOptimiserConfig(OptimiserConfig):
 class _CosineOptimiserConfig(_WarmedUpOptimiserConfig):
     """An optimiser whose learning rate falls along a cosine."""
 
+    def usual_rate(self, global_batch_size: int) -> float | None:
+        """The largest learning rate of the optimiser's paper for a batch; None if it has no rule."""
+        return None
+
     def schedule(self, steps_per_epoch: int, total_steps: int) -> Schedule:
         """The learning rate by global step."""
         return Cosine(self.learning_rate, total_steps, self.warmup_epochs * steps_per_epoch)
@@ -77,6 +81,10 @@ class CosineSGDConfig(_CosineOptimiserConfig):
     weight_decay: Rate = 1e-4
     warmup_epochs: CountOrZero = 0
 
+    def usual_rate(self, global_batch_size: int) -> float | None:
+        """0.3 for each 256 images with LARS (Chen et al. 2020, section 2.3)."""
+        return 0.3 * global_batch_size / 256 if self.name == "lars" else None
+
     def _build(self, groups: list[ParameterGroup]) -> Optimizer:
         return (lars if self.name == "lars" else sgd)(groups, self.momentum)
 
@@ -93,6 +101,10 @@ class CosineAdamWConfig(_CosineOptimiserConfig):
     learning_rate: Rate = 2.4e-3
     weight_decay: Rate = 0.1
     warmup_epochs: CountOrZero = 40
+
+    def usual_rate(self, global_batch_size: int) -> float | None:
+        """1.5e-4 for each 256 images (Chen et al. 2021, section 4)."""
+        return 1.5e-4 * global_batch_size / 256
 
     def _build(self, groups: list[ParameterGroup]) -> Optimizer:
         return adamw(groups)

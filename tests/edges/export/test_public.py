@@ -61,6 +61,11 @@ def test_data_have_their_name_origin_and_counts_without_a_path(source: str, said
     assert described_data(data) == f"set/train: {said}9 images, 0 bad images"
 
 
+def test_data_without_classes_have_no_labels():
+    data = Dataset("set/train", "d", "ssl_sec", "9 images in /a", profile=json.dumps({"images": 9, "classes": 0}))
+    assert described_data(data) == "set/train: 9 images, no labels"
+
+
 def test_a_probe_of_an_old_version_names_its_data_and_labels():
     assert described_probe(run_of(data="cifar10")) == "probe 12787654 on cifar10: all labels"
     few = run_of(params={"probe.labels_per_class": "5"}, data="cifar10")

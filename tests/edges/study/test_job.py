@@ -60,6 +60,19 @@ def test_finished_runs_are_kept_and_compared(made, tmp_path):
     assert {"cells.csv", "cells.md", "plots/cells-forest.png", "plots/cells-curves.png"} <= artifacts
 
 
+def test_a_study_says_at_its_start_where_to_look(made, caplog):
+    run, _, folder = made
+    with caplog.at_level("INFO", "ssl_sec"):
+        run("concurrent=3")
+    begin = caplog.messages[: next(i for i, text in enumerate(caplog.messages) if "(1 of 4)" in text)]
+    assert begin[-1] == f"running 4 runs, 3 at a time; the output is in {folder}/logs"
+    assert any(text.startswith("MLflow UI: ") for text in begin)
+    caplog.clear()
+    with caplog.at_level("INFO", "ssl_sec"):
+        run()
+    assert not any(text.startswith("running ") for text in caplog.messages)
+
+
 @pytest.mark.parametrize(("concurrent", "minutes"), [(1, 4), (2, 2), (3, 2)])
 def test_the_time_left_counts_the_runs_that_run_side_by_side(made, caplog, concurrent, minutes):
     run, _, _ = made

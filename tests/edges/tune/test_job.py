@@ -163,6 +163,10 @@ def test_a_search_is_one_run_with_its_trials_and_continues(tmp_path: Path):
     space = ("optimiser.learning_rate=choice(0.3,1e6)", "constraint=choice(none,sec)", "searcher=random", "seed=1")
     done = tune(*options, *space)
     assert done.returncode == 0, done.stderr
+    # A trial may take hours: where to look is known at the start.
+    begin = done.stderr.partition("searching")[0]
+    assert f"search s: the output of its trials is in {tmp_path}/r/s-logs" in begin
+    assert re.search(r"MLflow UI: .*\n.*then open http.*/runs/", begin)
     rows = re.findall(r"^(s-00\d)  +(\S+)  +(none|sec)  +([\d.]+)  +3$", done.stdout, re.M)
     failed = re.findall(r"(s-00\d) failed: training diverged", done.stderr)
     assert len(rows) + len(failed) == 3

@@ -271,10 +271,10 @@ def test_the_summary_has_the_addresses_of_the_results(finished):
 
 
 def test_a_probe_of_an_unknown_run_is_one_line(finished):
-    config = configured("probe", ["run=xyz", "runtime=local", f"tracking.uri={finished.uri}"])
+    config = configured("probe", ["run=whoel", "runtime=local", f"tracking.uri={finished.uri}"])
     with pytest.raises(
         ConfigError,
-        match="run: found 'xyz', but MLflow at .* has no run whose id or name starts with it",
+        match="run: found 'whoel', but MLflow at .* has no run whose id or name starts with it; did you mean 'whole'",
     ):
         run_probe(config)
 
