@@ -74,6 +74,10 @@ class RunStore(Protocol):
         """
         ...
 
+    def describe_test_data(self, image_set: ImageSet) -> None:
+        """Records the description of the test images, if the run itself measures them."""
+        ...
+
     def forget_records_from(self, step: int) -> None:
         """Drops metrics of steps that will be repeated."""
         ...
