@@ -86,6 +86,9 @@ class TemporaryStore:
     def describe_data(self, image_set: ImageSet, *, is_resumed: bool = False) -> None:
         """Does nothing: the set is known."""
 
+    def describe_test_data(self, image_set: ImageSet) -> None:
+        """Does nothing, likewise."""
+
     def forget_records_from(self, step: int) -> None:
         """Does nothing: there are no records."""
 

@@ -95,6 +95,9 @@ class FakeStore:
     def describe_data(self, image_set, *, is_resumed=False):
         self.described.append((image_set.name, len(image_set)))
 
+    def describe_test_data(self, image_set):
+        self.tested = image_set.name, len(image_set)
+
     def forget_records_from(self, step):
         self.forgotten.append(step)
 

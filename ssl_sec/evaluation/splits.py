@@ -85,9 +85,10 @@ def require_held_out(held_out: Int64[Tensor, " held_out"], name: str) -> None:
 
 
 def stratified_sample(labels: Int64[Tensor, " images"], num_images: int, seed: int) -> Int64[Tensor, " chosen"]:
-    """At most `num_images` images, about the same share of every class, drawn by `seed`; all if there are no more.
+    """`num_images` images, about the same share of every class, drawn by `seed`; all if there are no more.
 
-    If that is fewer than two images per class on average, up to ten images of each of some classes are drawn.
+    If that is fewer than two images per class on average, up to ten images of each of some classes, or of all, are
+    drawn.
 
     Returns:
         Indices, ascending, on the CPU.
@@ -98,10 +99,12 @@ def stratified_sample(labels: Int64[Tensor, " images"], num_images: int, seed: i
         by_class = list(_shuffled_by_class(labels, derived_seed(seed, "some classes")).values())
         order = torch.randperm(len(by_class), generator=torch.Generator().manual_seed(seed)).tolist()
         return torch.cat([by_class[number][:_PER_CLASS] for number in order])[:num_images].sort().values
-    chosen = stratified_split(labels, num_images / len(labels), seed)[1]
-    # Each class's share is rounded, so that there may be more.
-    order = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(derived_seed(seed, "at most")))
-    return chosen[order[:num_images]].sort().values
+    others, chosen = stratified_split(labels, num_images / len(labels), seed)
+    # Each class's share is rounded, so that there may be more, or fewer.
+    generator = torch.Generator().manual_seed(derived_seed(seed, "at most"))
+    chosen = chosen[torch.randperm(len(chosen), generator=generator)[:num_images]]
+    missing = num_images - len(chosen)
+    return torch.cat([chosen, others[torch.randperm(len(others), generator=generator)[:missing]]]).sort().values
 
 
 def labelled_subset(

@@ -1,17 +1,14 @@
 """The formats of an export: how each is written, and the Python code that loads it."""
 
-import io
 import json
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -24,8 +21,6 @@ from ssl_sec.networks.heads import building
 from ssl_sec.networks.weights import save_weights
 
 FormatName = Literal["safetensors", "pt2", "onnx", "torchscript", "timm", "hub"]
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,23 +136,6 @@ class Format(ABC):
             f"{exportable.mean} and divides by {exportable.std} itself."
         )
 
-    def _record(self, exportable: Exportable, record: Callable[[], T]) -> T:
-        """Makes torch record the forward pass.
-
-        Raises:
-            ConfigError: if torch cannot record it.
-        """
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            try:
-                return record()
-            except Exception as error:
-                others = ", ".join(other for other in get_args(FormatName) if other != self.name)
-                title = exportable.architecture.title
-                raise ConfigError(
-                    f"format: found {self.name!r}, but it does not support {title}: {first_line(error)}; try: {others}"
-                ) from error
-
 
 class Safetensors(Format):
     """Weights only, with torchvision's or timm's key names."""
@@ -220,84 +198,6 @@ class Safetensors(Format):
             f"The file holds the backbone alone: scale the pixels first, (images - mean) / std with mean "
             f"{exportable.mean} and std {exportable.std}, as the lines below do. Both are in the file's header too."
         )
-
-
-class TorchScript(Format):
-    """The recorded forward pass and its weights, also for C++; deprecated by torch, unsupported on Python 3.14."""
-
-    name = "torchscript"
-    packages = ("torch",)
-
-    def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
-        """Writes encoder.pt."""
-        # torch.jit is deprecated, but libtorch and many servers still need it.
-        traced = self._record(exportable, lambda: torch.jit.trace(exportable.network, images[:2], check_trace=False))
-        assert isinstance(traced, torch.jit.ScriptModule)
-        more = {} if exportable.record is None else {RECORD: exportable.record.as_json()}
-        content = traced.save_to_buffer(_extra_files=more)  # torch's writer of files aborts on a full disk
-        save_file_or_fail(folder / "encoder.pt", lambda path: path.write_bytes(content))
-
-    def loading(self, exportable: Exportable) -> str:
-        """Needs only PyTorch."""
-        return 'import torch\n\nencoder = torch.jit.load("encoder.pt")'
-
-
-class PT2(Format):
-    """The forward pass with its weights as a program of torch.export, for PyTorch alone."""
-
-    name = "pt2"
-    packages = ("torch",)
-
-    def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
-        """Writes encoder.pt2."""
-        program = self._record(
-            exportable,
-            lambda: torch.export.export(exportable.network, (images[:2],), dynamic_shapes=_any_batch()),
-        )
-        content = io.BytesIO()
-        torch.export.save(program, content)
-        save_file_or_fail(folder / "encoder.pt2", lambda path: path.write_bytes(content.getbuffer()))
-
-    def loading(self, exportable: Exportable) -> str:
-        """Needs only PyTorch."""
-        return 'import torch\n\nencoder = torch.export.load("encoder.pt2").module()'
-
-
-class ONNX(Format):
-    """The forward pass as an ONNX graph with its weights in one file."""
-
-    name = "onnx"
-    library = "onnx"
-    packages = ("onnx", "onnxscript", "onnxruntime")
-    install = "'.[onnx]'"
-    takes_numpy = True
-    # ONNX Runtime's kernels are not torch's, and sum in another order.
-    tolerance = 1e-4
-
-    def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
-        """Writes encoder.onnx."""
-        program = self._record(
-            exportable,
-            lambda: torch.onnx.export(
-                exportable.network,
-                (images[:2],),
-                dynamo=True,
-                input_names=["images"],
-                output_names=[exportable.output],
-                dynamic_shapes=_any_batch(),
-                verbose=False,
-            ),
-        )
-        assert program is not None
-        save_file_or_fail(folder / "encoder.onnx", lambda path: program.save(path, external_data=False))
-
-    def loading(self, exportable: Exportable) -> str:
-        """Needs only ONNX Runtime; images and features are numpy arrays."""
-        return 'import onnxruntime\n\nencoder = onnxruntime.InferenceSession("encoder.onnx")'
-
-    def use(self, exportable: Exportable) -> str:
-        """The encoder scales the pixels itself."""
-        return f'({exportable.output},) = encoder.run(["{exportable.output}"], {{"images": images}})'
 
 
 class TimmFolder(Format):
@@ -392,8 +292,3 @@ def save_file_or_fail(path: Path, write: Callable[[Path], object]) -> None:
         write(path)
     except (OSError, ValueError, RuntimeError) as error:  # protobuf is limited to 2 GiB
         raise StorageError(f"{path} cannot be written: {first_line(error)}") from error
-
-
-def _any_batch() -> tuple[dict[int, Any]]:
-    """For torch's exporters: the batch may have any size, the images have one."""
-    return ({0: torch.export.Dim("batch")},)

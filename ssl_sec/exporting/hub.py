@@ -8,8 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ssl_sec.errors import ConfigError
-from ssl_sec.exporting.formats import PT2, Exportable, Format, Safetensors, TimmFolder, save_file_or_fail
+from ssl_sec.exporting.formats import Exportable, Format, Safetensors, TimmFolder, save_file_or_fail
 from ssl_sec.exporting.record import RECORD
+from ssl_sec.exporting.recorded import PT2
 from ssl_sec.networks.weights import save_weights
 
 

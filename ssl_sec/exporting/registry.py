@@ -5,8 +5,9 @@ import importlib.util
 from collections.abc import Mapping
 
 from ssl_sec.errors import ConfigError
-from ssl_sec.exporting.formats import ONNX, PT2, Format, FormatName, Safetensors, TimmFolder, TorchScript
+from ssl_sec.exporting.formats import Format, FormatName, Safetensors, TimmFolder
 from ssl_sec.exporting.hub import HubFolder
+from ssl_sec.exporting.recorded import ONNX, PT2, TorchScript
 
 FORMATS: Mapping[FormatName, Format] = {
     "safetensors": Safetensors(),

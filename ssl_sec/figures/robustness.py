@@ -16,18 +16,20 @@ def reliability_figure(counts: Sequence[int], confidences: Sequence[float], accu
         confidences: mean confidence in each bin, in [0, 1].
         accuracies: accuracy in each bin, in [0, 1].
     """
-    edges = np.linspace(0, 1, len(counts) + 1)
+    edges = np.linspace(0, 100, len(counts) + 1)
     shares = np.array(counts) / max(sum(counts), 1)
-    error = float((shares * np.abs(np.array(accuracies) - np.array(confidences))).sum())
+    percent_sure, percent_right = 100 * np.array(confidences), 100 * np.array(accuracies)
+    error = float((shares * np.abs(percent_right - percent_sure)).sum())
     filled = np.array(counts) > 0
     figure = Figure(figsize=(5.2, 5.6), layout="constrained")
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    axes.stairs(np.array(accuracies), edges, fill=True, color=BLUE, alpha=0.35)
-    axes.plot(np.array(confidences)[filled], np.array(accuracies)[filled], "o-", color=BLUE, markersize=4)
-    axes.plot([0, 1], [0, 1], color="0.35", linestyle="dashed", linewidth=1)
-    axes.set(ylabel="accuracy", title=f"expected calibration error {100 * error:.1f} %", xlim=(0, 1), ylim=(0, 1))
+    axes.stairs(percent_right, edges, fill=True, color=BLUE, alpha=0.35)
+    axes.plot(percent_sure[filled], percent_right[filled], "o-", color=BLUE, markersize=4)
+    axes.plot([0, 100], [0, 100], color="0.35", linestyle="dashed", linewidth=1)
+    title = f"expected calibration error {error:.1f} %"
+    axes.set(ylabel="accuracy (%)", title=title, xlim=(0, 100), ylim=(0, 100))
     below.stairs(100 * shares, edges, fill=True, color=VERMILION, alpha=0.5)
-    below.set(xlabel="confidence", ylabel="images (%)")
+    below.set(xlabel="confidence (%)", ylabel="images (%)")
     for each in (axes, below):
         add_grid(each)
     return figure

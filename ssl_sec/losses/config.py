@@ -119,10 +119,13 @@ if TYPE_CHECKING:
     PairLossConfig = _LossConfig
     CrossEntropyConfig = _LossConfig
     _OneClassLossConfig = _ClassLossConfig
+    _OneLossConfig = _ClassLossConfig
 else:
     CrossEntropyConfig = declare_settings(losses.CrossEntropyLoss, "cross_entropy", _LossConfig, ())
     PairLossConfig = Union[tuple(CONFIGS[name] for name in losses.PAIR_LOSSES)]  # noqa: UP007
     _OneClassLossConfig = Union[tuple(CONFIGS[name] for name in losses.CLASS_LOSSES)]  # noqa: UP007
+    # A loss without classes is refused for what it is, not as a misspelt name.
+    _OneLossConfig = _OneClassLossConfig | PairLossConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,9 +139,15 @@ class CombinedConfig(_ClassLossConfig):
     """
 
     name: Literal["combined"] = "combined"  # pyright: ignore[reportIncompatibleVariableOverride]
-    first: _OneClassLossConfig
-    second: _OneClassLossConfig
+    first: _OneLossConfig
+    second: _OneLossConfig
     weight: float
+
+    def __post_init__(self) -> None:
+        allowed = f"one with a template or centre for each class: {', '.join(sorted(losses.CLASS_LOSSES))}"
+        for key, loss in (("first", self.first), ("second", self.second)):
+            check(loss.name in losses.CLASS_LOSSES, f"loss.{key}", loss.name, allowed)
+        super().__post_init__()
 
     def build(self, num_classes: int, dim: int) -> losses.Loss:
         """The loss for `num_classes` classes and embeddings of `dim` dimensions."""

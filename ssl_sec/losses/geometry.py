@@ -51,11 +51,12 @@ class _Directions(torch.autograd.Function):
 
 def _divisors(embeddings: Tensor) -> Tensor:
     lengths = norms(embeddings).unsqueeze(1)
-    return torch.where(lengths == 0, 1.0, lengths)
+    # Divided by infinity, a row that has overflowed would pass for a zero row, whose loss is finite.
+    return torch.where(lengths == 0, 1.0, torch.where(lengths.isinf(), torch.nan, lengths))
 
 
 def directions(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
-    """Rows of unit norm; a zero row stays zero."""
+    """Rows of unit norm; a zero row stays zero, and one whose norm overflows (from 1.8e19 in float32) is NaN."""
     unit = _Directions.apply(in_full_precision(embeddings))
     assert isinstance(unit, Tensor)
     return unit

@@ -74,6 +74,10 @@ class RunStore(Protocol):
         """
         ...
 
+    def describe_test_data(self, image_set: ImageSet) -> None:
+        """Records the description of the test images, if the run itself measures them."""
+        ...
+
     def forget_records_from(self, step: int) -> None:
         """Drops metrics of steps that will be repeated."""
         ...
@@ -304,10 +308,12 @@ def require_same_images(image_set: ImageSet) -> None:
 
 
 def agreed_computation(options: RuntimeConfig, device: torch.device) -> Computation:
-    """How the network computes, in one precision on all workers: without a given one, in bfloat16 if all have it."""
+    """How the network computes, the same on all workers: without given values, in bfloat16, or compiled, if all can."""
     own = options.on(device)
     if options.precision is None and max_int_over_workers(int(own.precision == "float32"), device):
-        return replace(own, precision="float32")
+        own = replace(own, precision="float32")
+    if options.compile is None and max_int_over_workers(int(not own.compiled), device):
+        own = replace(own, compiled=False)
     return own
 
 

@@ -109,6 +109,12 @@ def test_a_sample_has_no_more_images_than_asked_for_when_the_share_of_each_class
     assert torch.equal(stratified_sample(labels, 350, seed=1), chosen) and chosen.tolist() == sorted(chosen.tolist())
 
 
+def test_a_sample_has_no_fewer_images_than_asked_for_when_the_share_of_each_class_is_rounded_down():
+    labels = torch.cat([torch.arange(100).repeat(5), torch.arange(100, 110)])
+    chosen = stratified_sample(labels, 250, seed=1)
+    assert len(chosen) == len(chosen.unique()) == 250 and labels[chosen].bincount()[:100].min() == 2
+
+
 def test_a_sample_of_many_classes_has_several_images_of_each_that_it_takes():
     labels = torch.arange(8000).repeat(20)
     chosen = stratified_sample(labels, 10_000, seed=0)

@@ -7,7 +7,9 @@ def test_reliability_shows_accuracies_over_confidences():
     figure = reliability_figure([0, 1, 3], [0.0, 0.5, 0.9], [0.0, 0.0, 1.0])
     axes, below = figure.axes
     assert axes.get_title() == "expected calibration error 20.0 %"
-    assert axes.lines[0].get_xydata().tolist() == [[0.5, 0.0], [0.9, 1.0]]
+    assert axes.lines[0].get_xydata().tolist() == [[50, 0], [90, 100]]
+    assert (axes.get_ylabel(), below.get_xlabel()) == ("accuracy (%)", "confidence (%)")
+    assert (axes.get_xlim(), axes.get_ylim()) == ((0, 100), (0, 100))
     assert below.patches[0].get_data().values.tolist() == [0, 25, 75]
 
 

@@ -82,6 +82,10 @@ def test_combined_losses_have_their_own_values():
     assert loss(embeddings, labels).item() == pytest.approx(expected.item(), rel=1e-12)
     with pytest.raises(ConfigError, match="loss.weight: found -1.0, must be ≥ 0"):
         from_values(CLASS["combined"], {**values, "weight": -1.0})
+    allowed = "one with a template or centre for each class: adaface, arcface, c_contrastive, .*, sphereface$"
+    for key in ("first", "second"):
+        with pytest.raises(ConfigError, match=f"^loss.{key}: found 'triplet', must be {allowed}"):
+            from_values(CLASS["combined"], {**values, "weight": 1.0, key: {"name": "triplet"}})
 
 
 @pytest.mark.parametrize(

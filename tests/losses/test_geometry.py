@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ssl_sec.errors import ConfigError
-from ssl_sec.losses import ContrastiveLoss, TripletLoss
+from ssl_sec.losses import ContrastiveLoss, NTXentLoss, TripletLoss
 from ssl_sec.losses.geometry import (
     angles,
     directions,
@@ -56,6 +56,14 @@ def test_a_zero_row_stays_zero_with_the_gradient_of_the_identity():
     assert unit[2].tolist() == [0] * 7
     assert gradient.isfinite().all()
     assert torch.equal(gradient[2], weights[2])
+
+
+def test_a_row_whose_norm_overflows_has_no_direction_and_no_finite_loss():
+    """As a zero row it would have a finite loss without a gradient: training would stop without an error."""
+    embeddings = torch.randn(4, 3)
+    embeddings[1] *= 1e20
+    assert directions(embeddings).isnan().any(1).tolist() == [False, True, False, False]
+    assert NTXentLoss()(embeddings, torch.tensor([0, 1, 0, 1])).isnan()
 
 
 def test_the_norm_of_a_zero_row_has_a_zero_gradient():

@@ -340,12 +340,15 @@ def test_workers_with_as_many_but_other_files_do_not_train(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("given", "is_short", "expected"), [(None, 0, "bfloat16"), (None, 1, "float32"), ("bfloat16", 1, "bfloat16")]
 )
-def test_workers_compute_in_one_precision(monkeypatch, given, is_short, expected):
-    """One worker's GPU has no bfloat16 if `is_short`; this worker's has."""
-    options = SimpleNamespace(precision=given, on=lambda device: Computation(precision="bfloat16", compiled=True))
-    monkeypatch.setattr(assembly, "max_int_over_workers", lambda own, device: max(own, is_short))
+@pytest.mark.parametrize(("compile", "compiled"), [(None, False), (True, True)])
+def test_workers_compute_alike(monkeypatch, given, is_short, expected, compile, compiled):
+    """One worker's GPU has no bfloat16 if `is_short`, and another has no compiler; this worker's has both."""
+    own = Computation(precision="bfloat16", compiled=True)
+    options = SimpleNamespace(precision=given, compile=compile, on=lambda device: own)
+    others = iter([is_short, 1] if given is None else [1])
+    monkeypatch.setattr(assembly, "max_int_over_workers", lambda own, device: max(own, next(others)))
     found = assembly.agreed_computation(options, torch.device("cpu"))
-    assert found == Computation(precision=expected, compiled=True)
+    assert found == Computation(precision=expected, compiled=compiled)
 
 
 def test_why_nothing_is_compiled_is_logged_once(monkeypatch, caplog, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ssl_sec.collectives import average_gradients, average_parameter_gradients, own_rows
+from ssl_sec.collectives import average_gradients, average_parameter_gradients, own_rows, rank
 from ssl_sec.errors import ConfigError
 from ssl_sec.losses import (
     BYOLLoss,
@@ -336,3 +336,21 @@ def test_workers_equal_one_for_every_loss_and_transform(tmp_path, of_one, num_wo
             torch.testing.assert_close(
                 part[name], whole[name], rtol=1e-9, atol=1e-11, msg=lambda m, name=name: f"{name}: {m}"
             )
+
+
+def errors_of(*counts_of_steps):
+    objective = Objective(NTXentLoss(), None, 0.0)
+    errors = []
+    for step, counts in enumerate(counts_of_steps):
+        try:
+            objective(torch.randn(counts[rank()], 3), torch.arange(counts[rank()]) // 2, step)
+            errors.append(None)
+        except ValueError as error:
+            errors.append(str(error))
+    return errors
+
+
+def test_different_numbers_of_rows_on_the_workers_are_refused(tmp_path):
+    """gloo would end one process, and the other would wait for it."""
+    errors = on_workers(2, tmp_path, errors_of, (4, 4), (2, 2), (4, 6))
+    assert errors == [[None, None, "Objective: found [4, 6] rows on the workers, must be the same number on each"]] * 2

@@ -16,6 +16,7 @@ from ssl_sec.edges.export.public import (
     newest_of_each_protocol,
     public_settings,
 )
+from ssl_sec.edges.folder.record import data_of
 from ssl_sec.edges.tables import in_markdown
 from ssl_sec.edges.tracking.provenance import DIRTY_TAG
 from ssl_sec.edges.tracking.tracker import current_parameters
@@ -87,7 +88,7 @@ def model_card(
     tags, parameters = run.data.tags, current_parameters(run)
     group = parameters.get("recipe", tags.get("recipe", "custom"))
     recipe = RECIPES[tags["job"]]
-    inputs = [item.dataset for item in run.inputs.dataset_inputs] if run.inputs else []
+    inputs = [] if (trained_on := data_of(run)) is None else [trained_on]
     channels, height, width = exportable.image_shape
     more_tags = () if has_learned_labels else recipe.hub_tags_without_labels
     metadata = {

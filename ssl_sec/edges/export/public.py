@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from mlflow.entities import Dataset, Run
 
 from ssl_sec.data.base_config import title_of_place
+from ssl_sec.edges.folder.record import data_of
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.edges.tracking.scores import PROTOCOL_TAG
@@ -90,8 +91,8 @@ def public_settings(parameters: Mapping[str, str], kept: Sequence[str]) -> dict[
 
 
 def _data_of(run: Run) -> str:
-    inputs = run.inputs.dataset_inputs if run.inputs else []
-    return run.data.tags.get("data") or (inputs[0].dataset.name.partition("/")[0] if inputs else _UNKNOWN_DATA)
+    data = data_of(run)
+    return run.data.tags.get("data") or (_UNKNOWN_DATA if data is None else data.name.partition("/")[0])
 
 
 def _origin(description: str) -> list[str]:

@@ -62,6 +62,7 @@ class RunFolder(RunLogs):
         self.check_path = path / "check.json"  # how many images are duplicates or unreadable
         self._launch_path = path / "launch"
         self.data_path = path / "data.json"  # the DataDescription
+        self.test_data_path = path / "test_data.json"  # that of the test images of a training that measures itself
         self._outcome_path = path / "outcome"
         self._error_path = path / "error.json"
         self._unclosed_path = path / "unclosed"  # exists until the driver has uploaded the results
@@ -262,6 +263,10 @@ class RunFolder(RunLogs):
                 now.require_images_of(self.data())
         replace_text(self.data_path, json.dumps(asdict(now)))
 
+    def describe_test_data(self, image_set: ImageSet) -> None:
+        """Writes the description of the test images of a training."""
+        replace_text(self.test_data_path, json.dumps(asdict(DataDescription.of(image_set))))
+
     @property
     def described_in(self) -> tuple[Path, ...]:
         """The files that a reader of the weights needs beside them."""
@@ -275,6 +280,10 @@ class RunFolder(RunLogs):
     def data(self) -> DataDescription:
         """The description of the data; a StorageError if it cannot be read."""
         return DataDescription.read(self.data_path, self.check_path)
+
+    def test_data(self) -> DataDescription | None:
+        """The description of the test images; None if the training has described none."""
+        return DataDescription.read(self.test_data_path) if self.test_data_path.is_file() else None
 
     def write_launch_token(self) -> str:
         """Writes a random token, by which workers recognise this folder, and returns it."""

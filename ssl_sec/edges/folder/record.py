@@ -12,6 +12,8 @@ from ssl_sec.edges.masking import masked
 from ssl_sec.settings import flattened
 
 _UNKNOWN = "none"
+# MLflow's contexts of the data of a run.
+TRAINING, EVALUATION = "training", "evaluation"
 
 
 def run_record(folder: RunFolder, data_title: str) -> Run:
@@ -35,6 +37,13 @@ def run_record(folder: RunFolder, data_title: str) -> Run:
         ),
         RunInputs([DatasetInput(data_set(folder.data(), data_title), [])]),
     )
+
+
+def data_of(run: Run) -> Dataset | None:
+    """The training set of a run, or the test set of a probe; None if MLflow has no record of it."""
+    inputs = run.inputs.dataset_inputs if run.inputs is not None else []
+    trained_on = [item.dataset for item in inputs if any(tag.value == TRAINING for tag in item.tags)]
+    return next(iter([*trained_on, *(item.dataset for item in inputs)]), None)
 
 
 def data_set(data: DataDescription, title: str) -> Dataset:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ssl_sec.edges.folder.commands import replay_command
 from ssl_sec.edges.folder.encoder import TrainedNetwork, load_network
 from ssl_sec.edges.folder.names import weights_digest
-from ssl_sec.edges.folder.record import data_set
+from ssl_sec.edges.folder.record import EVALUATION, TRAINING, data_set
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.patience import ANSWER_S, NoAnswer, Patience
 from ssl_sec.edges.run.spec import RunSpec
@@ -155,21 +155,23 @@ class Upload:
         self._try(lambda: tracked.client.delete_tag(tracked.run_id, "folder"))
 
     def _log_data(self, tracked: TrackedRun) -> None:
-        """Logs the training set as an input of the run; for a probe the test set, and the protocol."""
+        """Logs the training set and the test set as inputs of the run; for a probe the test set, and the protocol."""
         config, folder = self._spec.config, self._spec.folder
         if not folder.holds_data:
             return
         data = folder.data()
         if isinstance(config, ProbeJobConfig):
-            title, context = (config.data or folder.probed().data).title, "evaluation"
+            title, context = (config.data or folder.probed().data).title, EVALUATION
             tracked.client.set_tag(tracked.run_id, PROTOCOL_TAG, probe_protocol(config.probe, title, data))
         else:
             assert isinstance(config, TrainingConfig)
-            title, context = config.data.title, "training"
+            title, context = config.data.title, TRAINING
             if data.num_checked:
                 for what, number in (("duplicates", data.num_duplicates), ("unreadable", data.num_unreadable)):
                     tracked.client.set_tag(tracked.run_id, f"data.{what}", f"{number:,} of {data.num_checked:,}")
                 tracked.log_file(folder.check_path)
+            if (tested := folder.test_data()) is not None:
+                tracked.log_data(data_set(tested, title), EVALUATION)
         tracked.log_data(data_set(data, title), context)
 
     def _compare(self, tracked: TrackedRun) -> None:

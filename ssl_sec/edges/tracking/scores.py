@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mlflow.entities import Dataset, Metric, Run, RunTag
+from mlflow.entities import Metric, Run, RunTag
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
@@ -19,6 +19,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from ssl_sec.data.config import same_set
 from ssl_sec.edges.folder.descriptions import DataDescription
 from ssl_sec.edges.folder.names import CHECKPOINT_TAG
+from ssl_sec.edges.folder.record import data_of
 from ssl_sec.edges.tracking.checkpoints import is_checkpoint
 from ssl_sec.edges.tracking.registry import source_run_id
 from ssl_sec.edges.tracking.store import all_pages, quoted
@@ -135,7 +136,7 @@ class _Version:
 
     @property
     def digest(self) -> str | None:
-        data = _data_of(self.run)
+        data = data_of(self.run)
         return None if data is None else data.digest
 
 
@@ -177,7 +178,7 @@ def describe_versions(client: MlflowClient, recipe: str, run_id: str) -> None:
         }
         tags |= {"run": run.info.run_name or "", "run_id": run_id}
         lines = [f"Run: {run.info.run_name} ({run_id})"]
-        data = _data_of(run)
+        data = data_of(run)
         if data is not None:
             tags["data.digest"] = data.digest
             lines.insert(0, f"Data: {data.name}, digest {data.digest}: {data.source}")
@@ -302,11 +303,5 @@ def _can_rank(run: Run) -> bool:
 
 def _num_classes(run: Run) -> int | None:
     """The number of classes of the images on which a run was scored, 0 without labels; None if it is not known."""
-    data = _data_of(run)
+    data = data_of(run)
     return None if data is None else json.loads(data.profile or "{}").get("classes")
-
-
-def _data_of(run: Run) -> Dataset | None:
-    """The training set of a run, or the test set of a probe."""
-    inputs = run.inputs.dataset_inputs if run.inputs is not None else []
-    return inputs[0].dataset if inputs else None

@@ -348,9 +348,7 @@ def _scheduler(search: Search) -> TrialScheduler:
 
 def _described(search: Search) -> dict[str, Any]:
     """The settings that affect a search, by key."""
-    space = {
-        f"search.{key}": f"{type(dimension).__name__}{asdict(dimension)}" for key, dimension in search.space.items()
-    }
+    space = {f"search.{key}": str(dimension) for key, dimension in search.space.items()}
     shared = [one for one in _without_name(search.shared) if not parsed(one).key_or_group.endswith(".enabled")]
     return {**asdict(search.tune), **space, "overrides": " ".join(sorted(shared))}
 

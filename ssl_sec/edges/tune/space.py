@@ -29,6 +29,9 @@ class Choices:
 
     values: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return ", ".join(self.values)
+
     @property
     def ends(self) -> tuple[str, ...]:
         """All values."""
@@ -50,6 +53,9 @@ class Interval:
     high: float
     is_log: bool
     is_integer: bool
+
+    def __str__(self) -> str:
+        return " to ".join(self.ends) + (" (log)" if self.is_log else "")
 
     @property
     def ends(self) -> tuple[str, ...]:

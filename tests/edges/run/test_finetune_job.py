@@ -100,6 +100,8 @@ def test_mlflow_has_a_runs_starting_point_and_metrics(pretrained, finished):
     assert tags["encoder.weights.sha256"] == weights_digest(pretrained.folder.encoder_path)
     assert run.data.params["encoder.width"] == "0.125" and run.data.params["data.name"] == "digits"
     assert {"val/top1", "finetune/top1", "finetune/ece", "finetune/epoch"} <= run.data.metrics.keys()
+    inputs = {(item.tags[0].value, item.dataset.name) for item in run.inputs.dataset_inputs}
+    assert inputs == {("training", "digits/train"), ("evaluation", "digits/test")}
     plots = {file.path for file in client.list_artifacts(finished.run_id, "plots")}
     assert plots == {f"plots/{name}.png" for name in ("curves", "norms", "confusion", "reliability")}
     files = {file.path for file in client.list_artifacts(finished.run_id)}

@@ -6,11 +6,13 @@ import torch
 from mlflow import pyfunc
 from mlflow.tracking import MlflowClient
 
+from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.export.export import run_export
 from ssl_sec.edges.folder.encoder import load_network
+from ssl_sec.edges.folder.record import data_of
 from ssl_sec.edges.report.figures import make_figure_report
 from ssl_sec.edges.run.driver import run_probe, run_replay, run_training
 from ssl_sec.edges.run.summary import summary
@@ -63,6 +65,9 @@ def test_the_run_its_figures_and_its_pictures_are_in_mlflow(finished, client):
     assert {"val/recall_at_1", "retrieval/recall_at_1", "retrieval/nmi", "retrieval/f1"} <= run.data.metrics.keys()
     points = client.get_metric_history(finished.run_id, "val/recall_at_1")
     assert [point.step for point in points] == [0, 4, 9, 11]
+    inputs = {item.tags[0].value: item.dataset for item in run.inputs.dataset_inputs}
+    assert inputs.keys() == {"training", "evaluation"} and data_of(run) == inputs["training"]
+    assert inputs["evaluation"].digest == fingerprint(config_of().data.open_by_class("test", None))
     names = {item.path for item in client.list_artifacts(finished.run_id)}
     assert {"config.yaml", "encoder.safetensors", "head.safetensors", "norms.json"} <= names
     assert {"numbers.json", "examples.pt"} <= names

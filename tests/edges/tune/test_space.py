@@ -49,6 +49,12 @@ def test_sweeps_are_searched_and_other_overrides_are_shared():
     assert chosen_overrides(search.space, values) == [*chosen, "monitor.neighbours=5"]
 
 
+def test_a_dimension_reads_as_its_values():
+    swept = ["loss.temperature=choice(0.1,0.5)", "optimiser.learning_rate=tag(log,interval(0.01,1))"]
+    search = read_search([*DIGITS, *swept, "head.hidden_dim=int(interval(8,64))"])
+    assert [str(dimension) for dimension in search.space.values()] == ["0.1, 0.5", "0.01 to 1.0 (log)", "8 to 64"]
+
+
 def test_explicit_overrides_are_kept():
     search = read_search([*DIGITS, "monitor.every_epochs=5", "metric=val/rankme", "mode=min", "seed=choice(1,2)"])
     assert search.config.monitor.every_epochs == 5
