@@ -78,7 +78,10 @@ def test_a_command_exits_quickly_but_in_order():
 def test_a_ctrl_c_during_the_imports_ends_a_command_without_a_traceback(tmp_path, module):
     (tmp_path / "hydra.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, cwd=ROOT, env=environment)
+    # A process that a shell has started in the background ignores SIGINT, and those that it starts do, too.
+    code = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
