@@ -164,6 +164,16 @@ def test_a_resumed_run_has_its_own_configuration_and_overrides(finished, output_
     assert values["runtime"] == to_values(configured("pretrain", [QUICK[0], *given[1:3]]).runtime)
 
 
+def test_a_run_that_is_resumed_on_another_runtime_computes_as_before(finished, tmp_path):
+    folder = tmp_path / "digits" / "whole"
+    shutil.copytree(finished.folder.path, folder)
+    stored = yaml.safe_load((folder / "config.yaml").read_text())
+    stored["runtime"] |= {"precision": "float64", "num_loader_workers": 1}
+    (folder / "config.yaml").write_text(yaml.safe_dump(stored))
+    runtime = values_of("pretrain", [f"resume={folder}", "runtime=ray", "runtime.num_loader_workers=0"])["runtime"]
+    assert (runtime["name"], runtime["precision"], runtime["num_loader_workers"]) == ("ray", "float64", 0)
+
+
 @pytest.mark.parametrize(
     ("typed", "code", "message"),
     [
