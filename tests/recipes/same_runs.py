@@ -34,17 +34,19 @@ def curve(reports):
     return [(step, {name: m[name] for name in sorted(m) if name != "train/images_per_s"}) for step, m, *_ in reports]
 
 
-def assert_the_same_curve(one, other):
+def assert_the_same_curve(one, other, rel=1e-8):
     one, other = curve(one), curve(other)
     assert [(step, list(metrics)) for step, metrics in one] == [(step, list(metrics)) for step, metrics in other]
     for (_, mine), (_, theirs) in zip(one, other, strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-8)
+        assert mine == pytest.approx(theirs, rel=rel)
 
 
-def assert_the_same_on_workers(run, folder, whole, changes, *, num_workers=2, num_of_first=0, rtol=1e-7, atol=1e-9):
+def assert_the_same_on_workers(
+    run, folder, whole, changes, *, num_workers=2, num_of_first=0, rel=1e-8, rtol=1e-7, atol=1e-9
+):
     """A run on workers ends as `whole`, the runtime of one; the last `num_of_first` reports are of the first worker."""
     for number, (reports, state) in enumerate(on_workers(num_workers, folder, on_a_worker, run, folder, changes)):
-        assert_the_same_curve(reports, whole.reports[: len(whole.reports) - (num_of_first if number else 0)])
+        assert_the_same_curve(reports, whole.reports[: len(whole.reports) - (num_of_first if number else 0)], rel)
         torch.testing.assert_close(state, whole.last_state(), rtol=rtol, atol=atol)
 
 
