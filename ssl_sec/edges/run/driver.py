@@ -216,7 +216,8 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
     with _reserved(open_folder(path), config.runtime, waits=config.resume == "auto") as folder, settings_kept(folder):
         was_finished = folder.is_complete
         if not (folder.holds_run if config.resume == "auto" else config.resume):
-            require_files(config)
+            if config.resume == "auto":  # else they have been checked
+                require_files(config)
             folder.start(to_values(config), {} if initial is None else {folder.initial_path: initial})
         elif not resume_run(recipe, folder, config):
             logger.info(

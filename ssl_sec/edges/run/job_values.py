@@ -26,7 +26,6 @@ from ssl_sec.errors import ConfigError, shown
 from ssl_sec.recipes.registry import FINETUNE, PROBE, RECIPES, probed, trainings
 from ssl_sec.recipes.tracking import Checkpoint, TrackingConfig
 from ssl_sec.settings import check, flattened, from_values, to_values
-from ssl_sec.training.config import LocalConfig
 
 if TYPE_CHECKING:
     from ssl_sec.data.config import DataConfig
@@ -39,7 +38,6 @@ _RUN_KEYS = ("run", "resume", "folder")
 # Jobs about a run, which keep what they make in its output folder if it is given by its folder.
 _BESIDE_A_RUN = ("probe", "transfer", "finetune", "embed", "export")
 _RESUME = ("true", "false", "auto", "null")
-_OF_EVERY_RUNTIME = {field.name for field in fields(LocalConfig)} - {"name"}
 
 
 def values_of(job: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -180,9 +178,12 @@ def _with_typed(job: str, stored: Mapping[str, Any], typed: Sequence[str]) -> di
         of_group = [text for text in typed if text.startswith((f"{group}=", f"{group}."))]
         values[group] = compose(job, of_group)[group]
         if group == "runtime":
+            from ssl_sec.training.config import LocalConfig  # with torch
+
             # Another runtime computes as before: a resume in another precision would leave the run's curve.
+            of_every_runtime = {field.name for field in fields(LocalConfig)} - {"name"}
             typed_keys = {override.get_key_element() for override in overrides.values()}
-            kept = {key for key in _OF_EVERY_RUNTIME if f"runtime.{key}" not in typed_keys}
+            kept = {key for key in of_every_runtime if f"runtime.{key}" not in typed_keys}
             values[group] |= {key: value for key, value in stored[group].items() if key in kept}
     for override in overrides.values():
         path = override.get_key_element().lstrip("+").split(".")
