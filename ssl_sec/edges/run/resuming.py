@@ -121,11 +121,12 @@ def is_probed(folder: RunFolder) -> bool:
         ConfigError: if another process runs it.
         StorageError: if the storage cannot be used.
     """
-    with running(folder):
+    with running(folder) as lock:
         folder.refresh()
         if folder.is_complete:
             return True
         if folder.holds_run or folder.is_probe:
+            lock.leave_run(folder)
             folder.remove()
         return False
 

@@ -32,6 +32,7 @@ from ssl_sec.edges.run.supervision import register_lock
 from ssl_sec.edges.tracking.store import connect_to_store, is_unknown
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import ConfigError, UserError, writing
+from ssl_sec.files import replace_text
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +56,8 @@ os.register_at_fork(after_in_child=_release_all)
 
 
 @contextmanager
-def running(folder: RunFolder, key: str = "run_name", other: str = "another run_name") -> Iterator[None]:
-    """Locks a run for this process until the block ends.
+def running(folder: RunFolder, key: str = "run_name", other: str = "another run_name") -> Iterator["RunLock"]:
+    """Locks a run for this process until the block ends; yields the lock.
 
     Args:
         folder: folder of the run; it need not exist, as for a job that has none.
@@ -70,7 +71,7 @@ def running(folder: RunFolder, key: str = "run_name", other: str = "another run_
     lock = RunLock(_lock_path(folder), {"folder": str(folder.path)}, key, other)
     remove_at_exit(folder)
     try:
-        yield
+        yield lock
     except BaseException:
         # A run that was refused because the folder holds another run leaves the record of that other run.
         lock.release(lock.before)
@@ -150,6 +151,12 @@ class RunLock:
         os.close(self._descriptor)
         with contextlib.suppress(OSError):  # other runs are active
             self._path.parent.rmdir()
+
+    def leave_run(self, folder: RunFolder) -> None:
+        """Lets `close_abandoned` end the run of a folder that is removed, if an earlier process could not end it."""
+        if self.before is not None and (run_id := folder.run_id) is not None:
+            record = {**self.before, "uri": folder.identity.uri, "run_id": run_id}
+            replace_text(self._path.with_name(run_id), json.dumps(record))
 
     def abandon(self, reason: str) -> None:
         """Ends the run as FAILED and releases the lock; if the store cannot be used, a later job ends it."""

@@ -16,6 +16,7 @@ from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored import StoredFolder, open_folder
 from ssl_sec.edges.run import running as module
+from ssl_sec.edges.run.resuming import is_probed
 from ssl_sec.edges.run.running import close_abandoned, close_in_its_store, remove_staged, running
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.bucket import Bucket
@@ -178,6 +179,18 @@ def test_the_next_job_closes_only_runs_whose_process_was_killed(store: Store):
             assert lock_of(each).exists()
         assert (store.of(ended).info.status, lock_of(ended).exists()) == ("FINISHED", False)
         assert json.loads(lock_of(lives).read_text())["pid"] == pid
+
+
+def test_a_probe_whose_process_was_killed_is_closed_when_it_starts_again(store: Store):
+    probe = store.run("probe")
+    run_id = probe.run_id
+    with killed(probe):
+        assert not is_probed(probe)
+    assert not probe.path.exists()
+    store.close_abandoned(store.run("after a probe"))
+    run = store.client.get_run(run_id)
+    assert run.info.status == "FAILED"
+    assert "ended unexpectedly" in run.data.tags["ended"]
 
 
 def test_a_run_is_closed_after_its_name_was_refused_to_another(store: Store):
