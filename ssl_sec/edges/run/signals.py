@@ -1,14 +1,18 @@
 """Signals that request a run to save and stop."""
 
+import _thread
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from ssl_sec.errors import Stopped
 
@@ -35,12 +39,22 @@ def handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
 
     under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     numbers = [signal.SIGINT, signal.SIGTERM, *([] if under_nohup else [signal.SIGHUP])]
-    before = {number: signal.signal(number, handle_here) for number in numbers}
+    before, hook = {number: signal.signal(number, handle_here) for number in numbers}, sys.unraisablehook
+    sys.unraisablehook = partial(_interrupt_again, hook)
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _interrupt_again(hook: Callable[[Any], object], lost: Any) -> None:
+    """Sends SIGINT again if Python has ignored its error, as it does in functions that the garbage collector calls."""
+    if lost.exc_type is KeyboardInterrupt:
+        threading.Timer(0.01, _thread.interrupt_main).start()  # at once, it would be ignored here, too
+    else:
+        hook(lost)
 
 
 def interrupt(*_: object) -> None:

@@ -1,6 +1,7 @@
 import errno
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,17 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, monkeypatch):
         signal.raise_signal(signal.SIGTERM)
         assert (tmp_path / "stop").exists()
         signal.raise_signal(signal.SIGINT)
+
+
+def test_a_ctrl_c_that_arrives_in_the_garbage_collector_is_not_lost(capfd):
+    class Collected:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), handled(signals.interrupt):
+        Collected()
+        time.sleep(60)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_first_signal_asks_and_a_ctrl_c_that_is_not_the_same_forces(monkeypatch):
