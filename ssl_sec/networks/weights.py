@@ -107,12 +107,16 @@ def load_head_weights(head: nn.Module, path: str | Path) -> None:
 
 
 def require_weights(key: str, path: Path) -> None:
-    """Checks that a file of weights, which the key gives, is there, without reading it.
+    """Checks that a file of weights, which the key gives, holds a state dict; values are read from old formats alone.
 
     Raises:
         MissingDataError: if there is no such file.
-        StorageError: if it is empty.
+        StorageError: if it cannot be read.
     """
+    _state_dict(key, path)
+
+
+def _state_dict(key: str, path: Path) -> dict[str, Tensor]:
     if path.is_dir():
         inside = sorted(path.glob("*.safetensors"))
         such_as = f", such as {inside[0]}" if inside else ""
@@ -121,10 +125,6 @@ def require_weights(key: str, path: Path) -> None:
         raise MissingDataError(f"{key}: no file {path}; give {key}=<file>")
     if path.stat().st_size == 0:
         raise StorageError(f"{key}: {path} cannot be read as weights: it is empty")
-
-
-def _state_dict(key: str, path: Path) -> dict[str, Tensor]:
-    require_weights(key, path)
     if _is_torchscript(path):
         raise StorageError(
             f"{key}: {path} cannot be read as weights: it is TorchScript; allowed: safetensors, or a state dict that "
@@ -133,8 +133,12 @@ def _state_dict(key: str, path: Path) -> dict[str, Tensor]:
     try:
         # Scripts keep their options beside the weights; a namespace runs no code.
         with torch.serialization.safe_globals([argparse.Namespace]):
-            tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except pickle.UnpicklingError as error:  # torch's text for it advises to load the file without a check
+            if path.suffix == ".safetensors":
+                tensors = load_file(path)
+            else:
+                tensors = torch.load(path, "cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    # torch's text for these advises to load the file without a check, or is the number of a byte.
+    except (pickle.UnpicklingError, KeyError) as error:
         raise StorageError(f"{key}: {path} cannot be read as weights: {_refused_content(path)}") from error
     except Exception as error:  # the readers raise errors of any kind for a file that holds something else
         raise StorageError(f"{key}: {path} cannot be read as weights: {first_line(error)}") from error

@@ -194,11 +194,11 @@ class TrainingConfig(RunConfig, is_base=True):
         return probe is not None and probe.enabled and probe.test_share is None
 
     def require_files(self) -> None:
-        """Checks that the files which the run reads exist on this machine, without opening images or reading weights.
+        """Checks that the files which the run reads exist on this machine, and can be read as far as they are small.
 
         Raises:
             DataError: one does not exist, or a list of images that are left out cannot be read.
-            StorageError: a file of weights is empty.
+            StorageError: a file of weights cannot be read as such.
         """
         self.data.require_places(with_test=self.reads_test_images)
         for key, path in (("encoder.weights", self.encoder.weights), ("head.weights", self.head.weights)):

@@ -163,6 +163,27 @@ def test_test_sets_of_faces_that_do_not_exist_leave_neither_a_folder_nor_a_run(r
     assert refused("face", given, code=3) == "test_sets.pairs of those: found 'no.csv': no such file or folder"
 
 
+def test_malformed_pairs_of_faces_leave_neither_a_folder_nor_a_run(refused, tmp_path: Path):
+    (tmp_path / "those.csv").write_text("first,second,same\na.jpg,b.jpg,2\n")
+    (tmp_path / "these.txt").write_text("10\nA 1\n")
+    for test_set, message in (
+        ("{name: pairs, pairs: those.csv, images: .}", "those.csv line 2: same '2'; allowed: 0, 1"),
+        ("{name: lfw_pairs, pairs: these.txt, root: .}", "these.txt line 2: found 'A 1'; allowed: name number number"),
+    ):
+        assert refused("face", ["data=folder", "data.root=.", f"test_sets=[{test_set}]"], code=3) == message
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "it is empty"), (b"hello world", "it is neither safetensors nor a state dict that torch.save wrote")],
+)
+def test_a_file_without_weights_leaves_neither_a_folder_nor_a_run(refused, tmp_path: Path, content, message):
+    (tmp_path / "w.pt").write_bytes(content)
+    for key in ("encoder.weights", "head.weights"):
+        found = refused("pretrain", [f"{key}=w.pt"], code=4)
+        assert found == f"{key}: w.pt cannot be read as weights: {message}"
+
+
 def test_data_of_a_cluster_are_looked_for_by_its_workers_alone(tmp_path: Path, monkeypatch):
     given = [*QUICK, "data=folder", f"data.root={tmp_path / 'nowhere'}"]
     nowhere = configured("pretrain", given)

@@ -1,3 +1,4 @@
+import os
 import re
 import subprocess
 import sys
@@ -81,6 +82,18 @@ def test_a_ctrl_c_during_the_imports_ends_a_command_without_a_traceback(tmp_path
     # A process that a shell has started in the background ignores SIGINT, and those that it starts do, too.
     code = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     code += f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("arguments", [["pretrain", "experiment=digits"], ["stop", "a"]])
+def test_a_ctrl_c_that_a_library_would_catch_keeps_a_job_from_being_sent_or_stopped(tmp_path, arguments):
+    interrupted = "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n    pass\n"
+    (tmp_path / "requests.py").write_text(interrupted)
+    given = ["--address", "http://127.0.0.1:9", *arguments]
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += f"from ssl_sec.edges import commands; commands.main('submit', *{given})"
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 

@@ -84,7 +84,7 @@ def test_duplicates_and_unreadable_images_are_counted(kind, more, choices, max_i
     assert (found.num_images, found.num_checked) == (len(chosen), len(chosen))
     assert found.num_duplicates == len(with_bytes) - len(set(with_bytes))
     assert found.num_unreadable == sum(choice < 0 for choice in chosen)
-    assert len(found.duplicates) == min(found.num_duplicates, 3)
+    assert len(found.duplicates) == found.num_duplicates
     for name, other in found.duplicates:
         assert choices[place_of(name)] == choices[place_of(other)] and place_of(other) < place_of(name)
 
@@ -98,19 +98,20 @@ def place_of(name: str) -> int:
 
 
 def test_findings_are_logged_and_kept(tmp_path, caplog):
-    data = written(tmp_path, "folder", contents([1, 2, 1, 3, -1, 2, 1, 4]), resident_limit_mib=0)
+    data = written(tmp_path, "folder", contents([1, 2, 1, 3, -1, 2, 1, 1]), resident_limit_mib=0)
     root = tmp_path / "images"
     _, store = run(tmp_path, data=data, global_batch_size=4, epochs=0)
     (record,) = [each for each in caplog.records if "checked" in each.getMessage()]
     assert record.levelno == logging.WARNING
     assert record.getMessage() == (
-        f"folder/train: checked 8 images: 3 duplicates, first: {root}/002.png repeats {root}/000.png; "
+        f"folder/train: checked 8 images: 4 duplicates, first: {root}/002.png repeats {root}/000.png; "
         f"{root}/005.png repeats {root}/001.png; {root}/006.png repeats {root}/000.png; "
         f"1 unreadable, first: {root}/004.png: not an image; allowed: BMP, GIF, JPEG, PNG, PPM, TIFF, WEBP"
     )
     kept = json.loads(store.check_path.read_text())
     assert (kept["num_images"], kept["num_checked"]) == (8, 8)
-    assert (kept["num_duplicates"], kept["num_unreadable"]) == (3, 1)
+    assert (kept["num_duplicates"], kept["num_unreadable"]) == (4, 1)
+    assert [(place_of(name), place_of(other)) for name, other in kept["duplicates"]] == [(2, 0), (5, 1), (6, 0), (7, 0)]
 
 
 def test_a_clean_set_gives_no_warning(tmp_path, caplog):

@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Literal
 
 from ssl_sec.data.decode import Decoding
-from ssl_sec.data.faces.pairs import VerificationPairs, open_bin, open_lfw_pairs, open_pair_table
+from ssl_sec.data.faces.pairs import (
+    VerificationPairs,
+    open_bin,
+    open_lfw_pairs,
+    open_pair_table,
+    read_lfw_pairs,
+    read_pair_table,
+)
 from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.effects import NoEffect
 from ssl_sec.settings import CountOrZero, Local, PlainName, Settings
@@ -37,6 +44,13 @@ class _PairsConfig(Settings, key="test_sets"):
     @abstractmethod
     def _list(self) -> str:
         """The file that lists the pairs."""
+
+    def require_list(self) -> None:
+        """Checks the lines of a list, without its images; a file that holds the images, too, is not read.
+
+        Raises:
+            DataError: a line is malformed, or there are too few or too many.
+        """
 
     @abstractmethod
     def open(self, decoding: Decoding) -> VerificationPairs:
@@ -80,6 +94,10 @@ class LFWPairsConfig(_PairsConfig):
     def _list(self) -> str:
         return self.pairs
 
+    def require_list(self) -> None:
+        """Checks the lines of the list."""
+        read_lfw_pairs(Path(self.pairs).expanduser())
+
     def open(self, decoding: Decoding) -> VerificationPairs:
         """The pairs with their images."""
         return open_lfw_pairs(Path(self.pairs).expanduser(), Path(self.root).expanduser(), self.title, decoding)
@@ -105,6 +123,10 @@ class PairTableConfig(_PairsConfig):
     @property
     def _list(self) -> str:
         return self.pairs
+
+    def require_list(self) -> None:
+        """Checks the lines of the table."""
+        read_pair_table(Path(self.pairs).expanduser())
 
     def open(self, decoding: Decoding) -> VerificationPairs:
         """The pairs with their images."""

@@ -126,8 +126,8 @@ def require_files(config: TrainingConfig) -> None:
     """Checks the files that a run reads, unless it is on a cluster, whose disks this process may not see.
 
     Raises:
-        DataError: if one does not exist, or a list of images that are left out cannot be read.
-        StorageError: if a file of weights is empty.
+        DataError: if one does not exist, or a list cannot be read.
+        StorageError: if a file of weights cannot be read as such.
     """
     if _is_here(config.runtime):
         config.require_files()

@@ -142,7 +142,10 @@ def free_keys(kind: type[RunConfig]) -> frozenset[str]:
 
 def require_same_settings(before: Mapping[str, Any], now: Mapping[str, Any], free: Set[str]) -> None:
     """Raises a ConfigError with all settings that differ, except for the keys and groups in `free`."""
-    flat_before, flat_now = flattened(masked_values(before)), flattened(masked_values(now))
+    flat_before, flat_now = (
+        {key: _without(value, key, free) for key, value in flattened(masked_values(values)).items()}
+        for values in (before, now)
+    )
     differing = [
         f"{key}: found {shown(flat_now.get(key))}, but the run to resume has {shown(flat_before.get(key))}"
         for key in sorted(flat_before.keys() | flat_now.keys())
@@ -150,3 +153,10 @@ def require_same_settings(before: Mapping[str, Any], now: Mapping[str, Any], fre
     ]
     if differing:
         raise ConfigError("; ".join(differing))
+
+
+def _without(value: Any, path: str, free: Set[str]) -> Any:
+    """A value; the groups of a list, such as test sets, without their keys in `free`."""
+    if not isinstance(value, list) or not all(isinstance(group, Mapping) for group in value):
+        return value
+    return [{key: each for key, each in group.items() if not is_among(f"{path}.{key}", free)} for group in value]

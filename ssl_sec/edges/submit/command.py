@@ -1,15 +1,18 @@
 """The command line of jobs.submit."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ssl_sec.edges.composition.config_folders import OPTION, own_configs
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.packaging import command
-from ssl_sec.errors import ConfigError, nearest
+from ssl_sec.edges.run.signals import handled
+from ssl_sec.errors import ConfigError, Stopped, nearest
 from ssl_sec.recipes.registry import RECIPES
 
 if TYPE_CHECKING:
@@ -43,7 +46,8 @@ def submit(arguments: Sequence[str]) -> int:
         raise ConfigError(f"job: found {options.what!r}; {nearest(options.what, (*RECIPES, *_VERBS))}")
     if options.what != "list" and len(options.overrides) != 1:
         raise ConfigError(f"{options.what}: found {len(options.overrides)} job ids, must be one; `list` shows them")
-    from ssl_sec.edges.submit.cluster import Cluster, as_table
+    with _ended_by_signals():
+        from ssl_sec.edges.submit.cluster import Cluster, as_table
 
     cluster = Cluster(options.address)
     if options.what == "list":
@@ -64,6 +68,14 @@ def submit(arguments: Sequence[str]) -> int:
         return _follow(cluster, job_id, detach=True)
     print(masked(cluster.logs(job_id)), end="")
     return 0
+
+
+def _ended_by_signals() -> AbstractContextManager[None]:
+    """Ends the process at a signal in a block of imports.
+
+    A library may take a KeyboardInterrupt for the error of a module that it can do without: the job would be sent.
+    """
+    return handled(lambda *_: os._exit(Stopped.exit_code))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -116,8 +128,9 @@ def _submit(options: argparse.Namespace) -> int:
         python=options.python,
     )
     check(order)  # mistakes are reported before Ray and MLflow are imported
-    from ssl_sec.edges.submit.cluster import Cluster
-    from ssl_sec.edges.submit.submission import submit_order
+    with _ended_by_signals():
+        from ssl_sec.edges.submit.cluster import Cluster
+        from ssl_sec.edges.submit.submission import submit_order
 
     cluster = Cluster(options.address)
     sent = submit_order(order, cluster)

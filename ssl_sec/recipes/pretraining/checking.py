@@ -36,8 +36,9 @@ logger = logging.getLogger("ssl_sec.data")
 
 _DIGEST_BYTES = 16
 _NOTHING = bytes(_DIGEST_BYTES)  # the digest of an image without bytes, which repeats no other
-_NAMED = 3
-_CACHE_LAYOUT = 2  # increase it when the fields of a check, or what is counted, change
+_NAMED = 3  # in the log
+_LISTED_DUPLICATES = 1000  # in the file
+_CACHE_LAYOUT = 3  # increase it when the fields of a check, or what is counted, change
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +50,7 @@ class ImageCheck:
         num_checked: number of images that were checked.
         num_duplicates: number of checked images with the same bytes as an earlier one.
         num_unreadable: number of images that cannot be decoded.
-        duplicates: the first few, each with the image that it repeats.
+        duplicates: the first _LISTED_DUPLICATES, each with the image that it repeats.
         unreadable: the reasons why the first LISTED_BAD_IMAGES cannot be decoded, with their names.
     """
 
@@ -62,7 +63,7 @@ class ImageCheck:
 
     def __str__(self) -> str:
         part = "" if self.num_checked == self.num_images else f" of {self.num_images:,}"
-        some = "; ".join(f"{printable(name)} repeats {printable(other)}" for name, other in self.duplicates)
+        some = "; ".join(f"{printable(name)} repeats {printable(other)}" for name, other in self.duplicates[:_NAMED])
         repeated = f"{self.num_duplicates:,} duplicates{f', first: {some}' if some else ''}"
         why = f", first: {'; '.join(self.unreadable[:_NAMED])}" if self.unreadable else ""
         return f"checked {self.num_checked:,}{part} images: {repeated}; {self.num_unreadable:,} unreadable{why}"
@@ -122,7 +123,7 @@ def check(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) -> Imag
     if reasons and encoded.on_bad_image != "skip":
         raise unreadable_images(reasons, len(indices), encoded.name, encoded.on_bad_image)
     repeated = _repeated(b"".join(digests for digests, _ in shares))
-    first = sorted(repeated)[:_NAMED]
+    first = sorted(repeated)[:_LISTED_DUPLICATES]
     found = ImageCheck(
         num_images=len(encoded),
         num_checked=len(indices),

@@ -73,6 +73,18 @@ def test_a_resume_needs_the_same_recipe_and_may_change_the_runtime():
             require_same_settings(values, {**values, key: "x"}, free)
 
 
+def test_a_resume_finds_test_sets_in_other_folders_but_takes_no_others():
+    lfw = {"name": "lfw_pairs", "title": "lfw", "pairs": "pairs.txt", "root": "lfw"}
+    moved = {**lfw, "pairs": "there/pairs.txt", "root": "there/lfw", "resident_limit_mib": 0}
+    free = free_keys(RECIPES["face"].config)
+    require_same_settings({"test_sets": [lfw]}, {"test_sets": [moved]}, free)
+    for others in ([], [{**moved, "title": "other"}], [moved, lfw]):
+        with pytest.raises(
+            ConfigError, match=r"^test_sets: found .*, but the run to resume has \[{'name': 'lfw_pairs', "
+        ):
+            require_same_settings({"test_sets": [lfw]}, {"test_sets": others}, free)
+
+
 @pytest.mark.parametrize("job", ["metric_learning", "face"])
 def test_a_resume_keeps_the_layout_of_its_checkpoints(job):
     with pytest.raises(ConfigError, match="share_classes_from: found 2, but the run to resume has 50000"):

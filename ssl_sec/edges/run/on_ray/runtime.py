@@ -41,7 +41,7 @@ from ssl_sec.edges.run.on_ray.policies import (
     has_training_workers,
     record_failures,
 )
-from ssl_sec.edges.run.on_ray.scaling import find_shortage, make_scaling, node_resources
+from ssl_sec.edges.run.on_ray.scaling import find_shortage, find_wait, make_scaling, node_resources
 from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.run.worker import Worker, work
 from ssl_sec.errors import UserError, counted
@@ -155,7 +155,8 @@ def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | Non
     forget_workers(folder)
     training = Call(trainer.fit)
     training.start()
-    is_short, next_check = False, time.monotonic() + _SHORTAGE_CHECKS_S
+    is_short = has_waited = False
+    next_check = time.monotonic() + _SHORTAGE_CHECKS_S
     cluster = ray.get_runtime_context().gcs_address
     idle_since: float | None = None
     while training.is_alive():
@@ -178,6 +179,10 @@ def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | Non
             is_short = shortage is not None
             if shortage is not None and not was_short:
                 folder.log_message("WARNING", f"{shortage}; training continues when there are more")
+            if not (is_short or has_waited) and (free := find_wait()) is not None:
+                has_waited = True
+                workers = describe_workers(trainer.scaling_config)
+                folder.log_message("INFO", f"waiting until other jobs leave room for {workers}; free: {free}")
     return training.error
 
 

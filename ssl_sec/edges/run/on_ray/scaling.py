@@ -4,9 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 import ray
+
+# Ray's public table of placement groups has no jobs; the test of the wait for room notices if these names change.
+from ray._private.state import state
+from ray.core.generated.gcs_pb2 import PlacementGroupTableData  # pyright: ignore[reportAttributeAccessIssue]
 from ray.train import ScalingConfig
 
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, counted
 from ssl_sec.training.config import RayConfig
 
 # Kind of resource, such as "CPU" and "GPU" -> amount of it, for each node.
@@ -75,6 +79,16 @@ def find_shortage(scaling: ScalingConfig, nodes: Nodes) -> str | None:
     if (room := _room(nodes, cpus, bool(scaling.use_gpu))) < scaling.min_workers:
         return f"the nodes have room for {room} workers with {cpus} CPUs each, and {scaling.min_workers} are needed"
     return None
+
+
+def find_wait() -> str | None:
+    """Describes what is free in the cluster while this job's workers wait for room; None if they do not."""
+    job = ray.get_runtime_context().get_job_id()
+    groups = map(PlacementGroupTableData.FromString, state._connect_and_get_accessor().get_placement_group_table())
+    if not any(each.creator_job_id.hex() == job and each.state == each.PENDING for each in groups):
+        return None
+    free, all_nodes = ray.available_resources(), node_resources()
+    return " and ".join(counted(int(free.get(kind, 0)), kind) for kind in ("CPU", "GPU") if _total(all_nodes, kind))
 
 
 def _total(nodes: Nodes, kind: str) -> int:

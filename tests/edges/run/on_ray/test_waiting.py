@@ -41,10 +41,9 @@ def stopped_while_it_waits(command: list[str], number: signal.Signals, log: Path
         job = subprocess.Popen(command, stdout=output, stderr=output)
     try:
         deadline = time.monotonic() + 120
-        while "starting 2 workers" not in log.read_text():
+        while "until other jobs leave room for 2 workers with 1 CPU each; free: 1 CPU\n" not in log.read_text():
             assert job.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
-        time.sleep(3)  # it asks the cluster for room
         job.send_signal(number)
         assert job.wait(30) == 130
     finally:
