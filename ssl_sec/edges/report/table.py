@@ -14,6 +14,7 @@ from typing import Any
 
 from ssl_sec.edges.composition.compose import compose, composed, job_of
 from ssl_sec.edges.report.files import Report
+from ssl_sec.edges.report.not_run import how_to_run
 from ssl_sec.edges.tables import deviation, in_markdown, in_table
 from ssl_sec.edges.tracking.comparing import deciding, is_expected
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, in_order
@@ -141,12 +142,17 @@ def make_table_report(paper: str, table: Table, archive: RunArchive | None) -> R
         for place, column in enumerate(table.columns)
         if (recipe := table.recipe(row, column)) is not None and (metric := table.metric(row, column)) is not None
     }
+    recipes = (
+        table.recipe(table.rows[row], table.columns[place]) for (row, place), one in cells.items() if one is None
+    )
+    missing = {recipe for recipe in recipes if recipe is not None}
     footnotes = _Footnotes()
     title = f"{paper}, Table {table.number}: {table.title}"
     blocks = [_make_block(table, places, cells, footnotes) for places in _split_columns(table.columns)]
     orphans = len(measurements.orphans) if measurements is not None else 0
     notes = [
         *([_EXPLANATION] if cells else []),
+        *([how_to_run(table, missing)] if missing else []),
         *([f"the paper: {table.note}"] if table.note else []),
         *footnotes.lines(),
         *([f"left out: {orphans} without a finished pretraining in the store"] if orphans else []),
@@ -159,7 +165,7 @@ def make_table_report(paper: str, table: Table, archive: RunArchive | None) -> R
     return Report(
         name=f"{paper}-table-{table.number}",
         text="\n".join([*text, "", *notes] if notes else text),
-        markdown="\n".join([*markdown, *(f"\n{note}" for note in notes)]),
+        markdown="\n".join([*markdown, *("\n" + note.replace("<", "&lt;") for note in notes)]),
         rows=_make_rows(paper, table, cells),
         figure=draw_table(title, blocks, notes),
     )

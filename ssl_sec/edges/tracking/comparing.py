@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Mapping, Sequence, Set
+from typing import Any
 
 from ssl_sec.edges.folder.names import WEIGHTS
 from ssl_sec.edges.folder.stored_config import RENAMED
@@ -68,7 +69,8 @@ def is_expected(key: str, expected: str | None, found: str | None) -> bool:
     """Whether a setting of a run is the one that its recipe expects.
 
     A recipe names published weights as torch.hub does, with the beginning of their SHA-256: `googlenet-1378be20.pth`.
-    For weights that another run has saved, any content is expected.
+    For weights that another run has saved, any content is expected. Test sets may be added to those of a recipe, which
+    names only what InsightFace publishes with the training set: each is measured for itself.
 
     Args:
         key: key of the setting.
@@ -79,15 +81,25 @@ def is_expected(key: str, expected: str | None, found: str | None) -> bool:
         published = re.search(r"-([0-9a-f]{8,})\.\w+$", expected)
         digest = found.removeprefix(CONTENT)
         return expected != "None" and (published is None or digest.startswith(published[1]))
+    if key == "test_sets" and expected is not None and found is not None:
+        own, given = _groups(expected), _groups(found)
+        return expected == found if own is None or given is None else all(each in given for each in own)
     return expected == found
 
 
 def _without(listed: str, keys: Set[str]) -> str:
     """A list of values by name without some of their keys; anything else is returned unchanged."""
-    try:
-        values = ast.literal_eval(listed) if keys else None
-    except (ValueError, SyntaxError, RecursionError, MemoryError):  # cut off by the store
-        return listed
-    if not isinstance(values, list | tuple) or not all(isinstance(each, dict) for each in values):
+    values = _groups(listed) if keys else None
+    if values is None:
         return listed
     return str([{key: value for key, value in sorted(each.items()) if key not in keys} for each in values])
+
+
+def _groups(listed: str) -> Sequence[Mapping[str, Any]] | None:
+    """The values of a list of groups; None if it is none, or was cut off by the store."""
+    try:
+        values = ast.literal_eval(listed)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    is_list = isinstance(values, list | tuple) and all(isinstance(each, dict) for each in values)
+    return values if is_list else None

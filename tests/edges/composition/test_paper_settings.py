@@ -9,6 +9,7 @@ from ssl_sec.data.crops import NUMBERS_PER_BOX, CentreCrop
 from ssl_sec.edges.composition.compose import experiments, job_of
 from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER
 from ssl_sec.edges.composition.experiments import explanations
+from ssl_sec.edges.tracking.comparing import is_expected
 from ssl_sec.losses.config import CONFIGS, CombinedConfig
 from ssl_sec.papers import load
 from ssl_sec.recipes.face.config import FaceConfig
@@ -124,6 +125,19 @@ def test_the_readme_of_the_authors_changes_two_settings_of_multi_similarity():
         config = retrieval_config(f"{data}_multi_similarity_l2reg_bn_fc")
         assert (papers.head.name, config.head.name) == ("fc", "bn_fc")
         assert config == replace(papers, recipe=config.recipe, head=config.head)
+
+
+@pytest.mark.parametrize("paper", ["angular", "sec", "sft"])
+def test_retrieval_experiments_start_from_weights(paper):
+    """All three papers pretrain on ImageNet; a table does not call the weights that a run was given a change."""
+    names = {
+        recipe for table in load(paper).tables for recipe in table.recipes() if job_of(recipe) == "metric_learning"
+    }
+    for name in sorted(names):
+        weights = retrieval_config(name).encoder.weights
+        assert weights is not None, name
+        published = re.search(r"-([0-9a-f]{8,})\.pth$", weights)
+        assert is_expected("encoder.weights", weights, f"sha256 {published[1] if published else ''}0123456789"), name
 
 
 @pytest.mark.parametrize("name", sorted(load("angular").table(1).recipes()))

@@ -80,6 +80,32 @@ def test_face_runs_from_a_users_run_are_pooled_by_its_weights(store):
     assert cell(store, **ask) == (99.0, "1 2", "")
 
 
+def test_a_test_set_that_was_added_is_no_change(store):
+    """SEC, Table 4: no file with the training set has MegaFace, for which the recipe's comment says what to add."""
+    recipe, rank1 = "casia_cosface", "face/megaface_1e6_rank1"
+    ask = {"recipe": recipe, "paper": "sec", "table": 4}
+    titles = {"lfw": "lfw", "agedb30": "agedb_30", "cfp_fp": "cfp_fp"}
+    bins = [f"{{name: bin, title: {title}, path: /d/{file}.bin}}" for title, file in titles.items()]
+    places = {key: "/d" for key in ("probes", "probes_root", "distractors", "distractors_root")}
+    megaface = ", ".join(["{name: megaface", *(f"{key}: {place}" for key, place in places.items())]) + "}"
+    lfw = "face/lfw_accuracy"
+    add(store, "face", recipe, 0, {lfw: 98.0}, "data.root=/d")
+    add(
+        store, "face", recipe, 1, {lfw: 99.0, rank1: 90.0}, "data.root=/d", f"test_sets=[{','.join([*bins, megaface])}]"
+    )
+    add(
+        store,
+        "face",
+        recipe,
+        2,
+        {lfw: 50.0, rank1: 50.0},
+        "data.root=/d",
+        f"test_sets=[{','.join([*bins[1:], megaface])}]",
+    )
+    assert cell(store, metric=lfw, **ask) == (98.5, "0 1", "")
+    assert cell(store, metric=rank1, **ask) == (90.0, "1", "")
+
+
 def test_retrieval_goes_by_the_content_of_the_published_weights(store):
     recipe, metric = "cars196_triplet_sec", "retrieval/recall_at_1"
     ask = {"recipe": recipe, "metric": metric, "paper": "sec", "table": 3}

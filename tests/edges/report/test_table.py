@@ -1,5 +1,6 @@
 """Tables: which runs count, and what their settings change."""
 
+import re
 import statistics
 from pathlib import Path
 
@@ -249,3 +250,20 @@ def test_a_table_of_settings_needs_no_store(tmp_path: Path):
 def test_a_deviation_of_the_papers_is_shown(store):
     text = store.text(paper="normface", table=2)
     assert "99.16 ± 0.025" in text
+
+
+def test_a_table_says_how_to_run_what_it_lacks(store):
+    for data in ("cifar10", "cifar100"):
+        store.probed(store.pretrained(f"{data}_ntxent_100", 0), 86.0)
+        store.probed(store.pretrained(f"{data}_ntxent_100", 1), 86.0, metric="probe/top5")
+    store.probed(store.pretrained("cifar10_sec_100", 0), 86.0)
+    store.probed(store.pretrained("cifar10_sec_100", 1), 86.0, metric="probe/top5")
+    line = re.sub(r"\s+", " ", re.search(r"^not run: .*(\n  .*)*", store.text(table=5), re.M)[0])
+    assert line.startswith("not run: python -m jobs.pretrain experiment=<name> probe.enabled=true, where <name> is ")
+    names = line.partition(" where <name> is ")[2].partition(";")[0]
+    assert names.startswith("{cifar10,cifar100}_l2reg_100, cifar100_sec_100, {cifar10,cifar100}_ntxent_200, ")
+    assert line.endswith("; what else it needs: configs/table/sec_5.yaml")
+    assert "experiment=&lt;name> probe" in store.report(table=5).markdown
+    assert "jobs.face experiment=<name> data.root=<value>, where <name> is casia_softmax," in store.text(table=4)
+    for number in (1, 6, 7):  # no recipe has these
+        assert "not run" not in store.text(table=number)
