@@ -81,6 +81,15 @@ def test_the_listed_training_images_are_left_out(sets, tmp_path, name, kind, suf
     assert values(few.open_all("train")) == values(image_set)
 
 
+@pytest.mark.parametrize(("name", "kind"), itertools.product(["parquet", "webdataset"], KINDS))
+def test_the_names_of_the_images_are_the_same_however_a_set_is_read(sets, tmp_path, name, kind):
+    """They are embedded from a set that is read by row, and may be left out of one that is read by blocks."""
+    embedded = dataclasses.replace(sets[name], resident_limit_mib=0).open("train")
+    columns = {"row": [9, 2], "path": [embedded.image_name(9), embedded.image_name(2)]}
+    data = dataclasses.replace(sets[name], leave_out=(listed(tmp_path, **columns),), **KINDS[kind][0])
+    assert len(data.open("train")) == 13
+
+
 def test_test_images_stay(sets, tmp_path):
     out = listed(tmp_path, row=[0, 1], split=["test", "test"])
     for name in ("folder", "parquet"):
