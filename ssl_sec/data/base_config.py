@@ -95,6 +95,10 @@ class DataSetConfig(Settings, key="data", is_base=True):
         """
         return self
 
+    def listed(self) -> Self:
+        """The set as one whose files are opened without decoding or copying the images; others as they are."""
+        return self
+
     def open(self, split: Split, crop: Crop | None = None) -> ImageSet:
         """Opens one split, its images cropped if they have no common size; the choice is of training images only."""
         return self._chosen(self._open(split, crop), split)
@@ -189,6 +193,10 @@ class FilesConfig(DataSetConfig, is_base=True):
         channels = self.num_channels if num_channels is None else 1 if num_channels == 1 else 3
         return replace(self, image_size_px=size_px, num_channels=channels)
 
+    def listed(self) -> Self:
+        """The set as one whose files are opened without decoding or copying the images."""
+        return replace(self, resident_limit_mib=0)
+
     def _decoding(self, crop: Crop | None) -> Decoding:
         return Decoding(
             image_size_px=self.image_size_px,
@@ -207,7 +215,7 @@ class ByRowConfig(FilesConfig, is_base=True):
         """As for every data set; no images are decoded but those of a subset, chosen by labels or by lists."""
         if (self.max_images is None and not self.leave_out) or split == "test":
             return super().open(split, crop)
-        chosen = self._chosen(replace(self, resident_limit_mib=0)._open(split, crop), split)
+        chosen = self._chosen(self.listed()._open(split, crop), split)
         assert isinstance(chosen, EncodedImages)
         decoding = self._decoding(crop)
         return from_store(

@@ -1,9 +1,9 @@
 """The data sets and samplers as values of a run; see `ssl_sec.settings`."""
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from ssl_sec.data.base_config import ByRowConfig, DataSetConfig, FilesConfig, title_of_place
 from ssl_sec.data.crops import Crop
@@ -86,7 +86,24 @@ class MNISTConfig(_TorchvisionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FolderConfig(ByRowConfig):
+class _InFolderConfig(ByRowConfig):
+    """A set in one folder, which names it."""
+
+    root: Local
+
+    @property
+    def places(self) -> Mapping[str, Sequence[str]]:
+        """The folder."""
+        return {"root": (self.root,)}
+
+    @property
+    def title(self) -> str:
+        """The name of the folder."""
+        return title_of_place(self.root) or self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderConfig(_InFolderConfig):
     """Your images: any tree of them in data.root, or data.root/train/<class>/ and data.root/test/<class>/.
 
     Attributes:
@@ -98,16 +115,6 @@ class FolderConfig(ByRowConfig):
     name: Literal["folder"] = "folder"
     root: Local
     labels: bool | None = None
-
-    @property
-    def places(self) -> Mapping[str, Sequence[str]]:
-        """The folder."""
-        return {"root": (self.root,)}
-
-    @property
-    def title(self) -> str:
-        """The name of the folder."""
-        return title_of_place(self.root) or self.name
 
     @property
     def has_test_images(self) -> bool:
@@ -184,6 +191,10 @@ class _ShardsConfig(FilesConfig):
         if self.query is not None and self.gallery is not None:
             return QueriesAndGallery(query=list(self.query), gallery=list(self.gallery))
         return None if self.test is None else list(self.test)
+
+    def listed(self) -> Self:
+        """The set as one whose files are opened without decoding or copying the images."""
+        return replace(super().listed(), shuffle_window=self.shuffle_window or 1)
 
     def open_by_class(self, split: Split, crop: Crop | None) -> ImageSet:
         """As for every data set; the set may not be streamed, since the images of a class may be anywhere in it."""
@@ -267,7 +278,7 @@ class WebDatasetConfig(_ShardsConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordsConfig(ByRowConfig):
+class RecordsConfig(_InFolderConfig):
     """MXNet's record files of faces, as InsightFace publishes them: data.root holds train.rec, train.idx, property.
 
     Attributes:
@@ -276,16 +287,6 @@ class RecordsConfig(ByRowConfig):
 
     name: Literal["records"] = "records"
     root: Local
-
-    @property
-    def places(self) -> Mapping[str, Sequence[str]]:
-        """The folder."""
-        return {"root": (self.root,)}
-
-    @property
-    def title(self) -> str:
-        """The name of the folder."""
-        return title_of_place(self.root) or self.name
 
     @property
     def has_test_images(self) -> bool:

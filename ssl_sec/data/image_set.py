@@ -30,15 +30,13 @@ MAX_CLASSES = 2**24
 # A set may have this many classes, or sixteen for each image if that is more.
 _MAX_EMPTY_CLASSES = 2**20
 
-# The label of an image without one.
-UNLABELLED = -1
+UNLABELLED = -1  # the label of an image without one
 
 Split = Literal["train", "test"]
 Locations = str | Path | Sequence[str | Path]
 Candidate = tuple[int, str, Callable[[], Path | bytes]]  # an image: index, name in errors, what gets its file or bytes
 
-# The folder for copies of Parquet files that are read by row, and for indices of shards.
-CACHE_FOLDER = "~/.cache/ssl_sec"
+CACHE_FOLDER = "~/.cache/ssl_sec"  # for copies of Parquet files that are read by row, and for indices of shards
 
 
 @runtime_checkable
@@ -112,6 +110,7 @@ class ResidentImages:
         description: source of the images.
         num_bad_images: number of images that were dropped when the set was loaded.
         bad_images: the reasons why they, at most the first LISTED_BAD_IMAGES, could not be decoded, with their names.
+        numbers: number of each image in `images` among those in the files; None if none was dropped.
         queries: mask of the queries, with the others as the gallery, on the CPU; None: each image is both.
         rows: row in `images` of each image of this set, on the CPU; None for all rows in order.
     """
@@ -123,6 +122,7 @@ class ResidentImages:
     description: str
     num_bad_images: int = 0
     bad_images: tuple[str, ...] = ()
+    numbers: Int64[Tensor, " stored"] | None = None
     queries: Bool[Tensor, " images"] | None = None
     rows: Int64[Tensor, " images"] | None = None
 

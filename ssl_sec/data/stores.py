@@ -331,5 +331,6 @@ def decode_all(
         description=description,
         num_bad_images=len(reasons),
         bad_images=tuple(map(str, reasons[:LISTED_BAD_IMAGES])),
+        numbers=torch.tensor(kept) if reasons else None,
         queries=None if queries is None else queries[kept],
     )

@@ -8,15 +8,16 @@ import hashlib
 import json
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from ssl_sec.data.image_set import require_labels
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import new_name, weights_digest
 from ssl_sec.edges.folder.stored import open_folder
-from ssl_sec.edges.run.driver import as_before, run_probe
+from ssl_sec.edges.run.driver import as_before, is_here, run_probe
 from ssl_sec.edges.run.resuming import is_probed
 from ssl_sec.edges.run.running import running
 from ssl_sec.edges.run.summary import Finished, ui_instructions
@@ -61,6 +62,8 @@ def run_transfer(config: TransferConfig) -> str:
     )
     with ExitStack() as stack:
         stack.enter_context(running(RunFolder(known), "sets", "other sets"))
+        if is_here(config.runtime):
+            _require_labels(list(probes.values()), group)
         sweep = _sweep(config, group, name, known)
         stack.enter_context(sweep.ended_after(arms, lambda: _text(config, results)))
         for title, probe in probes.items():
@@ -129,9 +132,28 @@ def _image_shape(config: TransferConfig, found: FoundNetwork) -> tuple[int, int]
     return channels or own, size or min(height, width)
 
 
+def _require_labels(probes: Sequence[ProbeJobConfig], group: str) -> None:
+    """Checks that each set that is still to be measured is there and has labels, before the first one is measured."""
+    for index, probe in enumerate(probes):
+        if probe.data is None or is_probed(_folder(probe, group)):
+            continue
+        key = f"sets[{index}]"
+        try:
+            probe.data.require_places(with_test=probe.probe.test_share is None)
+            require_labels(probe.data.listed().open("train"), "a linear probe", key)
+        except UserError as error:
+            found = str(error)
+            own = found.removeprefix("data.")
+            raise type(error)(f"{key}: {found}" if own == found else f"{key}.{own}") from error
+
+
+def _folder(probe: ProbeJobConfig, group: str) -> RunFolder:
+    return open_folder(local_folder(probe.output_dir) / group / str(probe.run_name))
+
+
 def _measured(probe: ProbeJobConfig, group: str, sweep: Sweep) -> Finished:
     """The run of one set; an earlier one that has finished, if there is one."""
-    folder = open_folder(local_folder(probe.output_dir) / group / str(probe.run_name))
+    folder = _folder(probe, group)
     if is_probed(folder):
         logger.info("%s is finished: taking its results", folder.location)
         sweep.adopt([folder.run_id])

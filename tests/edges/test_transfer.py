@@ -125,6 +125,26 @@ def test_after_a_stop_the_same_command_measures_the_other_sets(finished, shades,
     assert [line.split()[0] for line in table.strip().splitlines()[2:4]] == ["digits", "shades"]
 
 
+def test_all_sets_are_checked_before_the_first_is_measured(finished, shades, monkeypatch):
+    monkeypatch.setattr(module, "run_probe", None)
+    before = _transfers(finished)
+    parquet = f"name: parquet, train: [{shades}]"
+    found_none = "sets[1]: parquet/train: 60 images without labels found"
+    needed = "a linear probe needs the class of each image: give labelled images, or sets[1].label_column=<name> if a "
+    for keys, error in (
+        ("label_column: null", f"{found_none}; {needed}column holds the classes"),
+        ("test: [nosuch.parquet]", "sets[1].test: found 'nosuch.parquet': no such file or folder"),
+    ):
+        with pytest.raises(DataError) as found:
+            transfer(arguments(finished, f"sets=[digits,{{{parquet}, {keys}}}]"))
+        assert str(found.value) == error
+    assert _transfers(finished) == before
+
+
+def _transfers(finished) -> int:
+    return len(MlflowClient(finished.uri).search_runs([finished.experiment_id], "tags.job = 'transfer'"))
+
+
 def test_in_object_storage_a_set_is_measured_once_and_its_table_kept(finished, s3, monkeypatch):
     group = finished.folder.path.parent.name
     given = [f"run={finished.run_id}", *FAST, "tracking.system_metrics=false", "sets=[digits]", "probe.few_shot=[]"]

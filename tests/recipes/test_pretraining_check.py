@@ -90,11 +90,8 @@ def test_duplicates_and_unreadable_images_are_counted(kind, more, choices, max_i
 
 
 def place_of(name: str) -> int:
-    """Where an image stands in its set, by its name in errors; row groups have four rows."""
-    if name.endswith(".png"):
-        return int(name[-7:-4])
-    *_, group, row = name.split(" row ")
-    return int(row) + (4 * int(group.removeprefix("group ")) if group.startswith("group ") else 0)
+    """Where an image stands in its set, by its name in errors."""
+    return int(name[-7:-4]) if name.endswith(".png") else int(name.rpartition(" row ")[2])
 
 
 def test_findings_are_logged_and_kept(tmp_path, caplog):

@@ -38,9 +38,10 @@ class RowGroups:
         return [(file, group) for file, count in enumerate(counts) for group in range(count)]
 
     def image_name(self, block: int, row: int) -> str:
-        """The file, the row group and the row in it."""
+        """The file and the row in it, as where the set is read by row."""
         file, group = self._groups[block]
-        return f"{self.files.files[file][1]} row group {group} row {row}"
+        before = int(self._sizes[block - group : block].sum())
+        return f"{self.files.files[file][1]} row {before + row}"
 
     def read(self, block: int) -> Sequence[bytes]:
         """The encoded images of a row group; no other column is read."""

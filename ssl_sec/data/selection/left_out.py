@@ -46,14 +46,9 @@ def without_listed(image_set: ImageSet, locations: Sequence[str]) -> ImageSet:
         return image_set
     from ssl_sec.data.shards.locations import find_files  # fsspec, which few sets need
 
-    if isinstance(image_set, ResidentImages) and image_set.num_bad_images:
-        raise DataError(
-            f"data.leave_out: found {counted(image_set.num_bad_images, 'unreadable image')} in {image_set.name}, by "
-            "which the rows of the others have changed; with data.resident_limit_mib=0 they are as listed"
-        )
-    is_kept = torch.ones(len(image_set), dtype=torch.bool)
+    is_kept, places = torch.ones(len(image_set), dtype=torch.bool), _places(image_set)
     for file in find_files(locations, "list", _KEYS):
-        is_kept[torch.from_numpy(_rows(file, image_set))] = False
+        is_kept[torch.from_numpy(_listed_places(file, image_set, places))] = False
     num_left_out = int((~is_kept).sum())
     if num_left_out == len(image_set):
         raise DataError(f"data.leave_out: all {len(image_set):,} images of {image_set.name} are listed")
@@ -78,8 +73,28 @@ def require_lists(locations: Sequence[str]) -> None:
         _listed(file)
 
 
-def _rows(file: "File", image_set: ImageSet) -> Int64[np.ndarray, " listed"]:
-    """The rows of the training images in a list.
+def _places(image_set: ImageSet) -> Int64[np.ndarray, " rows"]:
+    """The index of each image in the set by its row in lists, which count unreadable ones; -1 for those.
+
+    Raises:
+        DataError: unreadable images were left out of a set that was then divided, so that the rows are not known.
+    """
+    if not isinstance(image_set, ResidentImages) or image_set.numbers is None:
+        return np.arange(len(image_set))
+    if image_set.rows is not None:
+        raise DataError(
+            f"data.leave_out: found {counted(image_set.num_bad_images, 'unreadable image')} in {image_set.name}, by "
+            "which the rows of the others have changed; with data.resident_limit_mib=0 they are as listed"
+        )
+    places = np.full(len(image_set) + image_set.num_bad_images, -1)
+    places[image_set.numbers.numpy()] = np.arange(len(image_set))
+    return places
+
+
+def _listed_places(
+    file: "File", image_set: ImageSet, places: Int64[np.ndarray, " rows"]
+) -> Int64[np.ndarray, " listed"]:
+    """The indices of the training images in a list, without unreadable ones.
 
     Raises:
         DataError: it cannot be read, or is not of these images.
@@ -87,16 +102,18 @@ def _rows(file: "File", image_set: ImageSet) -> Int64[np.ndarray, " listed"]:
     where = _where(file)
     table = _listed(file)
     rows = table["row"].to_numpy().astype(np.int64)
-    wrong = (rows < 0) | (rows >= len(image_set))
+    wrong = (rows < 0) | (rows >= len(places))
     if wrong.any():
         raise DataError(
-            f"{where}: found row {rows[wrong][0]}; {image_set.name} has the rows 0 to {len(image_set) - 1}: "
+            f"{where}: found row {rows[wrong][0]}; {image_set.name} has the rows 0 to {len(places) - 1}: "
             "the list is of other images"
         )
-    _require_same(table, rows, "label", lambda row: int(image_set.labels[row]), where, image_set)
+    found = places[rows]
+    table, found = table.filter(found >= 0), found[found >= 0]
+    _require_same(table, found, "label", lambda place: int(image_set.labels[place]), where, image_set)
     if isinstance(image_set, DecodedImages):
-        _require_same(table, rows, "path", lambda row: _last(image_set.image_name(row)), where, image_set)
-    return rows
+        _require_same(table, found, "path", lambda place: _last(image_set.image_name(place)), where, image_set)
+    return found
 
 
 def _where(file: "File") -> str:
@@ -143,24 +160,24 @@ def _read(file: "File") -> "pa.Table":
 
 def _require_same(
     table: "pa.Table",
-    rows: Int64[np.ndarray, " listed"],
+    places: Int64[np.ndarray, " listed"],
     column: str,
     of_set: Callable[[int], object],
     where: str,
     image_set: ImageSet,
 ) -> None:
     """Refuses a list whose images have other labels or file names than those of the set; some of them are compared."""
-    if column not in table.column_names or not len(rows):
+    if column not in table.column_names or not len(places):
         return
-    for place in range(0, len(rows), -(-len(rows) // _NAMES_COMPARED)):
-        listed, found = table[column][place].as_py(), of_set(int(rows[place]))
+    for number in range(0, len(places), -(-len(places) // _NAMES_COMPARED)):
+        listed, found = table[column][number].as_py(), of_set(int(places[number]))
         if listed in (None, "") or isinstance(listed, str) != isinstance(found, str):
             continue
         listed = _last(listed) if isinstance(listed, str) else listed
         if listed != found:
             raise DataError(
-                f"{where}: found {column} {listed!r} at row {rows[place]}, where {image_set.name} has {found!r}: "
-                "the list is of other images"
+                f"{where}: found {column} {listed!r} at row {table['row'][number]}, where {image_set.name} has "
+                f"{found!r}: the list is of other images"
             )
 
 

@@ -129,11 +129,12 @@ def require_files(config: TrainingConfig) -> None:
         DataError: if one does not exist, or a list cannot be read.
         StorageError: if a file of weights cannot be read as such.
     """
-    if _is_here(config.runtime):
+    if is_here(config.runtime):
         config.require_files()
 
 
-def _is_here(runtime: RuntimeConfig) -> bool:
+def is_here(runtime: RuntimeConfig) -> bool:
+    """Whether the workers run on this machine, so that it can check the files that they read."""
     return isinstance(runtime, LocalConfig) or cluster_address(runtime.address) is None
 
 
@@ -261,7 +262,7 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
     data, share = config.data or trained.data, config.probe.test_share
     is_learned = trained.has_learned(data, share, config.probe.seed)
     check(not is_learned, "probe.test_share", share, UNLEARNED.format(data.title))
-    if _is_here(config.runtime):
+    if is_here(config.runtime):
         data.require_places(with_test=share is None)
     config = _named(config, trained.recipe_name, default)
     assert config.run_name is not None

@@ -161,18 +161,18 @@ class Upload:
             return
         data = folder.data()
         if isinstance(config, ProbeJobConfig):
-            title, context = (config.data or folder.probed().data).title, EVALUATION
+            title, split, context = (config.data or folder.probed().data).title, "test", EVALUATION
             tracked.client.set_tag(tracked.run_id, PROTOCOL_TAG, probe_protocol(config.probe, title, data))
         else:
             assert isinstance(config, TrainingConfig)
-            title, context = config.data.title, TRAINING
+            title, split, context = config.data.title, "train", TRAINING
             if data.num_checked:
                 for what, number in (("duplicates", data.num_duplicates), ("unreadable", data.num_unreadable)):
                     tracked.client.set_tag(tracked.run_id, f"data.{what}", f"{number:,} of {data.num_checked:,}")
                 tracked.log_file(folder.check_path)
             if (tested := folder.test_data()) is not None:
-                tracked.log_data(data_set(tested, title), EVALUATION)
-        tracked.log_data(data_set(data, title), context)
+                tracked.log_data(data_set(tested, title, "test"), EVALUATION)
+        tracked.log_data(data_set(data, title, split), context)
 
     def _compare(self, tracked: TrackedRun) -> None:
         """Copies the metrics of a probe to the run that it probed, and finds the best registered encoder."""

@@ -81,6 +81,15 @@ def test_the_listed_training_images_are_left_out(sets, tmp_path, name, kind, suf
     assert values(few.open_all("train")) == values(image_set)
 
 
+@pytest.mark.parametrize(("name", "kind"), [*itertools.product(["parquet", "webdataset"], KINDS)])
+def test_the_names_of_the_images_are_the_same_however_a_set_is_read(sets, tmp_path, name, kind):
+    """They are embedded from a set that is read by row, and may be left out of one that is read by blocks."""
+    embedded = dataclasses.replace(sets[name], resident_limit_mib=0).open("train")
+    columns = {"row": [9, 2], "path": [embedded.image_name(9), embedded.image_name(2)]}
+    data = dataclasses.replace(sets[name], leave_out=(listed(tmp_path, **columns),), **KINDS[kind][0])
+    assert len(data.open("train")) == 13
+
+
 def test_test_images_stay(sets, tmp_path):
     out = listed(tmp_path, row=[0, 1], split=["test", "test"])
     for name in ("folder", "parquet"):
@@ -116,22 +125,44 @@ def test_only_the_images_that_stay_are_decoded(tmp_path):
     assert values(skipping.open("train")) == [2, 6, 1, 5, 7]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_a_list_count_unreadable_images(tmp_path, kind):
+    images = [b"damaged" if value in (1, 4) else plain(value) for value in range(8)]
+    write_parquet(tmp_path / "train.parquet", images, [0, 1] * 4)
+    data = ParquetConfig(
+        train=(str(tmp_path / "train.parquet"),),
+        image_size_px=8,
+        cache_folder=str(tmp_path / "cache"),
+        on_bad_image="skip",
+        leave_out=(listed(tmp_path, row=[7, 4, 2], label=[1, 0, 0]),),
+        **KINDS[kind][0],
+    )
+    found = set(values(data.open("train")))
+    assert found == {0, 3, 5, 6}
+    with pytest.raises(DataError, match=r"found label 1 at row 2, where parquet/train has 0: the list is of other im"):
+        dataclasses.replace(data, leave_out=(listed(tmp_path, row=[4, 2], label=[0, 1]),)).open("train")
+    with pytest.raises(DataError, match="found row 8; parquet/train has the rows 0 to 7"):
+        dataclasses.replace(data, leave_out=(listed(tmp_path, row=[8]),)).open("train")
+
+
 def test_rows_that_have_changed_by_unreadable_images_are_refused(tmp_path):
-    write_parquet(tmp_path / "train.parquet", [plain(1), b"damaged", plain(3)], [0, 1, 0])
+    """A set that is split by classes does not know the class of an image that it could not read."""
+    write_parquet(tmp_path / "train.parquet", [plain(1), b"damaged", plain(3), plain(4)], [0, 1, 0, 1])
     data = ParquetConfig(
         train=(str(tmp_path / "train.parquet"),),
         cache_folder=str(tmp_path / "cache"),
         on_bad_image="skip",
-        leave_out=(listed(tmp_path, row=[2]),),
+        num_train_classes=1,
+        leave_out=(listed(tmp_path, row=[1]),),
     )
     message = (
         "data.leave_out: found 1 unreadable image in parquet/train, by which the rows of the others have changed; with "
         "data.resident_limit_mib=0 they are as listed"
     )
     with pytest.raises(DataError) as caught:
-        data.open("train")
+        data.open_by_class("train", None)
     assert str(caught.value) == message
-    assert len(dataclasses.replace(data, resident_limit_mib=0, image_size_px=8).open("train")) == 2
+    assert len(dataclasses.replace(data, resident_limit_mib=0, image_size_px=8).open_by_class("train", None)) == 1
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_row_groups_are_read_without_a_copy(tmp_path):
     assert isinstance(images, StreamedImages) and not (tmp_path / "cache").exists()
     assert images.reader.blocks.sizes.tolist() == [4, 4, 2] * 3
     assert values(images.read(torch.arange(30))) == list(range(30)) and images.labels.tolist() == [0, 1] * 15
-    assert images.reader.blocks.image_name(4, 1) == f"{files[1]} row group 1 row 1"
+    assert images.reader.blocks.image_name(4, 1) == f"{files[1]} row 5"
     sampler = shuffled_batches(images, 5, seed=0)
     assert epoch(images, sampler) == [sampler.indices(step).tolist() for step in range(6)]
     laid_out = open_parquet("train", files, None, decoding, cache_folder=tmp_path / "cache")

@@ -67,6 +67,7 @@ def test_the_run_its_figures_and_its_pictures_are_in_mlflow(finished, client):
     assert [point.step for point in points] == [0, 4, 9, 11]
     inputs = {item.tags[0].value: item.dataset for item in run.inputs.dataset_inputs}
     assert inputs.keys() == {"training", "evaluation"} and data_of(run) == inputs["training"]
+    assert {data.name for data in inputs.values()} == {"digits/train", "digits/test"}  # classes of one set
     assert inputs["evaluation"].digest == fingerprint(config_of().data.open_by_class("test", None))
     names = {item.path for item in client.list_artifacts(finished.run_id)}
     assert {"config.yaml", "encoder.safetensors", "head.safetensors", "norms.json"} <= names
