@@ -112,7 +112,7 @@ class _Job:
             self._found, self._made = found, self._study.cells(found)
         return self._made
 
-    def locked(self) -> AbstractContextManager[None]:
+    def locked(self) -> AbstractContextManager[object]:
         """Refuses another process that does the same, but not one that runs other arms, seeds or points."""
         parts = [str(self._kept.path.resolve()), sorted(arm.key for arm in self._study.arms), sorted(self._study.seeds)]
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
