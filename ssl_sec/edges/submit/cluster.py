@@ -289,8 +289,19 @@ def exit_code(details: JobDetails) -> int:
 
 
 def is_this_machine(address: str) -> bool:
-    """Whether the cluster of a dashboard runs here; behind a forwarded port it is elsewhere."""
-    return is_loopback(address) and bool(find_gcs_addresses())
+    """Whether the cluster of a dashboard runs here; behind a forwarded port, or in containers, it is elsewhere."""
+    return is_loopback(address) and any(_is_own(gcs.rpartition(":")[0]) for gcs in find_gcs_addresses())
+
+
+def _is_own(host: str) -> bool:
+    """Whether a host is this machine: that of a Ray in a container has an address of the container's network."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as own:
+            own.bind(place)
+    except OSError:
+        return False
+    return True
 
 
 def as_table(jobs: Sequence[JobDetails]) -> str:

@@ -137,8 +137,16 @@ def test_a_cluster_that_is_too_busy_to_list_or_stop_jobs_is_one_line(dashboard, 
         ask(Cluster(address_of(dashboard)))
 
 
-@pytest.mark.parametrize(("running", "is_here"), [({"127.0.0.1:6379"}, True), (set(), False)])
-def test_the_forwarded_port_of_another_machines_cluster_is_not_this_machine(running, is_here, monkeypatch):
+@pytest.mark.parametrize(
+    ("running", "is_here"),
+    [
+        ({"127.0.0.1:6379"}, True),
+        ({"127.0.1.1:6379"}, True),
+        (set(), False),
+        ({"192.0.2.3:6379"}, False),  # in a container here, or a node here of another machine's cluster
+    ],
+)
+def test_the_published_port_of_a_container_or_of_another_machine_is_not_this_machine(running, is_here, monkeypatch):
     monkeypatch.setattr(ray_jobs, "find_gcs_addresses", lambda: running)
     assert {ray_jobs.is_this_machine(f"http://{host}:8265") for host in ("127.0.0.1", "localhost")} == {is_here}
     assert not any(ray_jobs.is_this_machine(f"http://{host}:8265") for host in ("10.0.0.1", "127.0.0.1.example.org"))
