@@ -33,6 +33,8 @@ from ssl_sec.files import replace_text
 
 # Error messages of gloo and NCCL on a worker whose peer has died.
 _BROKEN_CONNECTION = re.compile(r"connection (reset|closed|refused)|broken pipe|remote process exited", re.IGNORECASE)
+# What gloo puts around such a message: the line of its source, and advice.
+_GLOO_FRAME = re.compile(r"^\[\S+:\d+\] |\. This is typically caused by a remote worker .*$")
 # How long to wait for the errors of workers that wait for a hanging one.
 _GRACE_S = 5.0
 
@@ -143,7 +145,7 @@ class FailureWatch(UserCallback):
     def _cause(self, rank: int, error: Exception) -> str:
         death = _death(error)
         if death is None:
-            return first_line(error)
+            return _GLOO_FRAME.sub("", first_line(error))
         if "node has died" in str(death):
             return "its node died"
         if (number := self._crash_signal(rank)) is not None:

@@ -153,6 +153,15 @@ def test_nccls_abort_of_the_workers_that_wait_names_the_one_that_does_not_respon
     assert messages(folder).count("killed by SIGABRT") == 2
 
 
+def test_a_connection_broken_by_a_lost_node_is_told_without_gloos_advice(folder):
+    gloo = RuntimeError(
+        "[/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error [10.0.0.5]:26836: Connection reset by "
+        "peer. This is typically caused by a remote worker hanging or bugs in the application. GLHF!"
+    )
+    failed(FailureWatch(folder, max_failures=3), w1=gloo)
+    assert "worker 1: Read error [10.0.0.5]:26836: Connection reset by peer; the workers are started" in messages(folder)
+
+
 def test_a_death_is_reported_without_the_broken_connections_it_causes(folder):
     died, reset = RayActorError(error_msg="The actor died unexpectedly."), RuntimeError("Connection reset by peer")
     with pytest.raises(UserError, match=r"^worker 1: its process died \(killed [^;]*; worker 2: no space left; 1 fail"):
