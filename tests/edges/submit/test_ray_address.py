@@ -1,5 +1,6 @@
 """Where `jobs.submit` looks for a cluster, and what it says if there is none; no cluster is needed."""
 
+import asyncio
 import json
 import socket
 import sys
@@ -104,6 +105,37 @@ def test_a_cluster_lost_while_following_is_one_line(dashboard, monkeypatch):
         cluster.jobs()
     with pytest.raises(ConnectionLost):
         cluster.follow("mine", print)
+
+
+def test_a_connection_lost_after_a_long_output_is_tried_again(dashboard, monkeypatch):
+    monkeypatch.setattr(ray_jobs, "_LOST_FOR_S", 0.5)
+    monkeypatch.setattr(ray_jobs, "_POLL_S", 0.0)
+    answers = iter([500, 404])
+
+    async def output(self, job_id):
+        await asyncio.sleep(0.6)
+        yield "epoch 1\n"
+
+    def details(self, job_id):
+        raise RuntimeError(f"Request failed with status code {next(answers)}: no answer.")
+
+    monkeypatch.setattr(JobSubmissionClient, "tail_job_logs", output)
+    monkeypatch.setattr(JobSubmissionClient, "get_job_info", details)
+    with pytest.raises(ConnectionLost, match="was started again"):
+        Cluster(address_of(dashboard)).follow("mine", lambda text: None)
+
+
+def test_a_cluster_that_was_started_again_while_following_is_no_mistake_of_the_user(dashboard, monkeypatch):
+    async def output(self, job_id):
+        yield "python: /usr/bin/python\n"
+
+    def details(self, job_id):
+        raise RuntimeError("Request failed with status code 404: no such job.")
+
+    monkeypatch.setattr(JobSubmissionClient, "tail_job_logs", output)
+    monkeypatch.setattr(JobSubmissionClient, "get_job_info", details)
+    with pytest.raises(ConnectionLost, match="was started again and no longer knows mine; its run can be resumed: "):
+        Cluster(address_of(dashboard)).follow("mine", lambda text: None)
 
 
 def test_only_a_404_makes_a_job_unknown(dashboard, monkeypatch):
