@@ -3,8 +3,8 @@
 #   docker build -t ssl-sec:0.2.0.dev0 .                              # PyTorch's default CUDA build; it runs on CPUs too
 #   docker build -t ssl-sec:0.2.0.dev0-cpu --build-arg VARIANT=cpu .  # about 5 GB smaller, without CUDA
 #
-# Built and run with Podman 4.3 (Buildah 1.28) and VARIANT=cuda (7.9 GB), on a base image made from Debian 13 with its
-# Python 3.13; not yet with Docker, the official Python image, VARIANT=cpu or a GPU.
+# Built and run with VARIANT=cuda (7.5 GB) by Docker 20.10 (BuildKit), on a base image made from Debian 12 with its Python
+# 3.11, and by Podman 4.3 (Buildah 1.28) on one from Debian 13; not yet with the official Python image, VARIANT=cpu or a GPU.
 # This Podman finds the stage only if VARIANT is given, as `make image` does. hadolint and tests/cluster check this file.
 #
 # A tag can be moved to another image; a digest cannot. To pin by digest, look it up:
@@ -74,7 +74,7 @@ WORKDIR /home/ssl_sec
 
 # No HEALTHCHECK: a head, a worker and a driver need different checks, and Kubernetes ignores it; the manifests in
 # jobs/cluster have probes. No ENTRYPOINT, so that `ray start ...` and `ssl-sec pretrain ...` run as given. A job that is
-# the container's main process saves on `docker stop --timeout 120`.
+# the container's main process saves on `docker stop -t 120`.
 CMD ["ssl-sec", "--help"]
 
 ARG VERSION=dev

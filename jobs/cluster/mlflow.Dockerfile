@@ -1,5 +1,5 @@
 # The MLflow server of compose.yaml, in the version of the clients in constraints.txt, with packages for its options.
-# Built and run with Podman on a base image made from Debian 13 with Python 3.13; not yet on the official image.
+# Built and run with Docker and Podman on base images made from Debian 12 and 13; not yet on the official image.
 # The build context is the repository's root: docker build -f jobs/cluster/mlflow.Dockerfile .
 FROM python:3.11.15-slim-trixie
 COPY constraints.txt /tmp/constraints.txt

@@ -96,7 +96,7 @@ run() {
     code=0
     wait "$process" || code=$?
 }
-timeout --kill-after=2 300 python -c "$wait_for_nodes" "$address" "$SLURM_JOB_NUM_NODES" &
+timeout --kill-after=2 300 python -c "$wait_for_nodes" "$address" "$SLURM_JOB_NUM_NODES" 2>>"$ray_output" &
 process=$!
 while kill -0 "$process" 2>/dev/null && kill -0 "$ray" 2>/dev/null; do sleep 1; done
 kill "$process" 2>/dev/null || true # where Ray has ended

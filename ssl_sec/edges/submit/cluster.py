@@ -222,7 +222,7 @@ class Cluster:
                 num_written += len(new)
                 write(masked(new))
 
-        last_answer = time.monotonic()
+        lost_since: float | None = None
         while True:
             try:
                 asyncio.run(tail())
@@ -230,13 +230,21 @@ class Cluster:
                 logger.debug("the output of %s broke off", job_id, exc_info=True)
             try:
                 details = self.details(job_id)
-                last_answer = time.monotonic()
+                lost_since = None
                 if details.status in _ENDED:
                     write(masked(self.logs(job_id)[num_written:]))
                     return details
             except ConnectionLost:
-                if time.monotonic() > last_answer + _LOST_FOR_S:
+                lost_since = lost_since or time.monotonic()
+                if time.monotonic() > lost_since + _LOST_FOR_S:
                     raise
+            except ConfigError as error:
+                if not num_written:
+                    raise
+                raise ConnectionLost(
+                    f"the Ray cluster at {self.address} was started again and no longer knows {job_id}; its run can be "
+                    "resumed: the same settings with run_name=<name> resume=auto"
+                ) from error
             time.sleep(_POLL_S)
 
 
@@ -289,8 +297,19 @@ def exit_code(details: JobDetails) -> int:
 
 
 def is_this_machine(address: str) -> bool:
-    """Whether the cluster of a dashboard runs here; behind a forwarded port it is elsewhere."""
-    return is_loopback(address) and bool(find_gcs_addresses())
+    """Whether the cluster of a dashboard runs here; behind a forwarded port, or in containers, it is elsewhere."""
+    return is_loopback(address) and any(_is_own(gcs.rpartition(":")[0]) for gcs in find_gcs_addresses())
+
+
+def _is_own(host: str) -> bool:
+    """Whether a host is this machine: that of a Ray in a container has an address of the container's network."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as own:
+            own.bind(place)
+    except OSError:
+        return False
+    return True
 
 
 def as_table(jobs: Sequence[JobDetails]) -> str:

@@ -93,6 +93,8 @@ def submit_order(order: Order, cluster: Cluster) -> dict[str, str]:
     uri = tracking.uri or environment.get("MLFLOW_TRACKING_URI")
     if uri is None and is_remote(output_dir):
         page = "at MLFLOW_TRACKING_URI of the nodes, or else in mlflow.db in the staging folder of the job's machine"
+    elif uri is None and not is_local:
+        page = f"at MLFLOW_TRACKING_URI of the nodes, or else {tracking_uri(tracking, output_dir)}"
     else:
         page = mlflow_page(uri or tracking_uri(tracking, output_dir), tracking.experiment or first.recipe, job_id)
     return {"job": job_id, "dashboard": f"{cluster.address}/#/jobs/{job_id}", "MLflow": page}

@@ -1,5 +1,6 @@
 """Where `jobs.submit` looks for a cluster, and what it says if there is none; no cluster is needed."""
 
+import asyncio
 import json
 import socket
 import sys
@@ -106,6 +107,37 @@ def test_a_cluster_lost_while_following_is_one_line(dashboard, monkeypatch):
         cluster.follow("mine", print)
 
 
+def test_a_connection_lost_after_a_long_output_is_tried_again(dashboard, monkeypatch):
+    monkeypatch.setattr(ray_jobs, "_LOST_FOR_S", 0.5)
+    monkeypatch.setattr(ray_jobs, "_POLL_S", 0.0)
+    answers = iter([500, 404])
+
+    async def output(self, job_id):
+        await asyncio.sleep(0.6)
+        yield "epoch 1\n"
+
+    def details(self, job_id):
+        raise RuntimeError(f"Request failed with status code {next(answers)}: no answer.")
+
+    monkeypatch.setattr(JobSubmissionClient, "tail_job_logs", output)
+    monkeypatch.setattr(JobSubmissionClient, "get_job_info", details)
+    with pytest.raises(ConnectionLost, match="was started again"):
+        Cluster(address_of(dashboard)).follow("mine", lambda text: None)
+
+
+def test_a_cluster_that_was_started_again_while_following_is_no_mistake_of_the_user(dashboard, monkeypatch):
+    async def output(self, job_id):
+        yield "python: /usr/bin/python\n"
+
+    def details(self, job_id):
+        raise RuntimeError("Request failed with status code 404: no such job.")
+
+    monkeypatch.setattr(JobSubmissionClient, "tail_job_logs", output)
+    monkeypatch.setattr(JobSubmissionClient, "get_job_info", details)
+    with pytest.raises(ConnectionLost, match="was started again and no longer knows mine; its run can be resumed: "):
+        Cluster(address_of(dashboard)).follow("mine", lambda text: None)
+
+
 def test_only_a_404_makes_a_job_unknown(dashboard, monkeypatch):
     monkeypatch.setattr(ray_jobs, "_POLL_S", 0.0)
     answers = iter([500, 503, 404])
@@ -137,8 +169,16 @@ def test_a_cluster_that_is_too_busy_to_list_or_stop_jobs_is_one_line(dashboard, 
         ask(Cluster(address_of(dashboard)))
 
 
-@pytest.mark.parametrize(("running", "is_here"), [({"127.0.0.1:6379"}, True), (set(), False)])
-def test_the_forwarded_port_of_another_machines_cluster_is_not_this_machine(running, is_here, monkeypatch):
+@pytest.mark.parametrize(
+    ("running", "is_here"),
+    [
+        ({"127.0.0.1:6379"}, True),
+        ({"127.0.1.1:6379"}, True),
+        (set(), False),
+        ({"192.0.2.3:6379"}, False),  # in a container here, or a node here of another machine's cluster
+    ],
+)
+def test_the_published_port_of_a_container_or_of_another_machine_is_not_this_machine(running, is_here, monkeypatch):
     monkeypatch.setattr(ray_jobs, "find_gcs_addresses", lambda: running)
     assert {ray_jobs.is_this_machine(f"http://{host}:8265") for host in ("127.0.0.1", "localhost")} == {is_here}
     assert not any(ray_jobs.is_this_machine(f"http://{host}:8265") for host in ("10.0.0.1", "127.0.0.1.example.org"))

@@ -1,4 +1,4 @@
-"""Policies of Ray's controller: when to give up a failing run, and the number of workers of an elastic run."""
+"""Policies of Ray's controller: when a failing run ends, the number of an elastic run's workers, their network."""
 
 import contextlib
 import json
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray.exceptions import RayActorError
 from ray.train import ScalingConfig, UserCallback
 from ray.train.torch import TorchTrainer
@@ -26,6 +27,7 @@ from ray.train.v2._internal.execution.scaling_policy import (
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored import StoredFolder
 from ssl_sec.edges.folder.text import text_of
+from ssl_sec.edges.run.cpu import use_network_of
 from ssl_sec.edges.run.supervision import describe_signal, dumped_signal
 from ssl_sec.edges.storage.bucket import RefusedError
 from ssl_sec.errors import StorageError, UserError, first_line
@@ -33,6 +35,8 @@ from ssl_sec.files import replace_text
 
 # Error messages of gloo and NCCL on a worker whose peer has died.
 _BROKEN_CONNECTION = re.compile(r"connection (reset|closed|refused)|broken pipe|remote process exited", re.IGNORECASE)
+# What gloo puts around such a message: the line of its source, and advice.
+_GLOO_FRAME = re.compile(r"^\[\S+:\d+\] |\. This is typically caused by a remote worker .*$")
 # How long to wait for the errors of workers that wait for a hanging one.
 _GRACE_S = 5.0
 
@@ -143,7 +147,7 @@ class FailureWatch(UserCallback):
     def _cause(self, rank: int, error: Exception) -> str:
         death = _death(error)
         if death is None:
-            return first_line(error)
+            return _GLOO_FRAME.sub("", first_line(error))
         if "node has died" in str(death):
             return "its node died"
         if (number := self._crash_signal(rank)) is not None:
@@ -183,6 +187,22 @@ class TrainingWatch(WorkerGroupCallback):
     def before_worker_group_shutdown(self, worker_group: object) -> None:
         """Called after the end of the workers, or the death of some of them."""
         forget_workers(self._folder)
+
+
+class NetworkOfNodes(WorkerGroupCallback):
+    """Makes the workers of several nodes reach each other as Ray's nodes do."""
+
+    def before_init_train_context(self, workers: Sequence[Any]) -> dict[str, list[Any]]:
+        """Called before the workers connect to each other."""
+        addresses = [worker.metadata.node_ip for worker in workers]
+        if len(set(addresses)) > 1:
+            ray.get(
+                [
+                    worker.execute_async(use_network_of, address)
+                    for worker, address in zip(workers, addresses, strict=True)
+                ]
+            )
+        return {}
 
 
 def has_training_workers(folder: RunFolder) -> bool:

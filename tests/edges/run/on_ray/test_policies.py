@@ -11,10 +11,12 @@ from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy
 
 from ssl_sec.data.samplers import worker_counts
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.run.cpu import use_network_of
 from ssl_sec.edges.run.on_ray import policies
 from ssl_sec.edges.run.on_ray.policies import (
     ElasticPolicy,
     FailureWatch,
+    NetworkOfNodes,
     TrainingWatch,
     count_failure,
     forget_workers,
@@ -153,6 +155,15 @@ def test_nccls_abort_of_the_workers_that_wait_names_the_one_that_does_not_respon
     assert messages(folder).count("killed by SIGABRT") == 2
 
 
+def test_a_connection_broken_by_a_lost_node_is_told_without_gloos_advice(folder):
+    gloo = RuntimeError(
+        "[/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error [10.0.0.5]:26836: Connection reset "
+        "by peer. This is typically caused by a remote worker hanging or bugs in the application. GLHF!"
+    )
+    failed(FailureWatch(folder, max_failures=3), w1=gloo)
+    assert "worker 1: Read error [10.0.0.5]:26836: Connection reset by peer; the workers are" in messages(folder)
+
+
 def test_a_death_is_reported_without_the_broken_connections_it_causes(folder):
     died, reset = RayActorError(error_msg="The actor died unexpectedly."), RuntimeError("Connection reset by peer")
     with pytest.raises(UserError, match=r"^worker 1: its process died \(killed [^;]*; worker 2: no space left; 1 fail"):
@@ -161,6 +172,23 @@ def test_a_death_is_reported_without_the_broken_connections_it_causes(folder):
         UserError, match="^worker 0: Connection reset by peer; worker 1: Connection reset by peer; 2 fail"
     ):
         failed(FailureWatch(folder, max_failures=0), w0=reset, w1=reset)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "expected"), [(["10.0.0.1", "10.0.0.2"], ["10.0.0.1", "10.0.0.2"]), (["::1"] * 2, [])]
+)
+def test_workers_of_several_nodes_use_the_network_of_the_nodes(addresses, expected, monkeypatch):
+    """By its own name, which is 127.0.1.1 on Debian, no node reaches another."""
+    used = []
+    monkeypatch.setattr(policies.ray, "get", lambda references: references)
+
+    def execute_async(function, address):
+        assert function is use_network_of
+        used.append(address)
+
+    workers = [SimpleNamespace(metadata=SimpleNamespace(node_ip=ip), execute_async=execute_async) for ip in addresses]
+    assert NetworkOfNodes().before_init_train_context(workers) == {}
+    assert used == expected
 
 
 def test_a_death_is_described_in_words(folder):
