@@ -4,6 +4,7 @@ The many are read block by block and are never in memory together; all cosines a
 the least cosine of a pair once more in float64.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -91,16 +92,15 @@ def search(
                 cosines.diagonal(start + tile.start - block_start).fill_(-torch.inf)
             # Most queries have neither a pair nor a nearer neighbour in a block, and are done.
             highest = cosines.amax(1)
+            first = start + tile.start
             rows = (highest >= pairs_above - _ROUNDING).nonzero().squeeze(1)
-            row, column = (cosines[rows] >= pairs_above - _ROUNDING).nonzero(as_tuple=True)
-            row = rows[row]
-            if are_among:
-                is_after = column + block_start > row + start + tile.start
-                row, column = row[is_after], column[is_after]
-            if len(row):
-                found = _once_more(cosines[row, column], queries[tile], block, row, column, pairs_above)
-                is_kept = found >= pairs_above
-                pairs.add(row[is_kept] + start + tile.start, column[is_kept] + block_start, found[is_kept])
+            if len(rows) and (not are_among or first + 1 < block_start + len(block)):
+                found = cosines[rows]
+                if are_among and block_start <= first + len(highest):  # a pair is found at its first row alone
+                    later = torch.arange(block_start, block_start + len(block), device=device) > rows[:, None] + first
+                    found.masked_fill_(~later, -torch.inf)
+                _once_more(found, queries[tile][rows], block, pairs_above)
+                pairs.add(found, rows + first, block_start, pairs_above)
             rows = (highest > best[tile, -1]).nonzero().squeeze(1)
             query = rows + tile.start
             nearest = cosines[rows].topk(min(k, len(block)), dim=1)
@@ -112,19 +112,16 @@ def search(
 
 
 def _once_more(
-    cosines: Float32[Tensor, " pairs"],
+    cosines: Float32[Tensor, "queries rows"],
     queries: Float32[Tensor, "queries dim"],
     block: Float32[Tensor, "rows dim"],
-    row: Int64[Tensor, " pairs"],
-    column: Int64[Tensor, " pairs"],
     limit: float,
-) -> Float32[Tensor, " pairs"]:
-    """The cosines, of which those near the limit are computed exactly; with it, equal rows have 1."""
-    near = (cosines < limit + _ROUNDING).nonzero().squeeze(1)
-    for some in near.split(_ONCE_MORE):
+) -> None:
+    """Computes the cosines near the limit exactly; with it, equal rows have 1."""
+    row, column = ((cosines >= limit - _ROUNDING) & (cosines < limit + _ROUNDING)).nonzero(as_tuple=True)
+    for some in tiles(len(row), _ONCE_MORE):
         ours, theirs = (unit_rows(rows.double()) for rows in (queries[row[some]], block[column[some]]))
-        cosines[some] = rounded((ours * theirs).sum(1))
-    return cosines
+        cosines[row[some], column[some]] = rounded((ours * theirs).sum(1))
 
 
 class _KeptPairs:
@@ -137,14 +134,32 @@ class _KeptPairs:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._num_found = 0
+        self._least = -math.inf  # cosine that a pair must exceed to be kept
         self._parts: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def add(self, first: Tensor, second: Tensor, cosines: Tensor) -> None:
-        """Adds pairs; all on one device."""
-        self._num_found += len(cosines)
-        self._parts.append((first, second, cosines))
+    def add(
+        self,
+        cosines: Float32[Tensor, "queries rows"],
+        queries: Int64[Tensor, " queries"],
+        start: int,
+        pairs_above: float,
+    ) -> None:
+        """Adds the pairs above a cosine.
+
+        Args:
+            cosines: cosines of some queries and consecutive rows.
+            queries: positions of the queries.
+            start: position of the first of the rows.
+            pairs_above: the least cosine of a pair.
+        """
+        is_pair = cosines >= pairs_above
+        self._num_found += int(is_pair.sum())
+        # Of pairs that are as similar as the last of those that are kept, the earlier ones stay.
+        row, column = (is_pair & (cosines > self._least)).nonzero(as_tuple=True)
+        self._parts.append((queries[row], column + start, cosines[row, column]))
         if sum(len(part[2]) for part in self._parts) > 2 * self._limit:
             self._parts = [self._best()]
+            self._least = float(self._parts[0][2][-1])
 
     def kept(self) -> Pairs:
         """The most similar."""
