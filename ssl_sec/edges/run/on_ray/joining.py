@@ -91,13 +91,21 @@ def _own_process_group() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Restores the signal handlers that Ray replaces; with Ray's, a SIGTERM would end the driver at once."""
+    """Restores the signal handlers that Ray replaces; with Ray's, a SIGTERM would end the driver at once.
+
+    Raises:
+        KeyboardInterrupt: for a SIGTERM in the block.
+    """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    if threading.current_thread() is threading.main_thread():
-        for number, handler in handlers.items():
-            if callable(handler):
-                signal.signal(number, handler)
+    try:
+        yield
+    except SystemExit:  # of Ray's handler
+        raise KeyboardInterrupt from None
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                if callable(handler):
+                    signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -1,13 +1,17 @@
 """Joining a cluster, without one."""
 
+import signal
 import socket
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 import ray
 
+from ssl_sec.edges.run import signals
 from ssl_sec.edges.run.on_ray import joining
+from ssl_sec.edges.run.signals import handled
 from ssl_sec.errors import ConfigError
 
 
@@ -79,6 +83,25 @@ def test_a_cluster_that_cannot_be_joined_is_one_line(address, cause, found, monk
     with pytest.raises(ConfigError, match=f"^runtime.address: the Ray cluster at {address} {found}") as raised:
         joining.connect(address)
     assert "\n" not in str(raised.value)
+
+
+def test_a_sigterm_while_ray_starts_interrupts(address, monkeypatch):
+    """Ray's handler would end the job with exit code 15 and no word."""
+
+    def init(**options):
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as Ray's
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(ray, "init", init)
+    requires(monkeypatch, False)
+    before = signal.getsignal(signal.SIGTERM)
+    with handled(signals.interrupt), pytest.raises(KeyboardInterrupt):
+        ours = signal.getsignal(signal.SIGTERM)
+        try:
+            joining.connect(address)
+        finally:
+            assert signal.getsignal(signal.SIGTERM) is ours
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_server_tells_by_its_refusal_that_it_requires_a_token():
