@@ -4,7 +4,7 @@ The annotation of a field says so, for a group with all of its keys: `resume: No
 """
 
 import dataclasses
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
@@ -70,6 +70,11 @@ def is_among(key: str, keys: Set[str]) -> bool:
     """Whether a dotted key, or a group that it is in, is one of the keys."""
     parts = key.split(".")
     return any(".".join(parts[:count]) in keys for count in range(1, len(parts) + 1))
+
+
+def without_keys(groups: Sequence[Mapping[str, Any]], path: str, keys: Set[str]) -> list[dict[str, Any]]:
+    """The groups of a list at a dotted key, such as test sets, without their keys that are among `keys`."""
+    return [{key: value for key, value in group.items() if not is_among(f"{path}.{key}", keys)} for group in groups]
 
 
 def file_names(places: Sequence[str] | None) -> list[str] | None:

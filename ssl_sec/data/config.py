@@ -113,7 +113,6 @@ class FolderConfig(_InFolderConfig):
     """
 
     name: Literal["folder"] = "folder"
-    root: Local
     labels: bool | None = None
 
     @property
@@ -286,7 +285,6 @@ class RecordsConfig(_InFolderConfig):
     """
 
     name: Literal["records"] = "records"
-    root: Local
 
     @property
     def has_test_images(self) -> bool:

@@ -82,7 +82,7 @@ def search(
     queries = unit_rows(queries.to(device))
     best = torch.full((len(queries), k), -torch.inf, device=device)
     positions = torch.full((len(queries), k), -1, dtype=torch.int64, device=device)
-    pairs = _KeptPairs(max_pairs)
+    pairs = _KeptPairs(max_pairs, pairs_above)
     tile_rows = _TILE_ROWS_ON_CPU if device.type == "cpu" else _TILE_ROWS
     for block_start, block in blocks:
         block = unit_rows(block.to(device))
@@ -100,7 +100,7 @@ def search(
                     later = torch.arange(block_start, block_start + len(block), device=device) > rows[:, None] + first
                     found.masked_fill_(~later, -torch.inf)
                 _once_more(found, queries[tile][rows], block, pairs_above)
-                pairs.add(found, rows + first, block_start, pairs_above)
+                pairs.add(found, rows + first, block_start)
             rows = (highest > best[tile, -1]).nonzero().squeeze(1)
             query = rows + tile.start
             nearest = cosines[rows].topk(min(k, len(block)), dim=1)
@@ -125,37 +125,34 @@ def _once_more(
 
 
 class _KeptPairs:
-    """The most similar of the pairs that are added.
+    """The most similar of the pairs above a cosine.
 
     Args:
         limit: how many.
+        above: the least cosine of a pair.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, above: float) -> None:
         self._limit = limit
+        self._above = above
         self._num_found = 0
         self._least = -math.inf  # cosine that a pair must exceed to be kept
         self._parts: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def add(
-        self,
-        cosines: Float32[Tensor, "queries rows"],
-        queries: Int64[Tensor, " queries"],
-        start: int,
-        pairs_above: float,
-    ) -> None:
-        """Adds the pairs above a cosine.
+    def add(self, cosines: Float32[Tensor, "queries rows"], queries: Int64[Tensor, " queries"], start: int) -> None:
+        """Adds the pairs of some queries and consecutive rows.
 
         Args:
-            cosines: cosines of some queries and consecutive rows.
+            cosines: cosines of the queries and the rows.
             queries: positions of the queries.
             start: position of the first of the rows.
-            pairs_above: the least cosine of a pair.
         """
-        is_pair = cosines >= pairs_above
+        is_pair = cosines >= self._above
         self._num_found += int(is_pair.sum())
         # Of pairs that are as similar as the last of those that are kept, the earlier ones stay.
         row, column = (is_pair & (cosines > self._least)).nonzero(as_tuple=True)
+        if not len(row):
+            return
         self._parts.append((queries[row], column + start, cosines[row, column]))
         if sum(len(part[2]) for part in self._parts) > 2 * self._limit:
             self._parts = [self._best()]

@@ -12,7 +12,7 @@ from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.masking import masked_values
 from ssl_sec.edges.run.running import remove_at_exit, running
-from ssl_sec.effects import image_files, is_among, kept_by_resume, without_effect
+from ssl_sec.effects import image_files, is_among, kept_by_resume, without_effect, without_keys
 from ssl_sec.errors import ConfigError, DataError, shown, writing
 from ssl_sec.files import replace_text
 from ssl_sec.recipes.config import RunConfig, TrainingConfig
@@ -159,4 +159,4 @@ def _without(value: Any, path: str, free: Set[str]) -> Any:
     """A value; the groups of a list, such as test sets, without their keys in `free`."""
     if not isinstance(value, list) or not all(isinstance(group, Mapping) for group in value):
         return value
-    return [{key: each for key, each in group.items() if not is_among(f"{path}.{key}", free)} for group in value]
+    return without_keys(value, path, free)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ssl_sec.edges.folder.names import WEIGHTS
 from ssl_sec.edges.folder.stored_config import RENAMED
-from ssl_sec.effects import is_among, without_effect
+from ssl_sec.effects import is_among, without_effect, without_keys
 from ssl_sec.recipes.registry import RECIPES
 
 # Settings that differ between results that are compared, beside those without effect: of repetitions, of the network
@@ -22,7 +22,7 @@ def deciding(params: Mapping[str, str], job: str) -> dict[str, str]:
     free = without_effect(RECIPES[job].config) if job in RECIPES else frozenset[str]()
     found = {RENAMED.get(key, key): value for key, value in params.items()}
     return {
-        key: _without(value, {one.removeprefix(f"{key}.") for one in free if one.startswith(f"{key}.")})
+        key: _without(value, key, free)
         for key, value in found.items()
         if key not in _VARIED and not is_among(key, free)
     }
@@ -87,12 +87,12 @@ def is_expected(key: str, expected: str | None, found: str | None) -> bool:
     return expected == found
 
 
-def _without(listed: str, keys: Set[str]) -> str:
-    """A list of values by name without some of their keys; anything else is returned unchanged."""
-    values = _groups(listed) if keys else None
+def _without(listed: str, path: str, keys: Set[str]) -> str:
+    """A list of groups without some of their keys; anything else is returned unchanged."""
+    values = _groups(listed) if any(key.startswith(f"{path}.") for key in keys) else None
     if values is None:
         return listed
-    return str([{key: value for key, value in sorted(each.items()) if key not in keys} for each in values])
+    return str([dict(sorted(each.items())) for each in without_keys(values, path, keys)])
 
 
 def _groups(listed: str) -> Sequence[Mapping[str, Any]] | None:

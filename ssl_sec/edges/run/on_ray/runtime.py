@@ -182,7 +182,8 @@ def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | Non
             is_short = shortage is not None
             if shortage is not None and not was_short:
                 folder.log_message("WARNING", f"{shortage}; training continues when there are more")
-            if not (is_short or has_waited) and (free := find_wait()) is not None:
+            may_wait = not (is_short or has_waited or has_training_workers(folder))
+            if may_wait and (free := find_wait()) is not None:
                 has_waited = True
                 workers = describe_workers(trainer.scaling_config)
                 folder.log_message("INFO", f"waiting until other jobs leave room for {workers}; free: {free}")
