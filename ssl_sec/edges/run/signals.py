@@ -1,6 +1,5 @@
 """Signals that request a run to save and stop."""
 
-import _thread
 import contextlib
 import os
 import signal
@@ -40,7 +39,7 @@ def handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     numbers = [signal.SIGINT, signal.SIGTERM, *([] if under_nohup else [signal.SIGHUP])]
     before, hook = {number: signal.signal(number, handle_here) for number in numbers}, sys.unraisablehook
-    sys.unraisablehook = partial(_interrupt_again, hook)
+    sys.unraisablehook = partial(_interrupt_again, threading.get_ident(), hook)
     try:
         yield
     finally:
@@ -49,10 +48,11 @@ def handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _interrupt_again(hook: Callable[[Any], object], lost: Any) -> None:
+def _interrupt_again(thread: int, hook: Callable[[Any], object], lost: Any) -> None:
     """Sends SIGINT again if Python has ignored its error, as it does in functions that the garbage collector calls."""
     if lost.exc_type is KeyboardInterrupt:
-        threading.Timer(0.01, _thread.interrupt_main).start()  # at once, it would be ignored here, too
+        # At once, it would be ignored here, too. A true signal also ends a system call that waits.
+        threading.Timer(0.01, signal.pthread_kill, (thread, signal.SIGINT)).start()
     else:
         hook(lost)
 
