@@ -1,13 +1,14 @@
 """Pictures of images: those of the first step with their views, and queries with their nearest images."""
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, UInt8
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from ssl_sec.figures.drawing import GREEN, message
@@ -78,27 +79,44 @@ def retrieved_figure(arms: Mapping[str, Retrieved], title: str) -> Figure:
     if not len(queries) or not min(columns):
         return message("no images were retrieved")
     height, width = queries.shape[2:]
-    names = _wrapped(arms, [count * _CELL_INCHES for count in columns])
-    extra_inches = 0.75 + 0.2 * names[0].count("\n")
+    names = [
+        textwrap.fill(name, int(count * _CELL_INCHES * _LETTERS_PER_INCH))
+        for name, count in zip(arms, columns, strict=True)
+    ]
+    extra_inches = 0.8 + 0.2 * max(name.count("\n") for name in names)
     size = (_CELL_INCHES * (1.15 + sum(columns)), _CELL_INCHES * height / width * len(queries) + extra_inches)
     figure = Figure(figsize=size, layout="constrained")
     figure.suptitle(title)
-    parts = figure.subfigures(1, 1 + len(arms), squeeze=False, width_ratios=[1.1, *columns])[0]
-    parts[0].suptitle("\n" * names[0].count("\n") + " ", fontsize=10)
-    asked = parts[0].subplots(len(queries), 1, squeeze=False)[:, 0]
-    asked[0].set_title("query")
-    for axes, image in zip(asked, queries, strict=True):
-        show_image(axes, image, _GREY, 1.5)
-    for part, name, one in zip(parts[1:], names, arms.values(), strict=True):
-        part.suptitle(name, fontsize=10)
-        for (row, place), axes in np.ndenumerate(part.subplots(*one.images.shape[:2], squeeze=False)):
-            if one.correct is None:
-                show_image(axes, one.images[row, place], _GREY, 1.5)
-            else:
-                _show_answer(axes, one.images[row, place], bool(one.correct[row, place]))
-            if row == 0:
-                axes.set_title(f"{place + 1}")
+    first, *others = figure.subplots(1, 1 + len(arms), squeeze=False, width_ratios=[1, *columns])[0]
+    _show_grid(first, queries[:, None], ["query"])
+    for axes, name, one in zip(others, names, arms.values(), strict=True):
+        _show_grid(axes, one.images, [f"{place + 1}" for place in range(one.images.shape[1])], one.correct)
+        axes.set_title(name, fontsize=10)
     return figure
+
+
+def _show_grid(
+    axes: Axes,
+    images: UInt8[Tensor, "rows columns channels height width"],
+    header: Sequence[str],
+    correct: Bool[Tensor, "rows columns"] | None = None,
+) -> None:
+    """Draws framed images in rows, in one pair of axes: one pair for each would take most of a figure's time."""
+    rows, columns, _, height, width = images.shape
+    for row, column in np.ndindex(rows, columns):
+        left, right, bottom, top = extent = (column - 0.46, column + 0.46, row + 0.46, row - 0.46)
+        _draw(axes, images[row, column], extent)
+        colour, points = _GREY, 1.5
+        if correct is not None:
+            colour, points, mark = (GREEN, 4.0, "✓") if correct[row, column] else (_RED, 4.0, "✗")
+            box = {"facecolor": colour, "edgecolor": "none", "boxstyle": "square,pad=0.15"}
+            axes.text(right - 0.03, top + 0.03, mark, ha="right", va="top", color="white", bbox=box)
+        frame = Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=points)
+        axes.add_patch(frame)
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5), aspect=height / width, anchor="S", yticks=[])
+    axes.set_xticks(range(columns), header, fontsize=12)
+    axes.tick_params(length=0, top=True, labeltop=True, labelbottom=False)
+    axes.spines[:].set_visible(False)
 
 
 def show_image(axes: Axes, image: UInt8[Tensor, "channels height width"], frame: str, frame_points: float) -> None:
@@ -108,19 +126,5 @@ def show_image(axes: Axes, image: UInt8[Tensor, "channels height width"], frame:
     axes.spines[:].set(visible=True, color=frame, linewidth=frame_points)
 
 
-def _show_answer(axes: Axes, image: Tensor, is_correct: bool) -> None:
-    colour, mark = (GREEN, "✓") if is_correct else (_RED, "✗")
-    show_image(axes, image, colour, 4.0)
-    box = {"facecolor": colour, "edgecolor": "none", "boxstyle": "square,pad=0.15"}
-    axes.text(0.97, 0.97, mark, transform=axes.transAxes, ha="right", va="top", color="white", bbox=box)
-
-
 def _draw(axes: Axes, image: Tensor, extent: tuple[float, float, float, float] | None = None) -> None:
     axes.imshow(image.cpu().permute(1, 2, 0).numpy(), cmap="gray", vmin=0, vmax=255, extent=extent)
-
-
-def _wrapped(names: Iterable[str], inches: Sequence[float]) -> list[str]:
-    """Names wrapped to given widths, all with the same number of lines, so that everything below them is level."""
-    lines = [textwrap.wrap(name, int(width * _LETTERS_PER_INCH)) for name, width in zip(names, inches, strict=True)]
-    most = max(map(len, lines))
-    return ["\n".join([*each, *[" "] * (most - len(each))]) for each in lines]
