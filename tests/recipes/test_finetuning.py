@@ -67,7 +67,8 @@ def test_images_that_cannot_be_read_are_not_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(DigitsConfig, "_open", lambda *_: noisy_set(200, bad=range(0, 200, 4)))
     watched = labelled_images(config(held_out_share=0.2), noisy_set(200, bad=())).watched.rows
     num_watched = int((watched % 4 > 0).sum())
-    runtime, store = run(tmp_path, epochs=1, labels_share=0.5, held_out_share=0.2)
+    augment = {"short_side_px": 8, "size_px": 8}
+    runtime, store = run(tmp_path, epochs=1, labels_share=0.5, held_out_share=0.2, augment=augment)
     confusion = torch.tensor(json.loads(store.confusion_path.read_text())["confusion"])
     assert int(confusion.sum()) == 150
     (top1,) = runtime.series("val/top1").values()

@@ -18,7 +18,7 @@ from tests.recipes.face import test_recipe
 from tests.training.fake_gpu import FakeGPU
 
 FLOAT32 = {"name": "local", "precision": "float32"}
-SELDOM = Cadence(log_every_steps=5, save_every_steps=10**6, monitor_every_steps=10**6)
+SELDOM = Cadence(log_every_steps=3, save_every_steps=10**6, monitor_every_steps=10**6)
 
 
 def colour_images():
@@ -79,13 +79,13 @@ CASES = {
 
 
 def counted(case):
-    """Waits up to each report of twelve steps, and all launches; in a process whose autograd knows the device."""
+    """Waits up to each report of seven steps, and all launches; in a process whose autograd knows the device."""
     build, optimiser = CASES[case]
     runtime, waits = FakeRuntime(), []
     groups._are_on_gpu = lambda found: True  # one launch for all parameters, as on a GPU
     with FakeGPU() as gpu:
         runtime.device = gpu.device
-        recipe = replace(build(optimiser, runtime, colour_images().to(gpu.device)), total_steps=12)
+        recipe = replace(build(optimiser, runtime, colour_images().to(gpu.device)), total_steps=7)
         runtime.report = lambda step, *figures: waits.append((step, gpu.waits.total()))
         runtime.save = lambda step, state: None
         gpu.reset()
