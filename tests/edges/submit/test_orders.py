@@ -8,6 +8,11 @@ from ssl_sec.errors import ConfigError
 from tests.edges.submit.test_submission import SentJobs
 
 
+@pytest.fixture(autouse=True)
+def no_cluster_on_this_machine(monkeypatch):
+    monkeypatch.setattr("ssl_sec.edges.submit.cluster.find_gcs_addresses", set)
+
+
 def test_a_probe_of_a_folder_takes_the_output_folder_of_its_run_unless_another_is_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
