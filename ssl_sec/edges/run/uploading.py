@@ -171,7 +171,7 @@ class Upload:
         return shown if reason is None else f"{reason}; {shown}"
 
     def _log_data(self, tracked: TrackedRun) -> None:
-        """Logs the training set and the test set as inputs of the run; for a probe the test set, and the protocol."""
+        """Logs the training set and the test sets as inputs of the run; for a probe the test set, and the protocol."""
         config, folder = self._spec.config, self._spec.folder
         if not folder.holds_data:
             return
@@ -186,9 +186,9 @@ class Upload:
                 for what, number in (("duplicates", data.num_duplicates), ("unreadable", data.num_unreadable)):
                     tracked.client.set_tag(tracked.run_id, f"data.{what}", f"{number:,} of {data.num_checked:,}")
                 tracked.log_file(folder.check_path)
-            if (tested := folder.test_data()) is not None:
-                tracked.log_data(data_set(tested, title, "test"), EVALUATION)
-        tracked.log_data(data_set(data, title, split), context)
+            for name, tested in folder.test_data().items():
+                tracked.log_data(data_set(tested, name), EVALUATION)
+        tracked.log_data(data_set(data, f"{title}/{split}"), context)
 
     def _compare(self, tracked: TrackedRun) -> None:
         """Copies the metrics of a probe to the run that it probed, and finds the best registered encoder."""
