@@ -95,8 +95,8 @@ class FakeStore:
     def describe_data(self, image_set, *, is_resumed=False):
         self.described.append((image_set.name, len(image_set)))
 
-    def describe_test_data(self, image_set):
-        self.tested = image_set.name, len(image_set)
+    def describe_test_data(self, image_sets):
+        self.tested = {name: len(image_set) for name, image_set in image_sets.items()}
 
     def forget_records_from(self, step):
         self.forgotten.append(step)

@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -62,12 +62,13 @@ def run_transfer(config: TransferConfig) -> str:
     )
     with ExitStack() as stack:
         stack.enter_context(running(RunFolder(known), "sets", "other sets"))
+        earlier = [title for title, probe in probes.items() if is_probed(_folder(probe, group))]
         if is_here(config.runtime):
-            _require_labels(list(probes.values()), group)
+            _require_labels(probes, earlier)
         sweep = _sweep(config, group, name, known)
         stack.enter_context(sweep.ended_after(arms, lambda: _text(config, results)))
         for title, probe in probes.items():
-            finished = _measured(probe, group, sweep)
+            finished = _taken(probe, group, sweep) if title in earlier else _measured(probe, sweep)
             results[title] = finished.metrics
             arms[title] = [finished.metrics]
         with tempfile.TemporaryDirectory() as made:
@@ -132,10 +133,10 @@ def _image_shape(config: TransferConfig, found: FoundNetwork) -> tuple[int, int]
     return channels or own, size or min(height, width)
 
 
-def _require_labels(probes: Sequence[ProbeJobConfig], group: str) -> None:
+def _require_labels(probes: Mapping[str, ProbeJobConfig], earlier: Collection[str]) -> None:
     """Checks that each set that is still to be measured is there and has labels, before the first one is measured."""
-    for index, probe in enumerate(probes):
-        if probe.data is None or is_probed(_folder(probe, group)):
+    for index, (title, probe) in enumerate(probes.items()):
+        if probe.data is None or title in earlier:
             continue
         key = f"sets[{index}]"
         try:
@@ -151,13 +152,16 @@ def _folder(probe: ProbeJobConfig, group: str) -> RunFolder:
     return open_folder(local_folder(probe.output_dir) / group / str(probe.run_name))
 
 
-def _measured(probe: ProbeJobConfig, group: str, sweep: Sweep) -> Finished:
-    """The run of one set; an earlier one that has finished, if there is one."""
+def _taken(probe: ProbeJobConfig, group: str, sweep: Sweep) -> Finished:
+    """The run of a set that was measured before."""
     folder = _folder(probe, group)
-    if is_probed(folder):
-        logger.info("%s is finished: taking its results", folder.location)
-        sweep.adopt([folder.run_id])
-        return as_before(folder, probe)
+    logger.info("%s is finished: taking its results", folder.location)
+    sweep.adopt([folder.run_id])
+    return as_before(folder, probe)
+
+
+def _measured(probe: ProbeJobConfig, sweep: Sweep) -> Finished:
+    """The run of one set."""
     try:
         return run_probe(probe, sweep.run_id)
     except Stopped:

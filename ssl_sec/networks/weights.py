@@ -79,12 +79,24 @@ def load_weights(backbone: nn.Module, path: str | Path) -> bool:
         StorageError: if it cannot be read.
         UnfitWeightsError: if its names or shapes are not the backbone's, or those of several networks are.
     """
-    path = Path(path)
-    wanted = backbone.state_dict()
-    tensors = _without_prefix(_state_dict("encoder.weights", path), wanted.keys(), path)
-    kept = {name: value for name, value in tensors.items() if name in wanted or not name.startswith(_CLASSIFIER_KEYS)}
-    _load(backbone, resampled_weights(backbone, kept), "encoder.weights", path)
-    return len(kept) < len(tensors)
+    tensors, prefix, has_classifier = _backbone_weights(backbone, Path(path))
+    if prefix and rank() == 0:
+        logger.info("encoder.weights: the weights are those of %s*", prefix)
+    backbone.load_state_dict(tensors)
+    return has_classifier
+
+
+def require_backbone_weights(backbone: nn.Module, path: Path) -> None:
+    """Checks that a file has a backbone's weights.
+
+    Args:
+        backbone: a backbone with or without values: it may be on torch's meta device.
+        path: the file.
+
+    Raises:
+        MissingDataError, StorageError, UnfitWeightsError: as `load_weights`.
+    """
+    _backbone_weights(backbone, path)
 
 
 def load_head_weights(head: nn.Module, path: str | Path) -> None:
@@ -98,12 +110,8 @@ def load_head_weights(head: nn.Module, path: str | Path) -> None:
     path = Path(path)
     tensors = _state_dict("head.weights", path)
     layers = dict(head.named_children())
-    _load(
-        head,
-        {name: value for name, value in tensors.items() if name.partition(".")[0] in layers},
-        "head.weights",
-        path,
-    )
+    of_layers = {name: value for name, value in tensors.items() if name.partition(".")[0] in layers}
+    head.load_state_dict(_fitting(head, of_layers, "head.weights", path))
 
 
 def require_weights(key: str, path: Path) -> None:
@@ -173,8 +181,17 @@ def _refused_content(path: Path) -> str:
     return f"it needs {sorted(types)[0]}{more}, whose code is not run; allowed: a file with its state dict alone"
 
 
-def _without_prefix(tensors: dict[str, Tensor], wanted: Collection[str], path: Path) -> dict[str, Tensor]:
-    """The weights under the one prefix with which all wanted names exist; all of them if that is none."""
+def _backbone_weights(backbone: nn.Module, path: Path) -> tuple[dict[str, Tensor], str, bool]:
+    """The weights of a backbone in a file, the prefix of their names there, and whether there is a classifier, too."""
+    wanted = backbone.state_dict()
+    tensors, prefix = _without_prefix(_state_dict("encoder.weights", path), wanted.keys(), path)
+    kept = {name: value for name, value in tensors.items() if name in wanted or not name.startswith(_CLASSIFIER_KEYS)}
+    fitting = _fitting(backbone, resampled_weights(backbone, kept), "encoder.weights", path)
+    return fitting, prefix, len(kept) < len(tensors)
+
+
+def _without_prefix(tensors: dict[str, Tensor], wanted: Collection[str], path: Path) -> tuple[dict[str, Tensor], str]:
+    """The weights under the one prefix with which all wanted names exist, and it; all of them if that is none."""
     names = {name for name in wanted if not name.endswith("num_batches_tracked")}
     first = min(names, default="")
     prefixes = sorted(
@@ -183,14 +200,13 @@ def _without_prefix(tensors: dict[str, Tensor], wanted: Collection[str], path: P
         if all(prefix + name in tensors for name in names)
     )
     if not prefixes or "" in prefixes:
-        return tensors
+        return tensors, ""
     trained = [prefix for prefix in prefixes if not any(part in prefix for part in _AVERAGES)] or prefixes
     if len(trained) > 1:
         found = " and ".join(f"{prefix}*" for prefix in trained)
         raise UnfitWeightsError(f"encoder.weights: {path}{_UNFIT}the encoder: it holds several, {found}; allowed: one")
-    if rank() == 0:
-        logger.info("encoder.weights: the weights are those of %s*", trained[0])
-    return {name.removeprefix(trained[0]): value for name, value in tensors.items() if name.startswith(trained[0])}
+    prefix = trained[0]
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}, prefix
 
 
 def _defect(name: str, found: Tensor, wanted: Tensor) -> str | None:
@@ -202,7 +218,8 @@ def _defect(name: str, found: Tensor, wanted: Tensor) -> str | None:
     return None
 
 
-def _load(module: nn.Module, tensors: dict[str, Tensor], key: str, path: Path) -> None:
+def _fitting(module: nn.Module, tensors: dict[str, Tensor], key: str, path: Path) -> dict[str, Tensor]:
+    """The tensors as the state dict of a module; raises an UnfitWeightsError if they are that of another one."""
     wanted = module.state_dict()
     # Files of an old PyTorch lack the count of a batch norm's batches; even older ones store vectors as [1, width].
     for name, value in wanted.items():
@@ -228,4 +245,4 @@ def _load(module: nn.Module, tensors: dict[str, Tensor], key: str, path: Path) -
     if problems:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise UnfitWeightsError(f"{key}: {path}{_UNFIT}the {part}: {sorted(problems)[0]}{more}")
-    module.load_state_dict(tensors)
+    return tensors

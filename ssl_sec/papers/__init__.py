@@ -132,6 +132,19 @@ class PaperFigure:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FigureOfRuns:
+    """A figure of a paper that runs draw of themselves.
+
+    Attributes:
+        number: number of the figure in the paper.
+        file: name of the run's file.
+    """
+
+    number: str
+    file: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Paper:
     """A paper's tables, and its figures that are drawn from our runs.
 
@@ -140,12 +153,14 @@ class Paper:
         reference: authors, venue and year.
         tables: the tables, in order.
         figures: the figures, in order.
+        drawn_by_runs: those that no report draws, as runs draw them.
     """
 
     title: str
     reference: str
     tables: tuple[Table, ...]
     figures: tuple[PaperFigure, ...] = ()
+    drawn_by_runs: tuple[FigureOfRuns, ...] = ()
 
     def __post_init__(self) -> None:
         numbers = [table.number for table in self.tables]
@@ -172,7 +187,9 @@ class Paper:
         by_number = {figure.number: figure for figure in self.figures}
         if number not in by_number:
             allowed = ", ".join(by_number) or "none"
-            raise ConfigError(f"figure: found {number}; of {self.title!r}, allowed: {allowed}")
+            files = {figure.number: figure.file for figure in self.drawn_by_runs}
+            where = f", which runs draw themselves as {files[number]}" if number in files else ""
+            raise ConfigError(f"figure: found {number}{where}; of {self.title!r}, allowed: {allowed}")
         return by_number[number]
 
 

@@ -74,8 +74,8 @@ class RunStore(Protocol):
         """
         ...
 
-    def describe_test_data(self, image_set: ImageSet) -> None:
-        """Records the description of the test images, if the run itself measures them."""
+    def describe_test_data(self, image_sets: Mapping[str, ImageSet]) -> None:
+        """Records the descriptions of test images that the run itself measures, by their names in MLflow."""
         ...
 
     def forget_records_from(self, step: int) -> None:

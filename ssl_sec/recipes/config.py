@@ -1,7 +1,7 @@
 """The part of a run's configuration that all recipes share."""
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,8 +17,8 @@ from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.losses import PAIR_LOSSES, Loss
 from ssl_sec.losses.angular import DisjointLoss
 from ssl_sec.losses.config import ClassLossConfig, PairLossConfig, TeacherLossConfig
-from ssl_sec.networks.config import EncoderConfig, HeadConfig
-from ssl_sec.networks.weights import require_weights
+from ssl_sec.networks.config import EncoderConfig, HeadConfig, TimmConfig
+from ssl_sec.networks.weights import require_backbone_weights, require_weights
 from ssl_sec.recipes.tracking import OutputDir, TrackingConfig
 from ssl_sec.settings import Count, Name, Range, Seed, Settings, check
 from ssl_sec.training.config import ConstraintConfig, RayConfig, RuntimeConfig
@@ -198,12 +198,21 @@ class TrainingConfig(RunConfig, is_base=True):
 
         Raises:
             DataError: one does not exist, or a list of images that are left out cannot be read.
-            StorageError: a file of weights cannot be read as such.
+            StorageError: a file of weights cannot be read as such, or has those of another encoder.
         """
         self.data.require_places(with_test=self.reads_test_images)
-        for key, path in (("encoder.weights", self.encoder.weights), ("head.weights", self.head.weights)):
-            if path is not None:
-                require_weights(key, Path(path).expanduser())
+        if self.encoder.weights is not None:
+            self._require_encoder_weights(Path(self.encoder.weights).expanduser())
+        if self.head.weights is not None:
+            require_weights("head.weights", Path(self.head.weights).expanduser())
+
+    def _require_encoder_weights(self, path: Path) -> None:
+        if isinstance(self.encoder, TimmConfig):  # whose layers may depend on the size of the images
+            require_weights("encoder.weights", path)
+            return
+        with torch.device("meta"):
+            encoder = replace(self.encoder, weights=None, freeze_batch_norm=False).build(self.data.channels, 224)
+        require_backbone_weights(encoder.backbone, path)
 
     @property
     def evaluated_crop(self) -> Crop | None:

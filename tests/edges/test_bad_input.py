@@ -184,6 +184,19 @@ def test_a_file_without_weights_leaves_neither_a_folder_nor_a_run(refused, tmp_p
         assert found == f"{key}: w.pt cannot be read as weights: {message}"
 
 
+def test_weights_of_another_network_leave_neither_a_folder_nor_a_run(refused, tmp_path: Path):
+    backbone = ResNetConfig(name="resnet18", width=0.125).build(3, 8).backbone
+    torch.save(backbone.state_dict(), tmp_path / "w.pt")
+    wider = "encoder.weights: w.pt does not fit the encoder: bn1.bias has shape (8,), the encoder (16,) and "
+    assert refused("pretrain", ["encoder.width=0.25", "encoder.weights=w.pt"], code=4).startswith(wider)
+    grey = (
+        "encoder.weights: w.pt does not fit the encoder: conv1.weight has shape (8, 3, 3, 3), the encoder (8, 1, 3, 3)"
+    )
+    assert refused("pretrain", ["encoder.width=0.125", "encoder.weights=w.pt"], code=4) == grey
+    deeper = ["encoder=resnet34", "encoder.width=0.125", "encoder.freeze_batch_norm=true", "encoder.weights=w.pt"]
+    assert " does not fit the encoder: conv1.weight has shape (8, 3, 3, 3), " in refused("pretrain", deeper, code=4)
+
+
 def test_data_of_a_cluster_are_looked_for_by_its_workers_alone(tmp_path: Path, monkeypatch):
     given = [*QUICK, "data=folder", f"data.root={tmp_path / 'nowhere'}"]
     nowhere = configured("pretrain", given)

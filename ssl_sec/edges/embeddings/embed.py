@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,11 +98,14 @@ def run_embed(config: EmbedConfig) -> Embedded:
     """
     network, belongs_to = found_network_and_origin(config)
     data = undecoded(_data(config, network))
+    logger.info("opening the %s images of %s", config.split, data.title)
     image_set = data.open_to_embed(config.split, network.crop)  # cropped as in the run's evaluation
     logger.info("data: %s", in_words(image_set))
     loaded = network.load(image_set.image_shape)
     dim, digest = _dim(loaded, image_set), network.digest(loaded)
     plan = Plan(split=config.split, num_images=len(image_set), rows_per_part=config.rows_per_part)
+    if isinstance(image_set, DecodedImages):
+        logger.info("reading some of the images and the sizes of files, by which embeddings of others are recognised")
     origin = _origin(config, network.run, belongs_to, digest, data, image_set, dim)
     work = EmbeddingWork(config=config, network=network, data=data, plan=plan, origin=origin)
     with alone_in(place_at(config.output), config.split):
@@ -129,7 +133,7 @@ def _write_missing(work: "EmbeddingWork", belongs_to: Origin, image_set: ImageSe
         upload_results(tracked, metrics, work.origin, image_set, data)
 
     with run.ended_with(upload):
-        _do(work, waiting, progress)
+        _do(work, image_set, waiting, progress)
     return Embedded(
         output=config.output,
         split=config.split,
@@ -183,22 +187,23 @@ class _Progress:
         return found
 
 
-def _do(work: "EmbeddingWork", waiting: list[int], progress: _Progress) -> None:
-    """Computes the missing parts.
+def _do(work: "EmbeddingWork", image_set: ImageSet, waiting: list[int], progress: _Progress) -> None:
+    """Computes the missing parts; workers of a cluster open the set themselves.
 
     Raises:
         Stopped: if the job was interrupted; whole files are kept.
     """
-    start = time.perf_counter()
+    runtime, began = work.config.runtime, time.perf_counter()
+    start = partial(work.start, image_set=image_set) if isinstance(runtime, LocalConfig) else work.start
     with (
         progress_shown("embed", progress.num_images) as update,
         interruptible(f"whole files are kept in {work.config.output}"),
     ):
         try:
-            for rows in done_on(work.config.runtime, work.start, waiting, update, "embed"):
+            for rows in done_on(runtime, start, waiting, update, "embed"):
                 progress.written.append(rows)
         finally:
-            progress.seconds = time.perf_counter() - start
+            progress.seconds = time.perf_counter() - began
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,29 +234,32 @@ class EmbeddingWork:
                 f"allowed: another folder, or runtime.precision={self.precision}"
             )
 
-    def start(self, device: torch.device, on_images: Callable[[int], object]) -> Callable[[int], int]:
+    def start(
+        self, device: torch.device, on_images: Callable[[int], object], image_set: ImageSet | None = None
+    ) -> Callable[[int], int]:
         """A function that computes a part on a device, and returns how many images it embedded.
 
         Args:
             device: device of this process.
             on_images: called with the number of images after each forward pass.
+            image_set: the images, if this process has opened them.
 
         Raises:
             ConfigError: if the files that exist are of another precision.
         """
-        image_set = self.data.open_to_embed(self.config.split, self.network.crop)
+        opened = image_set or self.data.open_to_embed(self.config.split, self.network.crop)
         computation = self.config.runtime.on(device)
         self.require_precision(computation.precision)
         origin = {**self.origin, "precision": computation.precision}
-        network = self.network.load(image_set.image_shape).to(device, computation.dtype)
+        network = self.network.load(opened.image_shape).to(device, computation.dtype)
         lay_out(network, device, computation.channels_last)
         place = place_at(self.config.output)
 
         def do(part: int) -> int:
             rows = self.plan.rows(part)
-            found = embed(network, image_set, rows, device, computation, self.config.batch_size, on_images)
+            found = embed(network, opened, rows, device, computation, self.config.batch_size, on_images)
             found = replace(found, paths=[None if path is None else masked(path) for path in found.paths])
-            place.write(self.plan.name(part), encoded(found, image_set.class_names, origin))
+            place.write(self.plan.name(part), encoded(found, opened.class_names, origin))
             return len(found.rows)
 
         return do

@@ -64,4 +64,4 @@ def upload_results(
     run([{"step": 0, "metrics": {f"embed/{name}": value for name, value in metrics.items()}}])
     run.client.log_dict(run.run_id, masked_values(origin), "origin.json")
     described = DataDescription.of(image_set, origin["digest"])
-    run.log_data(data_set(described, data.title, origin["split"]), "embedding")
+    run.log_data(data_set(described, f"{data.title}/{origin['split']}"), "embedding")

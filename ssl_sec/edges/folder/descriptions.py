@@ -129,6 +129,18 @@ class DataDescription:
             files = path if check_path is None else f"{path} or {check_path.name}"
             raise StorageError(f"{files} cannot be read: {first_line(error)}") from error
 
+    @classmethod
+    def read_all(cls, path: Path) -> dict[str, "DataDescription"]:
+        """The descriptions of a run's test data, by their names in MLflow.
+
+        Raises:
+            StorageError: if the file cannot be read.
+        """
+        try:
+            return {name: from_values(cls, each) for name, each in json.loads(path.read_text()).items()}
+        except (OSError, ValueError, TypeError) as error:
+            raise StorageError(f"{path} cannot be read: {first_line(error)}") from error
+
 
 def installed_versions() -> dict[str, str]:
     """The versions of the packages that decide the curve of a run."""

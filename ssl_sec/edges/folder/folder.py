@@ -263,9 +263,10 @@ class RunFolder(RunLogs):
                 now.require_images_of(self.data())
         replace_text(self.data_path, json.dumps(asdict(now)))
 
-    def describe_test_data(self, image_set: ImageSet) -> None:
-        """Writes the description of the test images of a training."""
-        replace_text(self.test_data_path, json.dumps(asdict(DataDescription.of(image_set))))
+    def describe_test_data(self, image_sets: Mapping[str, ImageSet]) -> None:
+        """Writes the descriptions of the test images of a training, by their names in MLflow."""
+        described = {name: asdict(DataDescription.of(image_set)) for name, image_set in image_sets.items()}
+        replace_text(self.test_data_path, json.dumps(described))
 
     @property
     def described_in(self) -> tuple[Path, ...]:
@@ -281,9 +282,9 @@ class RunFolder(RunLogs):
         """The description of the data; a StorageError if it cannot be read."""
         return DataDescription.read(self.data_path, self.check_path)
 
-    def test_data(self) -> DataDescription | None:
-        """The description of the test images; None if the training has described none."""
-        return DataDescription.read(self.test_data_path) if self.test_data_path.is_file() else None
+    def test_data(self) -> Mapping[str, DataDescription]:
+        """The descriptions of the test images, by their names in MLflow; none if the training has described none."""
+        return DataDescription.read_all(self.test_data_path) if self.test_data_path.is_file() else {}
 
     def write_launch_token(self) -> str:
         """Writes a random token, by which workers recognise this folder, and returns it."""

@@ -5,7 +5,6 @@ import json
 
 from mlflow.entities import Dataset, DatasetInput, Metric, Param, Run, RunData, RunInfo, RunInputs, RunTag
 
-from ssl_sec.data.image_set import Split
 from ssl_sec.edges.folder.descriptions import DataDescription
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import stored_values
@@ -36,7 +35,7 @@ def run_record(folder: RunFolder, data_title: str) -> Run:
             params=[Param(key, str(value)) for key, value in flattened(stored_values(folder.config_path)).items()],
             tags=[RunTag(key, value) for key, value in folder.identity.tags.items()],
         ),
-        RunInputs([DatasetInput(data_set(folder.data(), data_title, "train"), [])]),
+        RunInputs([DatasetInput(data_set(folder.data(), f"{data_title}/train"), [])]),
     )
 
 
@@ -47,7 +46,7 @@ def data_of(run: Run) -> Dataset | None:
     return next(iter([*trained_on, *(item.dataset for item in inputs)]), None)
 
 
-def data_set(data: DataDescription, title: str, split: Split) -> Dataset:
+def data_set(data: DataDescription, name: str) -> Dataset:
     """One split of the data of a run, which may have been held out of the images of the other, with its counts.
 
     Without a digest of the images, it has a digest of the counts.
@@ -60,7 +59,7 @@ def data_set(data: DataDescription, title: str, split: Split) -> Dataset:
             "unreadable": data.num_unreadable,
         }
     return Dataset(
-        name=f"{title}/{split}",
+        name=name,
         digest=data.digest or hashlib.sha256(f"{data.description}:{profile}".encode()).hexdigest()[:8],
         source_type="ssl_sec",
         source=masked(data.description),  # an old folder has it whole

@@ -72,8 +72,8 @@ def _draw_sweeps(archive: RunArchive, recipes: Sequence[str]) -> Report:
     )
     if not by_batch and not by_weight:
         raise ConfigError(
-            f"figure: the {_count_runs(groups)} of {', '.join(recipes)} that are alike have one batch size and one λ; "
-            "allowed: two or more, as global_batch_size=30 and 60, or transform.weight=0.2 and 0.5"
+            f"figure: found one batch size and one λ in the {_count_runs(groups)} of {', '.join(recipes)} that can be "
+            "compared; allowed: two or more, as global_batch_size=30 and 60, or transform.weight=0.2 and 0.5"
         )
     shown = {arm.rpartition(" ")[2] for arm in by_weight}
     levels = {f"without transform, batch size {batch}": baselines[batch] for batch in baselines if batch in shown}
@@ -91,8 +91,8 @@ def _draw_encoders(archive: RunArchive, recipes: Sequence[str]) -> Report:
     encoders = list(dict.fromkeys(_encoder_label(group.settings) for group in groups))
     if len(encoders) < 2:
         raise ConfigError(
-            f"figure: the {_count_runs(groups)} of {', '.join(recipes)} that are alike have one encoder; allowed: two "
-            "or more, as encoder=resnet18 and resnet50"
+            f"figure: found one encoder in the {_count_runs(groups)} of {', '.join(recipes)} that can be "
+            "compared; allowed: two or more, as encoder=resnet18 and resnet50"
         )
     arms: dict[str, list[Point]] = {}
     for group in groups:

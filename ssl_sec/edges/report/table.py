@@ -24,7 +24,9 @@ from ssl_sec.papers import Column, Table, Value, load
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import flattened, from_values, to_values
 
+# Of a block of columns: their number, and the characters of their headings.
 _MAX_COLUMNS = 7
+_MAX_CHARACTERS = 120
 _EXPLANATION = (
     "ours: mean ± sample standard deviation of the last values, not the best (number of seeds); difference: ours minus "
     "the paper's"
@@ -196,14 +198,19 @@ def _describe_changes(changes: Sequence[Change]) -> str:
 
 def _split_columns(columns: Sequence[Column]) -> list[list[int]]:
     """Splits the columns into blocks: one block, or several with whole groups if one would be too wide."""
-    if len(columns) <= _MAX_COLUMNS:
+
+    def fits(places: Sequence[int]) -> bool:
+        characters = sum(len(columns[place].heading) + 2 for place in places)
+        return len(places) <= _MAX_COLUMNS and characters <= _MAX_CHARACTERS
+
+    if fits(range(len(columns))):
         return [list(range(len(columns)))]
     groups: dict[str | None, list[int]] = {}
     for place, column in enumerate(columns):
         groups.setdefault(column.group, []).append(place)
     joined: list[list[int]] = []
     for places in groups.values():  # small groups share a block
-        if joined and len(joined[-1]) + len(places) <= _MAX_COLUMNS:
+        if joined and fits([*joined[-1], *places]):
             joined[-1] += places
         else:
             joined.append(places)

@@ -127,7 +127,7 @@ def require_files(config: TrainingConfig) -> None:
 
     Raises:
         DataError: if one does not exist, or a list cannot be read.
-        StorageError: if a file of weights cannot be read as such.
+        StorageError: if a file of weights cannot be read as such, or has those of another encoder.
     """
     if is_here(config.runtime):
         config.require_files()

@@ -40,6 +40,8 @@ logger = logging.getLogger("ssl_sec")
 _REGISTERED_TAG = "registered.weights"
 # Tag of a run with the last file, but without others: why they are missing.
 _MISSING_TAG = "upload.missing"
+# What the names of the metrics begin with that a training has at its end alone; those of a probe are copied to it.
+_RESULTS = {"face", "finetune", "probe", "retrieval"}
 # How long the end of a run may still take in MLflow if it did not answer before.
 _END_S = 10.0
 
@@ -146,7 +148,7 @@ class Upload:
         """Ends the run in MLflow; if it has finished, compares its encoder with others."""
         self._try(lambda: self._log_data(tracked))
         last_try = Patience(_END_S, self._tracking.ping) if self.patience.is_exhausted else None
-        self._try(lambda: tracked.end(status, reason), last_try)
+        self._try(lambda: tracked.end(status, self._with_earlier_results(tracked, status, reason)), last_try)
         if status == "FINISHED":
             self._try(lambda: self._compare(tracked))
 
@@ -154,8 +156,22 @@ class Upload:
         """Removes the tag with the run's folder, which is removed."""
         self._try(lambda: tracked.client.delete_tag(tracked.run_id, "folder"))
 
+    def _with_earlier_results(self, tracked: TrackedRun, status: str, reason: str | None) -> str | None:
+        """The reason of an end, and whose results MLflow shows if a finished run was not extended to its end."""
+        folder = self._spec.folder
+        if status == "FINISHED" or not folder.holds_run:
+            return reason
+        metrics = tracked.client.get_run(tracked.run_id).data.metrics
+        earlier = {key.partition("/")[0] for key in metrics.keys() - folder.last_metrics().keys()} & _RESULTS
+        if not earlier:
+            return reason
+        shown = (
+            f"{' and '.join(f'{group}/*' for group in sorted(earlier))} are results of its earlier, shorter training"
+        )
+        return shown if reason is None else f"{reason}; {shown}"
+
     def _log_data(self, tracked: TrackedRun) -> None:
-        """Logs the training set and the test set as inputs of the run; for a probe the test set, and the protocol."""
+        """Logs the training set and the test sets as inputs of the run; for a probe the test set, and the protocol."""
         config, folder = self._spec.config, self._spec.folder
         if not folder.holds_data:
             return
@@ -170,9 +186,9 @@ class Upload:
                 for what, number in (("duplicates", data.num_duplicates), ("unreadable", data.num_unreadable)):
                     tracked.client.set_tag(tracked.run_id, f"data.{what}", f"{number:,} of {data.num_checked:,}")
                 tracked.log_file(folder.check_path)
-            if (tested := folder.test_data()) is not None:
-                tracked.log_data(data_set(tested, title, "test"), EVALUATION)
-        tracked.log_data(data_set(data, title, split), context)
+            for name, tested in folder.test_data().items():
+                tracked.log_data(data_set(tested, name), EVALUATION)
+        tracked.log_data(data_set(data, f"{title}/{split}"), context)
 
     def _compare(self, tracked: TrackedRun) -> None:
         """Copies the metrics of a probe to the run that it probed, and finds the best registered encoder."""

@@ -125,6 +125,9 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     for title in test_sets if config.evaluation.enabled else ():
         metrics = at_the_end.get(title) or measure(title, embed, True)
         runtime.report(recipe.total_steps, {f"face/{title}_{name}": value for name, value in metrics.items()})
+    if config.evaluation.enabled and runtime.rank == 0:
+        image_sets = (image_set for each in test_sets.values() for image_set in each.image_sets)
+        store.describe_test_data({image_set.name: image_set for image_set in image_sets})
     if config.head.dim == 2:
         _keep_plane(config, recipe, trained_on, runtime, store)
     if divided is not None and config.evaluation.enabled:

@@ -65,6 +65,11 @@ class FaceTestSet(Protocol):
         """Names of the people in it, as training sets name their classes; empty if they are unknown."""
         ...
 
+    @property
+    def image_sets(self) -> tuple[ImageSet, ...]:
+        """The images that are measured."""
+        ...
+
     def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
         """The metrics that the papers report, in percent, by the ends of the metrics' names.
 
@@ -90,6 +95,11 @@ class PairsTestSet:
     def people(self) -> frozenset[str]:
         """Names of the people in it; empty if they are unknown."""
         return self.pairs.people
+
+    @property
+    def image_sets(self) -> tuple[ImageSet, ...]:
+        """The images that are measured."""
+        return (self.pairs.images,)
 
     def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
         """Accuracy over the folds, equal error rate, TAR at FAR, norms, and what they tell of refusals."""
@@ -151,6 +161,11 @@ class OpenSetTestSet:
     trials: tuple[OpenSetTrial, ...]
     people: frozenset[str]
 
+    @property
+    def image_sets(self) -> tuple[ImageSet, ...]:
+        """The images that are measured."""
+        return (self.images,)
+
     def require_components(self, protocols: Protocols) -> None:
         """Checks, before any training, that each trial leaves people on whom components can be fitted.
 
@@ -211,6 +226,11 @@ class MegaFaceTestSet:
         """Names of the people to identify."""
         return frozenset(self.probes.class_names)
 
+    @property
+    def image_sets(self) -> tuple[ImageSet, ...]:
+        """The images that are measured."""
+        return self.probes, self.distractors
+
     def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
         """Rank-1 identification rate among each number of distractors."""
         probes = embed(self.probes, torch.arange(len(self.probes)))
@@ -245,6 +265,11 @@ class TemplatesTestSet:
         """Unknown: templates have numbers only."""
         return frozenset()
 
+    @property
+    def image_sets(self) -> tuple[ImageSet, ...]:
+        """The images that are measured."""
+        return (self.images,)
+
     def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
         """TAR at FAR."""
         embeddings = embed(self.images, torch.arange(len(self.images)))
@@ -274,6 +299,11 @@ class VideosTestSet:
     def people(self) -> frozenset[str]:
         """Names of the people in the videos: the folders that hold the videos."""
         return frozenset(video.rpartition("/")[0] for video in self.pairs.videos) - {""}
+
+    @property
+    def image_sets(self) -> tuple[ImageSet, ...]:
+        """The images that are measured."""
+        return (self.frames,)
 
     def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
         """Accuracy by the mean and greatest cosine of two videos' frames and by HIK-SVM; EER and TAR by the mean."""

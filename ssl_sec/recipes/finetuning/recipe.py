@@ -194,7 +194,7 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
     log_once(runtime, "measuring the classifier on %s test images", f"{len(test):,}")
     found = Classified.of(*readable_rows(until_a_stop(extract, runtime), runtime.device, test))
     if runtime.rank == 0:
-        store.describe_test_data(test)
+        store.describe_test_data({f"{config.data.title}/test": test})
         epoch = config.epochs if best is None or best.epoch is None else best.epoch
         metrics = {**found.metrics(), "finetune/epoch": float(epoch)}
         if best is not None and best.score is not None:

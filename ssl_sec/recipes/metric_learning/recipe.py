@@ -84,7 +84,7 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
     embed = partial(_embed_readable, until_a_stop(extract, runtime), runtime.device)
     (embeddings, labels, test), (trained, *_) = embed(test), embed(with_crop(some, centre))
     if runtime.rank == 0:
-        store.describe_test_data(test)
+        store.describe_test_data({f"{config.data.title}/test": test})
         stop = partial(stop_if_requested, runtime, alone=True)
         metrics = {
             **retrieval_metrics(config.evaluation, embeddings, labels, test.queries, stop),

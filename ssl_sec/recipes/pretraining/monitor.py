@@ -116,6 +116,8 @@ class Monitor:
         num_viewed = min(len(order), _VIEWED_IMAGES)
         # Chunks of one size: each is a batch of its own for the draws.
         self._viewed = self._own.indices[order[: max(num_viewed // _CHUNK * _CHUNK, min(num_viewed, _CHUNK))]]
+        self._total_steps = recipe.total_steps
+        self._at_the_end: tuple[Tensor, Tensor] | None = None
         self._num_loaders = recipe.computation.num_loader_workers
         self._runtime = runtime
 
@@ -154,7 +156,9 @@ class Monitor:
         """The metrics after some steps; every worker calls it."""
         what = "kNN and RankMe" if self._labelled is self._own else "RankMe and uniformity"
         log_once(self._runtime, "measuring %s on %s images%s", what, f"{self.num_images:,}", self._knn_elsewhere)
-        features, labels = self.features()
+        features, labels = self._features()
+        if steps_taken == self._total_steps:
+            self._at_the_end = features, labels
         first, second = self._embedded_views()
         return {
             **self._accuracies(features, labels, steps_taken),
@@ -164,8 +168,14 @@ class Monitor:
             "val/uniformity": uniformity(first),
         }
 
-    def features(self) -> tuple[Tensor, Tensor]:
-        """Features and labels of the images of the training set."""
+    def features_at_the_end(self) -> tuple[Tensor, Tensor]:
+        """Features and labels of the images of the training set after the last step; every worker calls it."""
+        if self._at_the_end is None:  # the run was resumed after its last step
+            log_once(self._runtime, "computing the features of %s images for the plots", f"{self.num_images:,}")
+            self._at_the_end = self._features()
+        return self._at_the_end
+
+    def _features(self) -> tuple[Tensor, Tensor]:
         return self._extract(self._own.image_set, self._own.indices)
 
     def _accuracies(self, features: Tensor, labels: Tensor, steps_taken: int) -> dict[str, float]:

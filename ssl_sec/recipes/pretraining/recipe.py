@@ -58,8 +58,7 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
     train_recipe(config, recipe, runtime, store, monitor, monitor_every)
     if recipe.total_steps == 0:
         runtime.report(0, monitor(0))
-    log_once(runtime, "computing the features of %s images for the plots", f"{monitor.num_images:,}")
-    features, labels = monitor.features()
+    features, labels = monitor.features_at_the_end()
     if runtime.rank == 0:
         save_network(recipe, store, with_head=False)
         torch.save({"features": features.cpu(), "labels": labels.cpu()}, store.features_path)

@@ -17,6 +17,7 @@ import torch
 from mlflow.tracking import MlflowClient
 from PIL import Image
 
+from ssl_sec.data.config import DigitsConfig
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.embeddings.embed import Embedded, EmbeddingWork, run_embed
 from ssl_sec.edges.folder.encoder import load_encoder
@@ -121,8 +122,8 @@ def test_the_job_is_a_child_of_the_run_in_mlflow_with_its_metrics_and_origin(run
 def test_mlflow_shows_a_stopped_job_as_killed_with_its_files(sent, run: Path, tmp_path: Path, monkeypatch):
     client, start = MlflowClient(f"sqlite:///{run.parents[1]}/mlflow.db"), EmbeddingWork.start
 
-    def interrupted(self, *arguments):
-        do = start(self, *arguments)
+    def interrupted(self, *arguments, **named):
+        do = start(self, *arguments, **named)
 
         def part(number: int) -> int:
             if number == 2:
@@ -147,6 +148,20 @@ def test_images_are_embedded_while_mlflow_is_unreachable(run: Path, tmp_path: Pa
     done = embed(run, tmp_path, "tracking.uri=http://127.0.0.1:9")
     assert (done.num_parts, done.run_id) == (4, None)
     assert [each for each in caplog.messages if each.endswith("; the job is not recorded in MLflow")]
+
+
+def test_one_process_says_that_it_opens_the_images_and_opens_them_once(run: Path, tmp_path: Path, monkeypatch, caplog):
+    caplog.set_level("INFO", "ssl_sec")
+    said: list[str] = []
+    open_to_embed = DigitsConfig.open_to_embed
+
+    def opened(self: DigitsConfig, *arguments: Any) -> Any:
+        said.extend(caplog.messages[-1:])
+        return open_to_embed(self, *arguments)
+
+    monkeypatch.setattr(DigitsConfig, "open_to_embed", opened)
+    embed(run, tmp_path / "out")
+    assert said == ["opening the test images of digits"]
 
 
 def test_a_stopped_job_continues_with_the_missing_files(run: Path, embedded: Path, tmp_path: Path):

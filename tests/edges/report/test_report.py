@@ -41,6 +41,8 @@ def test_the_files_of_a_table(store):
         (["paper=sef", "table=1"], 2, "paper: found 'sef'; did you mean"),
         (["figure=2"], 2, "figure: found 2; of 'Deep Metric Learning with Spherical Embedding', allowed: 1, 4, 5a, 5b"),
         (["paper=normface", "figure=4"], 2, "Face Verification', allowed: 5, 8"),
+        (["paper=normface", "figure=2"], 2, "figure: found 2, which runs draw themselves as plane.png; of 'NormFace"),
+        (["paper=sft", "figure=6a"], 2, "figure: found 6a, which runs draw themselves as rotation_shifts.png; of 'S"),
         ([], 2, "give one of table=<number>, figure=<number> or compare=[<run>,<run>]"),
         (["table=1", "figure=1"], 2, "compare=[<run>,<run>], not table and figure"),
         (["tabel=1"], 2, "tabel: unknown key; did you mean 'table'"),

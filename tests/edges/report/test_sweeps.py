@@ -120,7 +120,7 @@ def test_nothing_to_compare_is_one_line(number, needed):
     with pytest.raises(ConfigError, match="^recipes: no finished run of mine has retrieval/"):
         make_sweep_report(archive, number, ("mine",))
     archive.add("mine", 50.0, **NONE)
-    with pytest.raises(ConfigError, match=f"^figure: the 1 run of mine that are alike have {needed}; allowed: two"):
+    with pytest.raises(ConfigError, match=f"^figure: found {needed} in the 1 run of mine that can be compared; "):
         make_sweep_report(archive, number, ("mine",))
 
 

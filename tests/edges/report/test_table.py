@@ -240,6 +240,11 @@ def test_a_wide_table_is_split_by_data_set(store):
     assert max(map(len, text.splitlines())) < 140
 
 
+def test_a_table_of_long_headings_is_split_between_its_groups(store):
+    widths = [len(line) for line in store.text(table=11).splitlines() if line.startswith("---")]
+    assert len(widths) == 2 and max(widths) < 150
+
+
 def test_a_table_of_settings_needs_no_store(tmp_path: Path):
     text = make_report(ReportConfig(table=7, output_dir=str(tmp_path / "none"))).text
     assert "0.0001" in text

@@ -3,11 +3,16 @@ import json
 from dataclasses import replace
 
 import torch
+from mlflow.tracking import MlflowClient
 
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.summary import Finished, summary
 from ssl_sec.recipes.face.figures import draw
+from ssl_sec.recipes.registry import FACE
+from tests.edges.conftest import QUICK_FACE
+from tests.jobs import configured
 
 DRAWS_PICTURES = True
 
@@ -77,3 +82,11 @@ def test_results_of_test_sets_of_version_0_1_are_found(tmp_path):
     kept.touch()
     assert folder.test_set_paths() == [kept]
     assert folder.test_set_path("lfw").parent != kept.parent
+
+
+def test_the_test_sets_are_inputs_of_the_run_in_mlflow(digit_pairs, tmp_path):
+    given = [*QUICK_FACE, "epochs=0", "runtime=local", f"output_dir={tmp_path}", digit_pairs]
+    faces = run_training(FACE, configured("face", given))
+    run = MlflowClient(faces.uri).get_run(faces.run_id)
+    inputs = {item.dataset.name: item.tags[0].value for item in run.inputs.dataset_inputs}
+    assert inputs == {"digits/train": "training", "digits/pairs": "evaluation"}

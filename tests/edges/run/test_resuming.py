@@ -21,14 +21,15 @@ from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.resuming import free_keys, probe_folder, require_same_settings, resume_run, settings_kept
-from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.edges.run.worker import FolderRuntime
+from ssl_sec.errors import ConfigError, DataError, Stopped
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import METRIC_LEARNING, RECIPES
 from ssl_sec.settings import from_values, to_values
 from tests.data.test_fingerprint import write_image
 from tests.edges.conftest import QUICK, QUICK_FACE
-from tests.edges.run.faulty import folder_of, steps_so_far
+from tests.edges.run.faulty import folder_of, signalling_at, steps_so_far
 from tests.jobs import configured
 
 RETRIEVAL = (
@@ -192,6 +193,19 @@ def test_a_finished_run_whose_results_an_extension_has_dropped_is_resumed(tmp_pa
         folder.forget_records_from(10)
         raise DataError("an image cannot be read")
     assert not folder.is_complete and resume_run(METRIC_LEARNING, folder, config)
+
+
+def test_a_stopped_extension_says_that_the_results_are_of_the_shorter_run(tmp_path, monkeypatch):
+    given = [*RETRIEVAL, "steps=2", "run_name=it", f"output_dir={tmp_path}"]
+    short = run_training(METRIC_LEARNING, configured("metric_learning", given))
+    values = values_of("metric_learning", [f"resume={short.folder.path}", "steps=9"])
+    monkeypatch.setattr(FolderRuntime, "report", signalling_at(4))
+    with pytest.raises(Stopped):
+        run_training(METRIC_LEARNING, from_values(MetricLearningConfig, values))
+    run = MlflowClient(short.uri).get_run(short.run_id)
+    ended = "stopped: on request, after saving; retrieval/* are results of its earlier, shorter training"
+    assert run.info.status == "KILLED" and "retrieval/nmi" in run.data.metrics
+    assert run.data.tags["ended"] == ended and f"- ended: {ended}" in run.data.tags["mlflow.note.content"]
 
 
 @pytest.mark.slow

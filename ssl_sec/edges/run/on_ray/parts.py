@@ -14,8 +14,7 @@ import torch
 from ray.data import ActorPoolStrategy
 
 from ssl_sec.edges.run.on_ray.joining import connect
-from ssl_sec.edges.run.on_ray.runtime import describe_workers
-from ssl_sec.edges.run.on_ray.scaling import make_scaling, node_resources
+from ssl_sec.edges.run.on_ray.scaling import describe_workers, make_scaling, node_resources
 from ssl_sec.errors import UserError
 from ssl_sec.training.config import RayConfig
 

@@ -28,6 +28,7 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored import StoredFolder
 from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.run.cpu import use_network_of
+from ssl_sec.edges.run.on_ray.scaling import describe_workers, find_shortage, node_resources
 from ssl_sec.edges.run.supervision import describe_signal, dumped_signal
 from ssl_sec.edges.storage.bucket import RefusedError
 from ssl_sec.errors import StorageError, UserError, first_line
@@ -39,6 +40,8 @@ _BROKEN_CONNECTION = re.compile(r"connection (reset|closed|refused)|broken pipe|
 _GLOO_FRAME = re.compile(r"^\[\S+:\d+\] |\. This is typically caused by a remote worker .*$")
 # How long to wait for the errors of workers that wait for a hanging one.
 _GRACE_S = 5.0
+# How long Ray may have no room for an elastic run before that is said: at the start, it has not reserved any.
+_WAIT_S = 5.0
 
 
 def recorded_failures(folder: RunFolder, step: int | None) -> int:
@@ -240,6 +243,8 @@ class ElasticPolicy(ElasticScalingPolicy):
         self._folder = folder
         self._is_planned = False
         self._step_before: int | None = None  # of the newest checkpoint when a change was planned
+        self._waits_since: float | None = None
+        self._has_said_so = False
 
     def _count_possible_workers(self, reserved_resources: Any) -> int:
         possible = super()._count_possible_workers(reserved_resources)
@@ -248,7 +253,23 @@ class ElasticPolicy(ElasticScalingPolicy):
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         """Called at the start, and after a failure."""
         self._reset()
-        return super().make_decision_for_non_running_worker_group()
+        decision = super().make_decision_for_non_running_worker_group()
+        if isinstance(decision, ResizeDecision):
+            self._waits_since, self._has_said_so = None, False
+        else:
+            self._report_wait()
+        return decision
+
+    def _report_wait(self) -> None:
+        """Logs once that Ray has reserved the room for other runs; the driver logs that machines are away."""
+        now = time.monotonic()
+        self._waits_since = self._waits_since or now
+        if self._has_said_so or now < self._waits_since + _WAIT_S:
+            return
+        if find_shortage(self.scaling_config, node_resources()) is None:
+            self._has_said_so = True
+            workers = describe_workers(self.scaling_config)
+            self._folder.log_message("INFO", f"waiting until other runs leave room for {workers}")
 
     def make_decision_for_running_worker_group(
         self, worker_group_state: Any, worker_group_status: Any

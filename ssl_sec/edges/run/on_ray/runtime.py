@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import ray
 import torch
@@ -42,10 +42,16 @@ from ssl_sec.edges.run.on_ray.policies import (
     has_training_workers,
     record_failures,
 )
-from ssl_sec.edges.run.on_ray.scaling import find_shortage, find_wait, make_scaling, node_resources
+from ssl_sec.edges.run.on_ray.scaling import (
+    describe_workers,
+    find_shortage,
+    find_wait,
+    make_scaling,
+    node_resources,
+)
 from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.run.worker import Worker, work
-from ssl_sec.errors import UserError, counted
+from ssl_sec.errors import UserError
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.settings import to_values
 from ssl_sec.training.config import RayConfig
@@ -212,15 +218,6 @@ def _join_again(address: str | None, name: str) -> None:
     else:
         counts = {f"num_{kind.lower()}s": sum(int(node.get(kind, 0)) for node in nodes) for kind in ("CPU", "GPU")}
         connect(address, name, **counts)
-
-
-def describe_workers(scaling: ScalingConfig) -> str:
-    """For example `2 to 8 workers with 4 CPUs and 1 GPU each`."""
-    workers = scaling.num_workers
-    count = f"{workers[0]} to {workers[1]}" if isinstance(workers, tuple) else str(workers)
-    cpus = int(cast(dict[str, float], scaling.resources_per_worker)["CPU"])
-    each = counted(cpus, "CPU") + (" and 1 GPU" if scaling.use_gpu else "")
-    return f"1 worker with {each}" if count == "1" else f"{count} workers with {each} each"
 
 
 @contextlib.contextmanager

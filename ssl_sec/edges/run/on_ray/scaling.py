@@ -67,6 +67,15 @@ def make_scaling(options: RayConfig, nodes: Nodes, counts: Sequence[int] | None 
     )
 
 
+def describe_workers(scaling: ScalingConfig) -> str:
+    """For example `2 to 8 workers with 4 CPUs and 1 GPU each`."""
+    workers = scaling.num_workers
+    count = f"{workers[0]} to {workers[1]}" if isinstance(workers, tuple) else str(workers)
+    cpus = int(cast(dict[str, float], scaling.resources_per_worker)["CPU"])
+    each = counted(cpus, "CPU") + (" and 1 GPU" if scaling.use_gpu else "")
+    return f"1 worker with {each}" if count == "1" else f"{count} workers with {each} each"
+
+
 def find_shortage(scaling: ScalingConfig, nodes: Nodes) -> str | None:
     """Describes which resources the cluster lacks while machines are away; None if it lacks none."""
     a_worker: dict[str, float] = {"GPU": 1.0} if scaling.use_gpu else {}

@@ -325,3 +325,19 @@ def test_a_failure_before_the_checkpoint_ends_the_plan(folder, room):
     assert policy.make_decision_for_running_worker_group(state, None) == NoopDecision()
     policy.make_decision_for_non_running_worker_group()  # after a failure
     assert not folder.save_path.exists()
+
+
+def test_a_wait_for_other_runs_is_logged_once_but_no_lack_of_machines(folder, monkeypatch):
+    monkeypatch.setattr(ElasticScalingPolicy, "make_decision_for_non_running_worker_group", lambda self: NoopDecision())
+    monkeypatch.setattr(policies, "_WAIT_S", 0.0)
+    nodes = [{"CPU": 1.0}]
+    monkeypatch.setattr(policies, "node_resources", lambda: nodes)
+    scaling = ScalingConfig(num_workers=(2, 4), resources_per_worker={"CPU": 1})
+    policy = ElasticPolicy(scaling, worker_counts(4096), folder)
+    for _ in range(2):
+        policy.make_decision_for_non_running_worker_group()
+    assert not folder.metrics_path.exists()
+    nodes[0]["CPU"] = 4.0
+    for _ in range(2):
+        policy.make_decision_for_non_running_worker_group()
+    assert messages(folder).count("waiting until other runs leave room for 2 to 4 workers with 1 CPU each") == 1

@@ -16,8 +16,8 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.cpu import ENVIRONMENT
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.on_ray.joining import connect
-from ssl_sec.edges.run.on_ray.runtime import _failure_of, _is_preempted, _join_again, describe_workers
-from ssl_sec.edges.run.on_ray.scaling import find_shortage, make_scaling
+from ssl_sec.edges.run.on_ray.runtime import _failure_of, _is_preempted, _join_again
+from ssl_sec.edges.run.on_ray.scaling import describe_workers, find_shortage, make_scaling
 from ssl_sec.errors import ConfigError, DataError, Stopped, UserError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
