@@ -247,7 +247,7 @@ class EmbeddingWork:
         Raises:
             ConfigError: if the files that exist are of another precision.
         """
-        opened = image_set or self.data.open_to_embed(self.config.split, self.network.crop)
+        opened = self.data.open_to_embed(self.config.split, self.network.crop) if image_set is None else image_set
         computation = self.config.runtime.on(device)
         self.require_precision(computation.precision)
         origin = {**self.origin, "precision": computation.precision}
