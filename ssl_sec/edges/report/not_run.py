@@ -1,6 +1,5 @@
 """How to run what a table of a paper lacks."""
 
-import textwrap
 from collections.abc import Collection
 
 from ssl_sec.edges.composition.compose import composed, job_of
@@ -9,11 +8,9 @@ from ssl_sec.edges.packaging import command
 from ssl_sec.papers import Row, Table
 from ssl_sec.settings import flattened
 
-_WIDTH = 120
-
 
 def how_to_run(table: Table, missing: Collection[str]) -> str:
-    """The command that fills the cells of a table, and the names of its experiments, in lines.
+    """The command that fills the cells of a table, and the names of its experiments, in one line.
 
     Names that differ in their data set are written as a shell would: {cub,sop}_triplet.
 
@@ -30,11 +27,10 @@ def how_to_run(table: Table, missing: Collection[str]) -> str:
     probe = ["probe.enabled=true"] if any(metric.startswith("probe/") for _, metric, _ in table.cells()) else []
     files = dict.fromkeys(found.file.shown for recipe in recipes if (found := load(recipe)) is not None)
     names = dict.fromkeys(name for row in table.rows if (name := _names(table, row, missing)))
-    text = (
+    return (
         f"not run: {' '.join([command(job), 'experiment=<name>', *required, *probe])}, where <name> is "
         f"{', '.join(names)}; what else it needs: {' and '.join(files)}"
     )
-    return textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _names(table: Table, row: Row, missing: Collection[str]) -> str:

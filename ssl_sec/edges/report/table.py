@@ -7,6 +7,7 @@ that lists the changes. Runs that started from different weights are never mixed
 
 import copy
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,7 +25,7 @@ from ssl_sec.papers import Column, Table, Value, load
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import flattened, from_values, to_values
 
-# Of a block of columns: their number, and the characters of their headings.
+# Of a block of columns: their number, and the characters of their headings; so wide is a note, too.
 _MAX_COLUMNS = 7
 _MAX_CHARACTERS = 120
 _EXPLANATION = (
@@ -159,6 +160,9 @@ def make_table_report(paper: str, table: Table, archive: RunArchive | None) -> R
         *footnotes.lines(),
         *([f"left out: {orphans} without a finished pretraining in the store"] if orphans else []),
     ]
+    wrap = textwrap.TextWrapper(
+        _MAX_CHARACTERS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    ).fill
     text = [title]
     markdown = [f"## {title}", "", f"{load(paper).title} ({load(paper).reference})"]
     for header, lines in blocks:
@@ -166,7 +170,7 @@ def make_table_report(paper: str, table: Table, archive: RunArchive | None) -> R
         markdown += ["", in_markdown(header, *lines)]
     return Report(
         name=f"{paper}-table-{table.number}",
-        text="\n".join([*text, "", *notes] if notes else text),
+        text="\n".join([*text, "", *map(wrap, notes)] if notes else text),
         markdown="\n".join([*markdown, *("\n" + note.replace("<", "&lt;") for note in notes)]),
         rows=_make_rows(paper, table, cells),
         figure=draw_table(title, blocks, notes),

@@ -150,8 +150,10 @@ def test_a_reduced_run_is_marked_with_its_changes(store):
 def test_a_changed_probe_is_marked(store):
     store.probed(store.pretrained("cifar10_sec_100", 0), 50.0, probe__epochs=5, probe__learning_rates=[0.1])
     text = store.text(table=5)
+    assert max(map(len, text.splitlines())) <= 120  # also the longest note
     rates = "[0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0]"
-    assert f"[1] changed: probe.epochs 5 (recipe: 100), probe.learning_rates [0.1] (recipe: {rates})" in text
+    changed = f"[1] changed: probe.epochs 5 (recipe: 100), probe.learning_rates [0.1] (recipe: {rates})"
+    assert changed in " ".join(text.split())
 
 
 def test_a_probe_on_other_data_is_marked(store):
