@@ -125,6 +125,7 @@ def test_the_runs_of_a_study_are_of_the_experiments_training(tmp_path: Path):
         read_study([f"study={path}"])
 
 
+@pytest.mark.slow
 def test_a_study_of_metric_learning_runs_and_is_compared(tmp_path: Path):
     (path := tmp_path / "mine.yaml").write_text(FILE)
     given = [f"study={path}", f"output_dir={tmp_path / 'runs'}", "concurrent=2", "tracking.register_model=false"]

@@ -47,6 +47,7 @@ def plan(folder: Path, **changes: Any) -> Plan:
     return Plan(**{**shared, **changes})
 
 
+@pytest.mark.slow
 def test_each_step_is_a_measurement_and_the_last_awaits_the_end(tmp_path: Path):
     trial = Trial()
     trial.setup({"optimiser.learning_rate": 0.3, "constraint": "sec"}, plan=plan(tmp_path), space=SPACE)
