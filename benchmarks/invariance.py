@@ -86,7 +86,7 @@ class TemporaryStore:
     def describe_data(self, image_set: ImageSet, *, is_resumed: bool = False) -> None:
         """Does nothing: the set is known."""
 
-    def describe_test_data(self, image_set: ImageSet) -> None:
+    def describe_test_data(self, image_sets: Mapping[str, ImageSet]) -> None:
         """Does nothing, likewise."""
 
     def forget_records_from(self, step: int) -> None:
