@@ -31,6 +31,9 @@ def _result(meaning: str, label: str | None = None) -> Metric:
     return Metric(meaning=meaning, label=label or meaning, is_result=True)
 
 
+# What the names of metrics begin with that are measured once, after the training.
+RESULT_GROUPS = frozenset({"face", "finetune", "probe", "retrieval"})
+
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
 _TEST_SET = "face/{test_set}"
 _ACCURACIES = {

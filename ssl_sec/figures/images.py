@@ -119,11 +119,11 @@ def _show_grid(
     axes.spines[:].set_visible(False)
 
 
-def show_image(axes: Axes, image: UInt8[Tensor, "channels height width"], frame: str, frame_points: float) -> None:
-    """Draws an image, grey or RGB, with a frame and without ticks."""
+def show_image(axes: Axes, image: UInt8[Tensor, "channels height width"]) -> None:
+    """Draws an image, grey or RGB, with a thin grey frame and without ticks."""
     _draw(axes, image)
     axes.set(xticks=[], yticks=[])
-    axes.spines[:].set(visible=True, color=frame, linewidth=frame_points)
+    axes.spines[:].set(visible=True, color=_GREY, linewidth=1.0)
 
 
 def _draw(axes: Axes, image: Tensor, extent: tuple[float, float, float, float] | None = None) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from matplotlib.figure import Figure
 
 from ssl_sec.figures.training import curves_figure, norm_histograms_figure
+from ssl_sec.metrics import RESULT_GROUPS
 from ssl_sec.training.norms import NormHistogram
 
 
@@ -66,7 +67,7 @@ def training_figures(run: RunRecord) -> dict[str, Figure]:
     for record in run.records():
         for key, value in record["metrics"].items():
             # The epoch repeats the steps; the others are single points.
-            if key == "train/epoch" or key.startswith(("retrieval/", "face/", "finetune/")):
+            if key == "train/epoch" or key.partition("/")[0] in RESULT_GROUPS:
                 continue
             history[key].append((record["step"], value))
     if history["train/metric_loss"] == history["train/loss"]:

@@ -111,23 +111,22 @@ class DataDescription:
         )
 
     @classmethod
-    def read(cls, path: Path, check_path: Path | None = None) -> "DataDescription":
+    def read(cls, path: Path, check_path: Path) -> "DataDescription":
         """The description of a run's data.
 
         Args:
             path: file of the description.
-            check_path: file with the numbers of the check, missing if there was none; None for data without one.
+            check_path: file with the numbers of the check, missing if there was none.
 
         Raises:
             StorageError: if a file cannot be read.
         """
         try:
-            numbers = {} if check_path is None else json.loads(text_of(check_path) or "{}")
+            numbers = json.loads(text_of(check_path) or "{}")
             own = {key: numbers[key] for key in ("num_checked", "num_duplicates", "num_unreadable") if key in numbers}
             return from_values(cls, {**json.loads(path.read_text()), **own})
         except (OSError, ValueError, TypeError) as error:
-            files = path if check_path is None else f"{path} or {check_path.name}"
-            raise StorageError(f"{files} cannot be read: {first_line(error)}") from error
+            raise StorageError(f"{path} or {check_path.name} cannot be read: {first_line(error)}") from error
 
     @classmethod
     def read_all(cls, path: Path) -> dict[str, "DataDescription"]:

@@ -28,6 +28,7 @@ from ssl_sec.edges.tracking.store import is_answer, long_requests, refusals
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import first_line
 from ssl_sec.figures import NUMBERS
+from ssl_sec.metrics import RESULT_GROUPS
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 
@@ -40,8 +41,6 @@ logger = logging.getLogger("ssl_sec")
 _REGISTERED_TAG = "registered.weights"
 # Tag of a run with the last file, but without others: why they are missing.
 _MISSING_TAG = "upload.missing"
-# What the names of the metrics begin with that a training has at its end alone; those of a probe are copied to it.
-_RESULTS = {"face", "finetune", "probe", "retrieval"}
 # How long the end of a run may still take in MLflow if it did not answer before.
 _END_S = 10.0
 
@@ -162,7 +161,7 @@ class Upload:
         if status == "FINISHED" or not folder.holds_run:
             return reason
         metrics = tracked.client.get_run(tracked.run_id).data.metrics
-        earlier = {key.partition("/")[0] for key in metrics.keys() - folder.last_metrics().keys()} & _RESULTS
+        earlier = {key.partition("/")[0] for key in metrics.keys() - folder.last_metrics().keys()} & RESULT_GROUPS
         if not earlier:
             return reason
         shown = (

@@ -94,7 +94,7 @@ def feature_maps_figure(arms: Mapping[str, MappedImages], title: str) -> Figure:
         for axes in grid.flatten():
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
-        show_image(grid[0, 0], image, "0.35", 1.0)
+        show_image(grid[0, 0], image)
         for row, (arm, one) in zip(grid, arms.items(), strict=True):
             maps, channels = one.found.maps[number], one.found.channels[number].tolist()
             low, high = min(float(maps.min()), 0.0), float(maps.max())
