@@ -75,13 +75,20 @@ def _choose_output_dir(values: dict[str, Any]) -> None:
     """Takes the output folder of the run that is given as a folder; a folder outside of one is a copy of a run."""
     from ssl_sec.edges.folder.finding import folder_at  # with torch
 
-    folder = folder_at(values["run"] or "") if values["output_dir"] == "runs" else None  # else a config names another
+    folder = folder_at(_run_of(values) or "") if values["output_dir"] == "runs" else None  # else a config names another
     if folder is None or folder.path.parent.name != folder.identity.tags.get("recipe"):
         return
     output_dir = folder.location.rsplit("/", 2)[0]
     if output_dir != str(local_folder(values["output_dir"])):
         values["output_dir"] = output_dir
         logger.info("output_dir=%s: that of the run", output_dir)
+
+
+def _run_of(values: Mapping[str, Any]) -> str | None:
+    run = values["run"]
+    if run is None or isinstance(run, str):
+        return run
+    raise ConfigError(f"run: found {shown(run)}, must be a string")
 
 
 def resumed_run(job: str, overrides: Sequence[str]) -> str | None:
@@ -277,7 +284,8 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
     """A fine-tuning with the encoder of the run that it starts from, and its data set unless another is given."""
     overrides = _with_runtime(FINETUNE.name, overrides)
     values = compose(FINETUNE.name, overrides)
-    if values["run"] is None:
+    typed_run = _run_of(values)
+    if typed_run is None:
         if values.get("data") is None:
             raise ConfigError("data: found null, must be given without run=<id>: data=<name>")
         return values
@@ -293,7 +301,7 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
 
     with named_run_checkpoint():
         run = _stored(values, tracking, values["run_checkpoint"], trainings())
-    typed_run, values["run"], stored = values["run"], run.word, run.values
+    values["run"], stored = run.word, run.values
     if not {"encoder", "data"} <= stored.keys():
         raise ConfigError(
             f"run: found {typed_run!r}, which has no encoder; allowed: a finished run of {joined_jobs(trainings())}"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import socket
 from pathlib import Path
@@ -12,6 +13,7 @@ from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.composition.keys import kind_of
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.run.driver import run_training
@@ -63,6 +65,14 @@ def test_a_job_about_the_folder_of_a_run_has_its_output_folder(job, finished, ou
     assert values_of(job, [f"run={here}", "output_dir=mine", *more])["output_dir"] == "mine"
     shutil.copytree(here, tmp_path / "copied")  # alone, so the folder above it is none of runs
     assert values_of(job, [f"run={tmp_path / 'copied'}", *more])["output_dir"] == "runs"
+
+
+@pytest.mark.parametrize("job", ["probe", "transfer", "finetune", "embed", "export"])
+@pytest.mark.parametrize(("typed", "found"), [("run=true", "true"), ("+run.seed=0", "{'seed': 0}")])
+def test_a_run_that_is_no_text_is_one_line(job, typed, found):
+    more = {"transfer": ["sets=[digits]"], "embed": ["output=x"], "export": ["format=safetensors"]}.get(job, [])
+    with pytest.raises(ConfigError, match=re.escape(f"run: found {found}, must be a string")):
+        from_values(kind_of(job), values_of(job, [typed, *more]))
 
 
 def test_the_probe_of_a_folder_is_next_to_it_in_folders_and_in_mlflow(finished, output_dir, tmp_path, monkeypatch):
