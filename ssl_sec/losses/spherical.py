@@ -67,7 +67,7 @@ class SphericalConstraint(Averages):
             )
         with torch.autocast(embeddings.device.type, enabled=False):
             lengths = norms(embeddings)
-            return spherical_constraint(lengths, self._radius_for(lengths.detach()))
+            return spherical_constraint(lengths, self._radius_for(lengths))
 
     @torch.no_grad()
     def _radius_for(self, lengths: Tensor) -> Tensor:

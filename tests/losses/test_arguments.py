@@ -61,6 +61,7 @@ def test_the_defaults_are_the_papers(loss):
     [
         (lambda: losses.NTXentLoss(0.0), "temperature: found 0.0, must be > 0"),
         (lambda: losses.NTXentLoss(math.nan), "temperature: found nan, must be > 0"),
+        (lambda: losses.MoCoV3Loss(0.0), "temperature: found 0.0, must be > 0"),
         (lambda: losses.ContrastiveLoss(-0.1), "margin: found -0.1, must be ≥ 0"),
         (lambda: losses.TripletLoss(-0.1), "margin: found -0.1, must be ≥ 0"),
         (lambda: losses.SemihardTripletLoss(-0.1), "margin: found -0.1, must be ≥ 0"),

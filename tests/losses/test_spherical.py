@@ -69,6 +69,14 @@ def test_sec_ema_uses_but_does_not_move_its_radius_in_evaluation():
     assert torch.equal(constraint.mean_norm, before)
 
 
+def test_sec_takes_the_mean_of_its_own_batch_in_evaluation_too():
+    constraint = SphericalConstraint()
+    constraint(rows(0))
+    constraint.eval()
+    expected = mean_square_from(rows(1), mean(lengths(rows(1))))
+    assert constraint(rows(1)).item() == pytest.approx(expected, rel=1e-14)
+
+
 def test_sec_ema_that_never_trained_takes_the_batchs_mean_in_evaluation():
     constraint = SphericalConstraint(rho=0.5).eval()
     assert constraint(rows()).item() == pytest.approx(mean_square_from(rows(), mean(lengths(rows()))), rel=1e-14)

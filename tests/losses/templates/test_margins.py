@@ -28,6 +28,15 @@ def test_arcfaces_target_falls_without_a_jump_also_past_pi(margin):
     assert target[-1].item() == pytest.approx(-2 - math.cos(math.pi + margin) if margin else -1)
 
 
+@pytest.mark.parametrize("loss", [ArcFaceLoss(3, 4), SphereFaceLoss(3, 4), CosFaceLoss(3, 4)])
+def test_a_cosine_that_is_rounded_past_1_has_a_finite_target_and_gradient(loss):
+    cosines = torch.tensor([1 + 1e-6, -1 - 1e-6]).requires_grad_()
+    targets = loss._harder(cosines)
+    targets.sum().backward()
+    assert targets.isfinite().all()
+    assert cosines.grad.isfinite().all()
+
+
 def test_a_margin_makes_only_the_rows_own_class_harder():
     embeddings, labels = rows(12, 5), torch.arange(12) % 6
     plain = NormFaceLoss(6, 5, scale=8.0).double()
