@@ -27,9 +27,12 @@ if TYPE_CHECKING:
     from ssl_sec.edges.folder.encoder import load_embedder as load_embedder
     from ssl_sec.edges.folder.encoder import load_encoder as load_encoder
     from ssl_sec.edges.folder.encoder import load_network as load_network
+    from ssl_sec.edges.run.summary import Finished as Finished
+    from ssl_sec.edges.run.train import train as train
     from ssl_sec.errors import ConfigError as ConfigError
     from ssl_sec.errors import DataError as DataError
     from ssl_sec.errors import MissingDataError as MissingDataError
+    from ssl_sec.errors import Stopped as Stopped
     from ssl_sec.errors import StorageError as StorageError
     from ssl_sec.errors import UserError as UserError
     from ssl_sec.evaluation.clustering import kmeans_assignments as kmeans_assignments
@@ -157,7 +160,9 @@ _HOMES = {
     "ssl_sec.data.shards.opening": "open_webdataset",
     "ssl_sec.data.standard_sets": "open_cifar10 open_cifar100 open_digits open_mnist",
     "ssl_sec.edges.folder.encoder": "TrainedNetwork load_embedder load_encoder load_network",
-    "ssl_sec.errors": "ConfigError DataError MissingDataError StorageError UserError",
+    "ssl_sec.edges.run.summary": "Finished",
+    "ssl_sec.edges.run.train": "train",
+    "ssl_sec.errors": "ConfigError DataError MissingDataError Stopped StorageError UserError",
     "ssl_sec.evaluation.clustering": "kmeans_assignments nmi_f1",
     "ssl_sec.evaluation.config": "ProbeConfig",
     "ssl_sec.evaluation.faces.roc": "ROC equal_error_rate roc tar_at_far",

@@ -20,6 +20,7 @@ from ssl_sec.edges.composition.compose import compose, config_of
 from ssl_sec.edges.composition.keys import kind_of
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE, command
 from ssl_sec.edges.run.job_values import values_of
+from ssl_sec.edges.run.train import train
 from ssl_sec.errors import ConfigError, first_line, nearest
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import from_values
@@ -31,10 +32,10 @@ def run_recipe(job: str, overrides: Sequence[str]) -> str:
     Returns:
         The text to print.
     """
-    config = _config_of(job, overrides)
-    from ssl_sec.edges.run import driver, summary
+    finished = train(job, *overrides)
+    from ssl_sec.edges.run.summary import summary
 
-    return summary.summary(driver.run_recipe(RECIPES[job], config))
+    return summary(finished)
 
 
 def _config_of(job: str, overrides: Sequence[str]) -> Any:

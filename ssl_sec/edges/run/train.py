@@ -1,0 +1,46 @@
+"""Runs a training or a probe from Python, as its command does."""
+
+from typing import TYPE_CHECKING
+
+from ssl_sec.edges.composition.config_folders import own_configs, without_folder
+from ssl_sec.edges.composition.keys import kind_of
+from ssl_sec.edges.environment import prepare
+from ssl_sec.edges.run.job_values import values_of
+from ssl_sec.errors import ConfigError, nearest, shown
+from ssl_sec.recipes.registry import RECIPES
+from ssl_sec.settings import from_values
+
+if TYPE_CHECKING:
+    from ssl_sec.edges.run.summary import Finished
+
+
+def train(job: str, *overrides: str) -> "Finished":
+    """Trains an encoder, or probes a trained one, as the command `ssl-sec <job> <overrides>` does.
+
+    It returns when the run has ended. Its messages go to the logger "ssl_sec". In the main thread, a Ctrl-C requests
+    the run to save its state and stop.
+
+    Args:
+        job: "pretrain", "finetune", "probe", "metric_learning" or "face".
+        *overrides: the arguments of the command: "experiment=digits", "optimiser.learning_rate=0.1".
+
+    Returns:
+        The result of the run.
+
+    Raises:
+        UserError: for mistakes of the user: ConfigError, DataError, StorageError.
+        Stopped: if a stop was requested; the state of a training is saved, and `resume=<its folder>` continues it.
+    """
+    if job not in RECIPES:
+        raise ConfigError(f"job: found {shown(job)}; {nearest(str(job), RECIPES)}")
+    prepare()
+    folder, rest = without_folder(overrides)
+    with own_configs(folder):
+        values = values_of(job, rest)  # most mistakes are found before torch is imported
+        config = from_values(kind_of(job), values)
+        from ssl_sec.edges.machine import announce
+
+        announce(config.runtime)
+        from ssl_sec.edges.run.driver import run_recipe
+
+        return run_recipe(RECIPES[job], config)
