@@ -62,6 +62,16 @@ def test_half_of_the_matrix_is_made_where_all_rows_are_anchors(monkeypatch):
     assert made == [(0, 0), (0, 4), (0, 8), (4, 4), (4, 8), (8, 8)]
 
 
+@pytest.mark.parametrize(("temperature", "is_half"), [(0.5, True), (0.05, True), (0.01, False)])
+def test_half_of_the_matrix_is_enough_unless_the_temperature_is_very_low(temperature, is_half, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        tiles, "_upper_tiles", lambda *inputs, whole=tiles._upper_tiles: made.append(1) or whole(*inputs)
+    )
+    NTXentLoss(temperature)(rows(12, 8).float(), LABELS)
+    assert bool(made) == is_half
+
+
 LABELS = torch.arange(12) // 3
 IN_TILES = {
     "symmetric": NTXentLoss,

@@ -15,3 +15,8 @@ def test_proxy_anchor_neither_overflows_nor_vanishes(scale):
     exact.weight.data = loss.weight.detach().double()
     assert value.item() == pytest.approx(exact(batch.detach().double(), torch.tensor([0, 1])).item(), rel=1e-5)
     assert gradient.isfinite().all() and gradient.any()
+
+
+def test_proxies_are_drawn_by_hes_rule_for_as_many_outputs_as_classes():
+    torch.manual_seed(0)
+    assert ProxyAnchorLoss(50, 400).weight.std().item() == pytest.approx((2 / 50) ** 0.5, rel=0.02)
