@@ -32,10 +32,7 @@ def run_recipe(job: str, overrides: Sequence[str]) -> str:
     Returns:
         The text to print.
     """
-    finished = train(job, *overrides)
-    from ssl_sec.edges.run.summary import summary
-
-    return summary(finished)
+    return str(train(job, *overrides))
 
 
 def _config_of(job: str, overrides: Sequence[str]) -> Any:
@@ -143,9 +140,8 @@ def replay(overrides: Sequence[str]) -> str:
     """Sends MLflow what it missed of a run during an outage."""
     config = _config_of("replay", overrides)
     from ssl_sec.edges.run.driver import run_replay
-    from ssl_sec.edges.run.summary import summary
 
-    return summary(run_replay(config))
+    return str(run_replay(config))
 
 
 def submit(arguments: Sequence[str]) -> int:

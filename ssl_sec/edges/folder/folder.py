@@ -80,6 +80,9 @@ class RunFolder(RunLogs):
         self.confusion_path = path / "confusion.json"  # of a probe or a fine-tuning
         self.probed_config_path = path / "pretrain.yaml"  # of a probe: configuration of the run that is probed
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.location!r})"
+
     def test_set_path(self, title: str) -> Path:
         """The file with the results of a face test set, from which its plots are drawn; creates its folder."""
         self._test_sets_folder.mkdir(exist_ok=True)

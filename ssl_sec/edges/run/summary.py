@@ -17,10 +17,10 @@ from ssl_sec.settings import from_values
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """The result of a run.
+    """The result of a run; `print` shows what the command prints.
 
     Attributes:
-        folder: the run's folder.
+        folder: the run's folder; `folder.location` is its path or URL.
         uri: address of MLflow's store.
         run_id: id of the run in MLflow; None if MLflow could not be reached.
         experiment_id: id of its experiment, likewise.
@@ -33,17 +33,16 @@ class Finished:
     experiment_id: str | None
     metrics: Mapping[str, float]
 
-
-def summary(finished: Finished) -> str:
-    """The metrics, the folder, and how to see the run in MLflow."""
-    results = [
-        (key, _meaning(key, found.meaning, finished.folder))
-        for key, found in known_metrics(finished.metrics)
-        if found.is_result
-    ]
-    lines = [f"{meaning}: {_with_spread(key, finished.metrics)}" for key, meaning in results]
-    run = [f"MLflow run: {finished.run_id}"] if finished.run_id else ["MLflow run: none; see the warning above"]
-    return "\n".join([*lines, f"folder: {finished.folder.location}", *run, ui_instructions(finished)])
+    def __str__(self) -> str:
+        """The metrics, the folder, and how to see the run in MLflow, as the command prints them."""
+        results = [
+            (key, _meaning(key, found.meaning, self.folder))
+            for key, found in known_metrics(self.metrics)
+            if found.is_result
+        ]
+        lines = [f"{meaning}: {_with_spread(key, self.metrics)}" for key, meaning in results]
+        run = [f"MLflow run: {self.run_id}"] if self.run_id else ["MLflow run: none; see the warning above"]
+        return "\n".join([*lines, f"folder: {self.folder.location}", *run, ui_instructions(self)])
 
 
 def _meaning(key: str, meaning: str, folder: RunFolder) -> str:

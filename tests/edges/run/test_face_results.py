@@ -8,7 +8,7 @@ from mlflow.tracking import MlflowClient
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.driver import run_training
-from ssl_sec.edges.run.summary import Finished, summary
+from ssl_sec.edges.run.summary import Finished
 from ssl_sec.recipes.face.figures import draw
 from ssl_sec.recipes.registry import FACE
 from tests.edges.conftest import QUICK_FACE
@@ -38,7 +38,7 @@ METRICS = {
 
 def test_the_summary_describes_the_metrics_of_test_sets(tmp_path):
     finished = Finished(metrics=METRICS, folder=RunFolder(tmp_path), run_id=None, uri="http://a", experiment_id=None)
-    assert summary(finished).split("\nfolder: ")[0].splitlines() == [
+    assert str(finished).split("\nfolder: ")[0].splitlines() == [
         "total loss: 1.5",
         "blufr TAR at FAR = 1e-3 (%): 94.2 (94.5 - 0.3)",
         "blufr DIR at rank 1 and FAR = 1e-2 (%): 70",

@@ -19,7 +19,6 @@ from ssl_sec.edges.folder.names import weights_digest
 from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.run.driver import run_finetuning, run_probe, run_training
 from ssl_sec.edges.run.job_values import values_of
-from ssl_sec.edges.run.summary import summary
 from ssl_sec.errors import ConfigError
 from ssl_sec.metrics import metric
 from ssl_sec.recipes.finetuning.config import FinetuneConfig
@@ -106,7 +105,7 @@ def test_mlflow_has_a_runs_starting_point_and_metrics(pretrained, finished):
     assert plots == {f"plots/{name}.png" for name in ("curves", "norms", "confusion", "reliability")}
     files = {file.path for file in client.list_artifacts(finished.run_id)}
     assert {"encoder.safetensors", "head.safetensors", "config.yaml"} <= files
-    assert "top-1 on the test set (%): " in summary(finished)
+    assert "top-1 on the test set (%): " in str(finished)
     assert [name for name in finished.metrics if metric(name) is None] == []
     assert finished.folder.path.parent.name == "digits_finetuned"
 

@@ -15,7 +15,6 @@ from ssl_sec.edges.folder.encoder import load_network
 from ssl_sec.edges.folder.record import data_of
 from ssl_sec.edges.report.figures import make_figure_report
 from ssl_sec.edges.run.driver import run_probe, run_replay, run_training
-from ssl_sec.edges.run.summary import summary
 from ssl_sec.edges.tracking.runs import RunArchive
 from ssl_sec.errors import ConfigError
 from ssl_sec.metrics import metric
@@ -123,7 +122,7 @@ def test_the_registered_model_has_the_metrics_of_the_trained_network(finished, c
 
 def test_the_summary_describes_the_papers_metrics(finished):
     assert [name for name in finished.metrics if metric(name) is None] == []
-    text = summary(finished)
+    text = str(finished)
     for words in ("Recall@1 on the test classes (%)", "NMI on the test classes (%)", "pairwise F1", "held-out"):
         assert words in text
 

@@ -11,7 +11,7 @@ from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.job_values import values_of
-from ssl_sec.edges.run.summary import Finished, summary
+from ssl_sec.edges.run.summary import Finished
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import from_values
@@ -142,5 +142,5 @@ def test_the_summary_names_the_set_whose_labels_rank_the_encoder(tmp_path, data,
     folder = RunFolder(tmp_path)
     folder.config_path.write_text(f"monitor: {{data: {data}}}")
     metrics = {"val/knn_top1": 50.0, "val/rankme": 3.0}
-    said = summary(Finished(metrics=metrics, folder=folder, run_id=None, uri="http://a", experiment_id=None))
+    said = str(Finished(metrics=metrics, folder=folder, run_id=None, uri="http://a", experiment_id=None))
     assert said.startswith(f"kNN top-1 on held-out {images} (%): 50\nRankMe: 3\n")

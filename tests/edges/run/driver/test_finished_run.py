@@ -21,7 +21,6 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run import uploading, worker
 from ssl_sec.edges.run.driver import run_probe, run_replay, run_training
 from ssl_sec.edges.run.job_values import values_of
-from ssl_sec.edges.run.summary import summary
 from ssl_sec.edges.tracking.networks import found_network, located_run
 from ssl_sec.edges.tracking.runs import tracked_beside
 from ssl_sec.errors import ConfigError, Stopped, UserError
@@ -263,7 +262,7 @@ def test_a_separate_probe_finds_the_run_by_its_id(finished, client, tmp_path: Pa
 
 def test_the_summary_has_the_addresses_of_the_results(finished):
     assert [name for name in finished.metrics if metric(name) is None] == []  # the probe's, too
-    text = summary(finished)
+    text = str(finished)
     assert f"MLflow run: {finished.run_id}" in text
     assert f"ui --backend-store-uri {finished.uri}" in text
     assert f"/#/experiments/{finished.experiment_id}/runs/{finished.run_id}?workflowType=machine_learning" in text

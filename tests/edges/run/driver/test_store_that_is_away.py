@@ -15,7 +15,6 @@ from mlflow.tracking import MlflowClient
 from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.run import uploading, worker
 from ssl_sec.edges.run.driver import run_replay, run_training
-from ssl_sec.edges.run.summary import summary
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.recipes.registry import PRETRAIN
@@ -34,7 +33,7 @@ def test_training_continues_without_mlflow_and_metrics_are_sent_later(quick, cap
         f"{len(records)} records of metrics are not in MLflow; upload them with: python -m jobs.replay folder="
         in caplog.text
     )
-    assert "none; see the warning" in summary(finished)
+    assert "none; see the warning" in str(finished)
     with pytest.raises(StorageError, match="cannot be used"):
         run_replay(ReplayConfig(folder=str(finished.folder.path)))
 

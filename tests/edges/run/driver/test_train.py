@@ -19,7 +19,10 @@ def test_the_training_of_the_documentation_runs(tmp_path, monkeypatch, capsys):
     exec(block.replace('"runtime=local"', '"runtime=local", *quick'), names := {"quick": QUICK})
     run = names["run"]
     assert isinstance(names["encoder"], Encoder)
-    assert capsys.readouterr().out.splitlines()[-1] == f"{run.metrics['probe/top1']} {run.run_id}"
+    *shown, last = capsys.readouterr().out.splitlines()
+    assert last == f"{run.metrics['probe/top1']} {run.run_id}"
+    assert shown[-4:-2] == [f"folder: {tmp_path}/runs/digits/{run.folder.name}", f"MLflow run: {run.run_id}"]
+    assert repr(run.folder) == f"RunFolder('{run.folder.path}')"
     logged = MlflowClient(run.uri).get_run(run.run_id).data.metrics
     assert run.metrics["train/loss"] == logged["train/loss"]
 
