@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssl_sec.batch import Batch
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.retrieval import nearest, num_without_positive, precision_at_r, recall_at_k
+from ssl_sec.evaluation.retrieval import examples, nearest, num_without_positive, precision_at_r, recall_at_k
 
 KS = [1, 2, 4, 8, 1000]
 
@@ -307,3 +308,21 @@ def test_nearest_takes_at_most_the_other_images():
         nearest(rows, torch.tensor([1]), 2, torch.tensor([1, 2]))
     rows[0] = torch.nan
     assert nearest(rows, torch.tensor([1]), 3)[0, -1] == 0
+
+
+@pytest.mark.parametrize("num_queries", [None, 4])
+def test_examples_of_a_small_gallery_have_fewer_neighbours(num_queries):
+    """Image i has the pixel i and the label i mod 2."""
+    embeddings = torch.nn.functional.normalize(torch.randn(6, 3, generator=torch.Generator().manual_seed(0)))
+    queries = None if num_queries is None else torch.arange(6) < num_queries
+
+    def read(chosen):
+        return Batch(images=chosen.to(torch.uint8).reshape(-1, 1, 1, 1), labels=chosen % 2, indices=chosen)
+
+    drawn = examples(read, embeddings, 8, queries)
+    asking, answers = drawn["queries"].flatten().tolist(), drawn["neighbours"].flatten(1).tolist()
+    for query, row, correct in zip(asking, answers, drawn["correct"].tolist(), strict=True):
+        listed = [i for i in range(6) if i != query] if num_queries is None else [4, 5]
+        assert row == sorted(listed, key=lambda i: -(embeddings[query] @ embeddings[i]).item())
+        assert correct == [i % 2 == query % 2 for i in row]
+    assert sorted(asking) == list(range(num_queries or 6))
