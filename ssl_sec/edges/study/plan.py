@@ -195,8 +195,8 @@ def read_study(overrides: Sequence[str]) -> Study:
     # Without a file, the composition reports that it is missing.
     job = training_of(both, None if file is None else file.job)
     values = compose(on_training("study", job), both)
-    assert file is not None
     config = from_values(StudyConfig, {key: values[key] for key in own})
+    assert file is not None
     name = path.stem
     typed = [text for text, key in each.items() if key not in own]
     typed_keys = {key for key in each.values() if key not in own}
