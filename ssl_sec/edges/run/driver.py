@@ -291,7 +291,7 @@ def _reserved(folder: RunFolder, at_stop: str | RuntimeConfig, *, waits: bool = 
             return "the results are uploaded first"
         if isinstance(at_stop, str):
             return at_stop
-        if isinstance(at_stop, RayConfig) and not folder.training_path.exists():
+        if isinstance(at_stop, RayConfig) and not folder.is_training:
             return "no worker trains, so nothing is saved"
         return "what is not saved yet is saved first"
 
