@@ -146,7 +146,7 @@ def found_network_and_origin(config: EmbedConfig) -> tuple[TravellingNetwork, Or
                 "its name, the beginning of either, or models:/<name>@<alias>"
             )
     with found_network(word, config.checkpoint, config.tracking, config.output_dir, trainings()) as found:
-        tracking, run_id = found.tracking_of_job(word, config.tracking, config.output_dir)
+        tracking, run_id = found.tracking_of_job()
         trained_shape = found.image_shape
         network = TravellingNetwork(
             run=found.run_id or found.short_name,

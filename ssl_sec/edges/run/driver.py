@@ -79,7 +79,7 @@ def run_finetuning(config: FinetuneConfig) -> Finished:
         with named_run_checkpoint():
             network = found_network(config.run, config.run_checkpoint, config.tracking, config.output_dir, trainings())
             found = opened.enter_context(network)
-        tracking, _ = found.tracking_of_job(config.run, config.tracking, config.output_dir)
+        tracking, _ = found.tracking_of_job()
         config = replace(config.started_from(found.config), tracking=tracking)
         return run_training(FINETUNE, config, found.files / "encoder.safetensors")
 
@@ -162,7 +162,7 @@ def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
                 f"{found.config.run_name or found.short_name}, to which MLflow would add the scores; allowed: the run, "
                 "with checkpoint=<steps> for one that it has kept"
             )
-        tracking, run_id = found.tracking_of_job(config.run, config.tracking, config.output_dir)
+        tracking, run_id = found.tracking_of_job()
         word = config.run if found.folder is None else found.folder.location
         config = replace(config, run=run_id or word, tracking=tracking)
         return _probe(found.recipe, config, sweep_id or run_id, found.files)
