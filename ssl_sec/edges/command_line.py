@@ -21,9 +21,7 @@ from ssl_sec.settings import check
 _Output = Literal["stdout", "stderr"]
 
 
-def run_job(
-    job: str, run: Callable[[Sequence[str]], str], arguments: Sequence[str] | None = None, supervise: bool = False
-) -> int:
+def run_job(job: str, run: Callable[[Sequence[str]], str], arguments: Sequence[str], supervise: bool = False) -> int:
     """Runs a job with the overrides of the command line and prints its result.
 
     Args:
@@ -35,7 +33,6 @@ def run_job(
     Returns:
         The exit code: 0, 2 (configuration), 3 (data), 4 (storage), 130 (stopped), 1 (a failed run, or a bug).
     """
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
 
     def run_and_print() -> int:
         folder, rest = without_folder(arguments)

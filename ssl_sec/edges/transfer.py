@@ -46,7 +46,7 @@ def run_transfer(config: TransferConfig) -> str:
         Stopped: if a stop was requested; sets that have finished are kept.
     """
     with found_network(config.run, config.checkpoint, config.tracking, config.output_dir, probed()) as found:
-        tracking, _ = found.tracking_of_job(config.run, config.tracking, config.output_dir)
+        tracking, _ = found.tracking_of_job()
         config = replace(config, tracking=tracking)
         group, name, probes = (
             found.config.recipe_name,

@@ -113,7 +113,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 def test_the_options_are_explained_in_any_locale():
-    code = "from ssl_sec.edges.composition.options import options; print(ascii(options('constraint')))"
+    code = "from ssl_sec.edges.composition.options import options; print(ascii(options('constraint', 'pretrain')))"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env={**os.environ, **ASCII}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

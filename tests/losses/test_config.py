@@ -24,7 +24,7 @@ class Transforming:
 
 
 def values_of(name):
-    return values_of_option("loss", name)
+    return values_of_option("loss", name, "pretrain")
 
 
 def built(config):
@@ -34,7 +34,7 @@ def built(config):
 def test_every_loss_is_an_option_and_every_option_a_loss():
     of_logits = {"cross_entropy": losses.CrossEntropyLoss}
     of_teachers = {"byol": losses.BYOLLoss, "mocov3": losses.MoCoV3Loss}
-    assert options("loss").keys() == set(PAIR) | set(CLASS) | set(of_logits) | set(of_teachers)
+    assert options("loss", "pretrain").keys() == set(PAIR) | set(CLASS) | set(of_logits) | set(of_teachers)
     kinds = {type(built(from_values(kind, values_of(name)))) for name, kind in (PAIR | CLASS).items()}
     bases = {"Loss", "TeacherLoss"}
     exported = [getattr(losses, name) for name in losses.__all__ if name.endswith("Loss") and name not in bases]

@@ -20,7 +20,7 @@ from ssl_sec.edges.composition.experiments import Experiment, as_typed, explanat
 from ssl_sec.edges.composition.hints import suggestion
 from ssl_sec.edges.composition.keys import OF, keys_of, kind_of, misfit, unknown_keys
 from ssl_sec.edges.composition.mistakes import Choice, defaults_of_override, sweep_mistake, unknown_key
-from ssl_sec.edges.composition.options import EXPERIMENT, option, options, primary, usable, values_of
+from ssl_sec.edges.composition.options import EXPERIMENT, option, options, primary, usable, values_of_file
 from ssl_sec.edges.overrides import in_grammar, parsed, understood
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.recipes.registry import PRETRAIN, require_training, trainings
@@ -207,7 +207,7 @@ def _with_hydra(job: str, given: Sequence[Override], choice: Choice) -> DictConf
     nodes = {("", name): primary(name).node for name in (job, *primary(job).bases)}
     for group, name in choice.options.items():
         if group != EXPERIMENT and (file := option(group, name, job)) is not None:
-            nodes[group, name] = values_of(group, file, job)
+            nodes[group, name] = values_of_file(group, file, job)
     if choice.experiment is not None:
         defaults = [{f"override /{group}": name} for group, name in choice.experiment.choices.items()]
         nodes[EXPERIMENT, _CHOSEN] = {"defaults": [*defaults, "_self_"], **choice.experiment.values}
@@ -296,7 +296,7 @@ def _check_options(job: str, choice: Choice) -> None:
         file = option(group, name, job)
         if file is None and name != primary(job).options[group]:
             raise ConfigError(f"{where}{group}: found {name!r}; {nearest(name, options_of(job)[group])}")
-        wrong = None if file is None else misfit(job, group, values_of(group, file, job), is_whole=not file.is_own)
+        wrong = None if file is None else misfit(job, group, values_of_file(group, file, job), is_whole=not file.is_own)
         if wrong is not None:
             assert file is not None
             if file.is_own:

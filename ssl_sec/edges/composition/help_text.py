@@ -19,10 +19,10 @@ from ssl_sec.edges.composition.compose import (
 from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, OPTION, ConfigFile
 from ssl_sec.edges.composition.experiments import Experiment, as_typed, explanations, in_words, load
 from ssl_sec.edges.composition.keys import OF, Key, keys_of, keys_of_entry, kind_of, listed_kinds, summary_of
+from ssl_sec.edges.composition.options import EXPERIMENT
 from ssl_sec.edges.packaging import command
 from ssl_sec.recipes.registry import PRETRAIN, RECIPES
 
-_EXPERIMENT = "experiment"
 _FIRST_GROUPS = ("data", "runtime")
 _WITHOUT_OPTIONS = ("align", "replay", "report")
 # The column in which explanations of keys begin.
@@ -106,7 +106,7 @@ def help_text(job: str, overrides: Sequence[str]) -> str:
     values, options = composed(config, overrides), chosen_options(config, overrides)
     experiment = chosen_experiment(config, overrides)
     sections = [_head(job), _choices(job)]
-    if _EXPERIMENT in options:
+    if EXPERIMENT in options:
         sections.append(_experiments(config) if experiment is None else _chosen(experiment))
     sections += [_groups(config, options), _keys(config, values, options), _entries(config, values), _EXIT_CODES]
     return "\n\n".join(section for section in sections if section)
@@ -186,7 +186,7 @@ def _groups(job: str, options: Mapping[str, str]) -> str:
     """The groups with their options; the chosen ones are marked."""
     lines: list[str] = []
     for group, names in sorted(options_of(job).items(), key=lambda item: (item[0] not in _FIRST_GROUPS, item[0])):
-        if group != _EXPERIMENT:
+        if group != EXPERIMENT:
             lines += [f"{group}=", *_listed(names, options[group])]
     return "\n".join(["groups, with * where an option is chosen:", "", *lines]) if lines else ""
 

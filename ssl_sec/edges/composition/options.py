@@ -73,47 +73,43 @@ class _Declared(ConfigFile):
 
     Attributes:
         name: name of the option, and the dataclass's own `name`.
-        kinds: the dataclass, in the module `path`; or those of several recipes, of which the first has the values.
+        kind: the dataclass, in the module `path`.
     """
 
     name: str
-    kinds: tuple[type[Any], ...]
+    kind: type[Any]
 
     @property
     def comment(self) -> list[str]:
-        """The first paragraph of each docstring."""
-        return [f"{'; '.join(summary_of(kind).rstrip('.') for kind in self.kinds)}."]
+        """The first paragraph of its docstring."""
+        return [summary_of(self.kind)]
 
     def read(self) -> dict[str, Any]:
         """Its defaults; `???` for required values."""
-        return {"name": self.name, **{key: value for key, value in defaults_of(self.kinds[0]).items() if key != "name"}}
+        return {"name": self.name, **{key: value for key, value in defaults_of(self.kind).items() if key != "name"}}
 
 
 @cache
-def _declared(group: str, job: str | None) -> dict[str, ConfigFile]:
-    """The options of a group that dataclasses declare, by name; options in files are not included."""
-    kinds: dict[str, dict[type[Any], None]] = {}
-    for recipe in RECIPES:
-        for name, kind in kinds_by_name(kind_of(recipe), group).items():
-            kinds.setdefault(name, {})[kind] = None
-    of_job = {} if job is None else {name: {kind: None} for name, kind in kinds_by_name(kind_of(job), group).items()}
+def _declared(group: str, job: str) -> dict[str, ConfigFile]:
+    """The options of a group that dataclasses declare, by name: those of the job, and others that only recipes have."""
+    kinds: dict[str, type[Any]] = {}
+    for declaring in (job, *RECIPES):
+        kinds = {**kinds_by_name(kind_of(declaring), group), **kinds}
     return {
-        name: _Declared(
-            path=Path(str(sys.modules[kind.__module__].__file__)), is_own=False, name=name, kinds=(kind, *rest)
-        )
-        for name, (kind, *rest) in {**kinds, **of_job}.items()
+        name: _Declared(path=Path(str(sys.modules[kind.__module__].__file__)), is_own=False, name=name, kind=kind)
+        for name, kind in kinds.items()
     }
 
 
 @cache
-def _packaged(group: str, job: str | None) -> dict[str, ConfigFile]:
+def _packaged(group: str, job: str) -> dict[str, ConfigFile]:
     """The package's options of a group by name."""
     files = {path.stem: ConfigFile(path=path, is_own=False) for path in (CONFIG_FOLDER / group).glob("*.yaml")}
     return dict(sorted({**_declared(group, job), **files}.items()))
 
 
-def options(group: str, job: str | None = None) -> dict[str, str]:
-    """The options of a group with their explanations: those of a job, or of all recipes."""
+def options(group: str, job: str) -> dict[str, str]:
+    """All options of a group with their explanations; those that the job cannot use are among them, see `usable`."""
     packaged = _packaged(group, job)
     own = {name: file for name, file in own_options(group).items() if name not in packaged}
     return {
@@ -122,7 +118,7 @@ def options(group: str, job: str | None = None) -> dict[str, str]:
     }
 
 
-def option(group: str, name: str, job: str | None = None) -> ConfigFile | None:
+def option(group: str, name: str, job: str) -> ConfigFile | None:
     """An option of a group, as a job declares it, or as the first recipe that has it; None if there is none.
 
     Raises:
@@ -148,17 +144,17 @@ def is_in_files(group: str, name: str) -> bool:
     )
 
 
-def values_of(group: str, file: ConfigFile, job: str | None = None) -> dict[str, Any]:
+def values_of_file(group: str, file: ConfigFile, job: str) -> dict[str, Any]:
     """The values of an option, including those of the options that it extends, as a job declares them."""
     return _merged(group, file, job, ()) if file.is_own else _packaged_values(group, file, job)
 
 
 @cache
-def _packaged_values(group: str, file: ConfigFile, job: str | None) -> dict[str, Any]:
+def _packaged_values(group: str, file: ConfigFile, job: str) -> dict[str, Any]:
     return _merged(group, file, job, ())
 
 
-def _merged(group: str, file: ConfigFile, job: str | None, within: tuple[ConfigFile, ...]) -> dict[str, Any]:
+def _merged(group: str, file: ConfigFile, job: str, within: tuple[ConfigFile, ...]) -> dict[str, Any]:
     own = file.read()
     merged: dict[str, Any] = {}
     for name in own.pop("defaults", []):
@@ -166,16 +162,16 @@ def _merged(group: str, file: ConfigFile, job: str | None, within: tuple[ConfigF
             continue
         base = option(group, name, job) if isinstance(name, str) else None
         if base is None or base in (*within, file):
-            raise ConfigError(f"{file.shown}: defaults: found {name!r}; {nearest(str(name), options(group))}")
+            raise ConfigError(f"{file.shown}: defaults: found {name!r}; {nearest(str(name), options(group, job))}")
         merged |= _merged(group, base, job, (*within, file))
     return {**merged, **own}
 
 
-def values_of_option(group: str, name: str, job: str | None = None) -> dict[str, Any] | None:
+def values_of_option(group: str, name: str, job: str) -> dict[str, Any] | None:
     """The values of an option, as a job declares it; None if there is none that can be read."""
     try:
         file = option(group, name, job)
-        return None if file is None else values_of(group, file, job)
+        return None if file is None else values_of_file(group, file, job)
     except ConfigError:
         return None
 

@@ -14,8 +14,8 @@ from ssl_sec.data.config import DataConfig
 from ssl_sec.data.fingerprint import file_sizes, fingerprint
 from ssl_sec.data.image_set import DecodedImages, ImageSet
 from ssl_sec.edges.config.embed import EmbedConfig
-from ssl_sec.edges.embeddings.network import TravellingNetwork, found_network_and_origin
-from ssl_sec.edges.embeddings.recording import Origin, start_run, upload_results
+from ssl_sec.edges.embeddings.network import TravellingNetwork, found_network_and_source
+from ssl_sec.edges.embeddings.recording import Source, start_run, upload_results
 from ssl_sec.edges.embeddings.workers import done_on
 from ssl_sec.edges.embeddings.written import alone_in, whole_files
 from ssl_sec.edges.folder.stored_config import require_whole_data
@@ -96,7 +96,7 @@ def run_embed(config: EmbedConfig) -> Embedded:
         StorageError: if the output cannot be written.
         Stopped: if the job was interrupted; whole files are kept.
     """
-    network, belongs_to = found_network_and_origin(config)
+    network, source = found_network_and_source(config)
     data = undecoded(_data(config, network))
     logger.info("opening the %s images of %s", config.split, data.title)
     image_set = data.open_to_embed(config.split, network.crop)  # cropped as in the run's evaluation
@@ -106,13 +106,13 @@ def run_embed(config: EmbedConfig) -> Embedded:
     plan = Plan(split=config.split, num_images=len(image_set), rows_per_part=config.rows_per_part)
     if isinstance(image_set, DecodedImages):
         logger.info("reading some of the images and the sizes of files, by which embeddings of others are recognised")
-    origin = _origin(config, network.run, belongs_to, digest, data, image_set, dim)
+    origin = _origin(config, network.run, source, digest, data, image_set, dim)
     work = EmbeddingWork(config=config, network=network, data=data, plan=plan, origin=origin)
     with alone_in(place_at(config.output), config.split):
-        return _write_missing(work, belongs_to, image_set)
+        return _write_missing(work, source, image_set)
 
 
-def _write_missing(work: "EmbeddingWork", belongs_to: Origin, image_set: ImageSet) -> Embedded:
+def _write_missing(work: "EmbeddingWork", source: Source, image_set: ImageSet) -> Embedded:
     """Computes the parts that do not exist, in a folder to which this process alone writes this split."""
     config, data, plan, dim = work.config, work.data, work.plan, work.origin["dim"]
     present, precision = _present(work)
@@ -126,7 +126,7 @@ def _write_missing(work: "EmbeddingWork", belongs_to: Origin, image_set: ImageSe
     )
     if present:
         logger.info("%d of %d files already exist", len(present), plan.num_parts)
-    run = start_run(config, belongs_to, data) if waiting else JobRun(None)
+    run = start_run(config, source, data) if waiting else JobRun(None)
 
     def upload(tracked: TrackedRun) -> None:
         metrics = {"images": len(image_set), "dim": dim, "files": plan.num_parts, **progress.metrics}
@@ -291,12 +291,12 @@ def _dim(loaded: nn.Module, image_set: ImageSet) -> int:
 
 
 def _origin(
-    config: EmbedConfig, run: str, belongs_to: Origin, weights: str, data: DataConfig, image_set: ImageSet, dim: int
+    config: EmbedConfig, run: str, source: Source, weights: str, data: DataConfig, image_set: ImageSet, dim: int
 ) -> dict[str, Any]:
     """The settings and files that determine the embeddings and their division into files, and their origin."""
     return {
         "run": run,
-        "checkpoint": belongs_to.checkpoint,
+        "checkpoint": source.checkpoint,
         "weights": weights,
         "data": masked_values(to_values(data)),
         "digest": fingerprint(image_set),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.crops import Crop
 from ssl_sec.edges.config.embed import EmbedConfig
-from ssl_sec.edges.embeddings.recording import Origin
+from ssl_sec.edges.embeddings.recording import Source
 from ssl_sec.edges.folder.encoder import exported_network, load_network
 from ssl_sec.edges.folder.finding import folder_at, opened_folder
 from ssl_sec.edges.folder.names import training_tags
@@ -127,8 +127,8 @@ def _sha256(tensor: Tensor) -> bytes:
     return hashlib.sha256(described + content.tobytes()).digest()
 
 
-def found_network_and_origin(config: EmbedConfig) -> tuple[TravellingNetwork, Origin]:
-    """The network of a job of embeddings, and its origin in MLflow.
+def found_network_and_source(config: EmbedConfig) -> tuple[TravellingNetwork, Source]:
+    """The network of a job of embeddings, and the run or export that it is from.
 
     Raises:
         ConfigError: if there is no such run, registered model or export, or it has no such network.
@@ -139,14 +139,14 @@ def found_network_and_origin(config: EmbedConfig) -> tuple[TravellingNetwork, Or
         folder = opened_folder(word)
         exported = _exported(folder.path, config.checkpoint)
         if exported is not None:
-            return exported, Origin(tracking=config.tracking, recipe=folder.name, name=folder.name)
+            return exported, Source(tracking=config.tracking, recipe=folder.name, name=folder.name)
         if "/" in word:
             raise ConfigError(
                 f"run: {folder.location} holds neither a run nor an export; allowed: the folder of either, a run's id, "
                 "its name, the beginning of either, or models:/<name>@<alias>"
             )
     with found_network(word, config.checkpoint, config.tracking, config.output_dir, trainings()) as found:
-        tracking, run_id = found.tracking_of_job(word, config.tracking, config.output_dir)
+        tracking, run_id = found.tracking_of_job()
         trained_shape = found.image_shape
         network = TravellingNetwork(
             run=found.run_id or found.short_name,
@@ -157,7 +157,7 @@ def found_network_and_origin(config: EmbedConfig) -> tuple[TravellingNetwork, Or
             image_size_px=found.config.size_px_of(trained_shape),
             crop=found.config.crop_of(trained_shape),
         )
-        return network, Origin(
+        return network, Source(
             tracking=tracking,
             recipe=found.config.recipe_name,
             name=found.config.run_name or found.short_name,

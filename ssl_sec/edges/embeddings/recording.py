@@ -17,12 +17,10 @@ from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.recipes.tracking import Checkpoint, TrackingConfig
 from ssl_sec.settings import to_values
 
-JOB = "embed"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Origin:
-    """The origin of the network of a job of embeddings, in MLflow.
+class Source:
+    """The run or export that the network of a job of embeddings is from, for the job's own run in MLflow.
 
     Attributes:
         tracking: tracking of the job, in the store of the network's run.
@@ -41,19 +39,19 @@ class Origin:
     checkpoint: Checkpoint | str = "last"
 
 
-def start_run(config: EmbedConfig, origin: Origin, data: DataConfig) -> JobRun:
+def start_run(config: EmbedConfig, source: Source, data: DataConfig) -> JobRun:
     """Creates the run of a job as a child of the network's run; without a run if MLflow cannot be used."""
-    parent = origin.tracking.parent_run or origin.run_id
+    parent = source.tracking.parent_run or source.run_id
     checkpoint = {} if config.checkpoint == "last" else {CHECKPOINT_TAG: str(config.checkpoint)}
     output = config.output if is_remote(config.output) else str(local_folder(config.output))
     return JobRun.opened(
-        replace(origin.tracking, parent_run=parent),
+        replace(source.tracking, parent_run=parent),
         config.output_dir,
         {**to_values(config), "data": to_values(data)},
-        recipe=origin.recipe,
-        job=JOB,
-        name=new_name(f"{origin.name}-embeddings"),
-        tags={**origin.tags, **checkpoint, "data": data.title, "folder": masked(output)},
+        recipe=source.recipe,
+        job="embed",
+        name=new_name(f"{source.name}-embeddings"),
+        tags={**source.tags, **checkpoint, "data": data.title, "folder": masked(output)},
     )
 
 

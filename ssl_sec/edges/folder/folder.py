@@ -58,7 +58,7 @@ class RunFolder(RunLogs):
         self.run_id_path = path / "mlflow_run_id"  # the run's id in MLflow, once it is known
         self.stop_path = path / "stop"  # exists while a stop is requested
         self.save_path = path / "save"  # exists while a checkpoint is requested
-        self.training_path = path / ".training"  # exists while workers train, on which a stop has to wait
+        self._training_path = path / ".training"  # exists while workers train, on which a stop has to wait
         self.check_path = path / "check.json"  # how many images are duplicates or unreadable
         self._launch_path = path / "launch"
         self.data_path = path / "data.json"  # the DataDescription
@@ -317,7 +317,17 @@ class RunFolder(RunLogs):
     def mark_training(self) -> None:
         """Marks that workers train."""
         with contextlib.suppress(OSError):  # the folder was removed
-            self.training_path.touch()
+            self._training_path.touch()
+
+    def unmark_training(self) -> None:
+        """Marks that no worker trains; an earlier process, which was killed, may have left the mark."""
+        with contextlib.suppress(OSError):
+            self._training_path.unlink(missing_ok=True)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether workers train; not while they are started, or the cluster has no room for them."""
+        return self._training_path.exists()
 
     def is_stop_requested(self) -> bool:
         """Whether a stop is requested."""

@@ -115,7 +115,7 @@ class StoredFolder(RunFolder):
                     self._bucket.remove([HOLDER])
 
     def _stored_holder(self) -> str:
-        """The word of the last process to hold the run; empty if there is none."""
+        """The holder of the run, as stored; empty if there is none."""
         return (self._bucket.read(HOLDER) or b"").decode()
 
     def _upload_left(self) -> None:
@@ -139,7 +139,7 @@ class StoredFolder(RunFolder):
     def _keep_waiting(self, folder: Path) -> None:
         """Moves checkpoints newer than those stored out of a folder that is reused, since they may be the run's newest.
 
-        Whether another process has held the run since is not known where a word is missing.
+        Whether another process has held the run since is not known where a holder is missing.
         """
         if not (waiting := self._waiting_in(folder)):
             return
@@ -169,7 +169,7 @@ class StoredFolder(RunFolder):
         logger.log(level, "%s", message)
 
     def _worker_folders(self, holder: str) -> list[Path]:
-        """The staging folders of workers on this machine, of the process that has chosen this word."""
+        """The staging folders of workers on this machine, of this holder."""
         folders = local_folder(self._output_dir, "workers").glob(f"*/{self._recipe_and_name}")
         return [folder for folder in sorted(folders) if holder and holder_of(folder) == holder]
 
@@ -177,7 +177,7 @@ class StoredFolder(RunFolder):
         """Makes the folder that of a new process: like that in the storage, and without earlier checkpoints.
 
         Args:
-            holder: word that the process which holds the run has chosen.
+            holder: the process that holds the run, see `ssl_sec.edges.storage.holder`.
 
         Raises:
             StorageError: if the storage cannot be used, or the folder cannot be written.

@@ -79,7 +79,7 @@ def run_finetuning(config: FinetuneConfig) -> Finished:
         with named_run_checkpoint():
             network = found_network(config.run, config.run_checkpoint, config.tracking, config.output_dir, trainings())
             found = opened.enter_context(network)
-        tracking, _ = found.tracking_of_job(config.run, config.tracking, config.output_dir)
+        tracking, _ = found.tracking_of_job()
         config = replace(config.started_from(found.config), tracking=tracking)
         return run_training(FINETUNE, config, found.files / "encoder.safetensors")
 
@@ -162,7 +162,7 @@ def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
                 f"{found.config.run_name or found.short_name}, to which MLflow would add the scores; allowed: the run, "
                 "with checkpoint=<steps> for one that it has kept"
             )
-        tracking, run_id = found.tracking_of_job(config.run, config.tracking, config.output_dir)
+        tracking, run_id = found.tracking_of_job()
         word = config.run if found.folder is None else found.folder.location
         config = replace(config, run=run_id or word, tracking=tracking)
         return _probe(found.recipe, config, sweep_id or run_id, found.files)
@@ -291,7 +291,7 @@ def _reserved(folder: RunFolder, at_stop: str | RuntimeConfig, *, waits: bool = 
             return "the results are uploaded first"
         if isinstance(at_stop, str):
             return at_stop
-        if isinstance(at_stop, RayConfig) and not folder.training_path.exists():
+        if isinstance(at_stop, RayConfig) and not folder.is_training:
             return "no worker trains, so nothing is saved"
         return "what is not saved yet is saved first"
 

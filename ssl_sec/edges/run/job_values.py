@@ -314,15 +314,17 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
         values["data"] = {**stored["data"], "max_images": None}
     else:
         config: Any = from_values(FINETUNE.config, values)
-        # A run on crops of photos has no size of its own; the crop of `augment` is then the job's.
-        is_cropped = any(
-            text.startswith(("augment=", "augment.size_px=", "augment.short_side_px=")) for text in overrides
-        )
-        size_px = None if is_cropped else run.config.size_px_of(run.image_shape)
-        data = _read_as(config.data, size_px, run.channels, overrides)
-        _require_channels(data, run)
-        values["data"] = to_values(data)
+        values["data"] = to_values(_finetuned_data(config.data, run, overrides))
     return values
+
+
+def _finetuned_data(data: "DataConfig", run: _StoredRun, overrides: Sequence[str]) -> "DataConfig":
+    """Images as the encoder takes them."""
+    # A run on crops of photos has no size of its own; the crop of `augment` is then the job's.
+    is_cropped = any(text.startswith(("augment=", "augment.size_px=", "augment.short_side_px=")) for text in overrides)
+    data = _read_as(data, None if is_cropped else run.config.size_px_of(run.image_shape), run.channels, overrides)
+    _require_channels(data, run)
+    return data
 
 
 def _read_as(data: "DataConfig", size_px: int | None, channels: int, overrides: Sequence[str]) -> "DataConfig":

@@ -117,7 +117,7 @@ class Workers:
     Attributes:
         rank: rank of this worker.
         world_size: number of workers.
-        start: a word that all workers of this start of the run share, and those of other starts do not.
+        start: an id that all workers of this start of the run share, and those of other starts do not.
     """
 
     rank: int

@@ -144,10 +144,8 @@ def _has_died(holder: dict[str, Any]) -> bool:
         return False
     try:
         os.kill(int(holder["pid"]), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
     return False
 
 

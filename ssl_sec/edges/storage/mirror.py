@@ -107,7 +107,7 @@ class Mirror:
         folder: the run's folder on this machine, equal to that in object storage.
         bucket: the run's folder in object storage.
         interval_s: time between two checks of the folder; None to upload only on `flush`.
-        holder: word that stays in the folder, see `write_holder`; None for another process that writes it.
+        holder: holder of the run, which is kept in the folder by `write_holder`; None if another process does that.
     """
 
     def __init__(

@@ -8,9 +8,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ssl_sec.edges.run.sweeps import mean_and_std
 from ssl_sec.edges.study.cells import KeptCell
 from ssl_sec.edges.study.differences import Difference, adjusted, difference
+from ssl_sec.edges.tables import mean_and_std
 from ssl_sec.figures.study import Cause, Interval, causes_figure, forest_figure, values_figure
 from ssl_sec.metrics import chosen_metrics, metric_label
 from ssl_sec.recipes.registry import PROBE, RecipeRow, compared_metrics

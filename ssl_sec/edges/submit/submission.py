@@ -48,15 +48,13 @@ def submit_order(order: Order, cluster: Cluster) -> dict[str, str]:
     """
     is_local = is_this_machine(cluster.address)
     environment = passed_environment(is_local)
-    varied = {
-        swept.partition("=")[0].rpartition(".")[2]: None for _, each in expand_sweep(order.overrides) for swept in each
-    }
-    base = order.name or new_name("-".join(["sweep", *varied]))
-    points = [
-        (check_command(order.job, overrides, _point_name(base, swept) if swept else order.name, is_local), swept)
-        for overrides, swept in expand_sweep(order.overrides)
+    swept_keys = [
+        each.partition("=")[0].rpartition(".")[2] for _, swept in expand_sweep(order.overrides) for each in swept
     ]
-    first = points[0][0]
+    base = order.name or new_name("-".join(["sweep", *dict.fromkeys(swept_keys)]))
+    points = _points(order, base, is_local)
+    commands = [point.stages[0] for point in points]
+    first = commands[0]
     name = base if len(points) > 1 else first.name
     was_given = order.name is not None or any(override.startswith("run_name=") for override in order.overrides)
     job_id = make_job_id(first.recipe, name, is_new=not was_given)
@@ -64,28 +62,19 @@ def submit_order(order: Order, cluster: Cluster) -> dict[str, str]:
     tracking = from_values(TrackingConfig, values["tracking"])
     beside = probed_folder(first.job, first.overrides, values)
     output_dir = str(values["output_dir"]) if beside is None else beside.rstrip("/").rsplit("/", 2)[0]
-    files, with_own = {}, list[str]()
-    if any(chooses_own(each.job, each.overrides) for each, _ in points):
+    files: dict[str, str] = {}
+    if any(chooses_own(each.job, each.overrides) for each in commands):
         files = {f"{_OWN_CONFIGS}/{name}": text for name, text in own_texts().items()}
-        with_own = [f"{OPTION}={_OWN_CONFIGS}"]
-    line = entrypoint(first.job, [*with_own, *first.overrides], order.python)
+        points = [_with_own_configs(point) for point in points]
+    line = entrypoint(first.job, points[0].stages[0].overrides, order.python)
     if len(points) > 1 or order.then is not None:
         plan = Plan(
             name=name,
             recipe=first.recipe,
             output_dir=output_dir,
-            tracking=replace(tracking, tags=_shared_tags([each for each, _ in points])),
+            tracking=replace(tracking, tags=_shared_tags(commands)),
             parallel=order.parallel,
-            points=tuple(
-                Point(
-                    swept=swept,
-                    stages=tuple(
-                        replace(stage, overrides=(*with_own, *stage.overrides))
-                        for stage in (each, *following_stages(order.then, each, is_local))
-                    ),
-                )
-                for each, swept in points
-            ),
+            points=tuple(points),
         )
         line = entrypoint("pipeline", [_PLAN], order.python)
         files |= {_PLAN: json.dumps(to_values(plan), indent=1)}
@@ -98,6 +87,22 @@ def submit_order(order: Order, cluster: Cluster) -> dict[str, str]:
     else:
         page = mlflow_page(uri or tracking_uri(tracking, output_dir), tracking.experiment or first.recipe, job_id)
     return {"job": job_id, "dashboard": f"{cluster.address}/#/jobs/{job_id}", "MLflow": page}
+
+
+def _points(order: Order, base: str, is_local: bool) -> list[Point]:
+    """The points of an order, or its only one; in a sweep their runs have names that begin with `base`."""
+    points: list[Point] = []
+    for overrides, swept in expand_sweep(order.overrides):
+        name = _point_name(base, swept) if swept else order.name
+        command = check_command(order.job, overrides, name, is_local)
+        points.append(Point(swept=swept, stages=(command, *following_stages(order.then, command, is_local))))
+    return points
+
+
+def _with_own_configs(point: Point) -> Point:
+    """A point whose jobs read the user's own configs, which are sent with them."""
+    option = f"{OPTION}={_OWN_CONFIGS}"
+    return replace(point, stages=tuple(replace(each, overrides=(option, *each.overrides)) for each in point.stages))
 
 
 def _shared_tags(commands: Sequence[Command]) -> dict[str, str | bool | int | float]:

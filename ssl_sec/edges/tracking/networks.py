@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from mlflow.artifacts import download_artifacts
@@ -27,9 +28,12 @@ from ssl_sec.recipes.tracking import Checkpoint, TrackingConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundNetwork:
-    """The network of a run.
+    """The network of a run, for a job about the run.
 
     Attributes:
+        word: the job's `run`.
+        tracking: tracking of the job, as configured.
+        output_dir: output folder of the job.
         recipe: the run's recipe.
         config: the run's configuration.
         files: folder with the weights.
@@ -40,6 +44,9 @@ class FoundNetwork:
         version: the registered version that was given, if its weights are not the run's last ones.
     """
 
+    word: str
+    tracking: TrackingConfig
+    output_dir: str
     recipe: RecipeRow
     config: TrainingConfig
     files: Path
@@ -65,13 +72,11 @@ class FoundNetwork:
         assert self.archive is not None and self.run_id is not None
         return recorded_shape(self.archive.client, self.run_id)
 
-    def tracking_of_job(
-        self, word: str, tracking: TrackingConfig, output_dir: str
-    ) -> tuple[TrackingConfig, str | None]:
-        """The tracking of a job about the run, in the run's store if none is configured, and the run's id there."""
+    def tracking_of_job(self) -> tuple[TrackingConfig, str | None]:
+        """The tracking of the job, in the run's store if none is configured, and the run's id there."""
         if self.folder is not None:
-            return tracked_beside(self.folder, tracking, output_dir)
-        return beside(word, tracking), self.run_id
+            return tracked_beside(self.folder, self.tracking, self.output_dir)
+        return beside(self.word, self.tracking), self.run_id
 
 
 def recorded_shape(client: MlflowClient, run_id: str) -> tuple[int, ...] | None:
@@ -156,12 +161,13 @@ def found_network(
         ConfigError: if there is no such run or registered model, or it has no such network.
         StorageError: if the store cannot be used.
     """
+    network = partial(FoundNetwork, word=word, tracking=tracking, output_dir=output_dir)
     with tempfile.TemporaryDirectory() as made:
         located = located_run(word, checkpoint, tracking, output_dir, jobs)
         if isinstance(folder := located, RunFolder):
             recipe = RECIPES[str(folder.identity.job)]
             files, step = network_files(folder, recipe, checkpoint, Path(made))
-            yield FoundNetwork(
+            yield network(
                 recipe=recipe,
                 config=training_config(recipe, folder.config_path),
                 files=files,
@@ -175,7 +181,7 @@ def found_network(
         differs = found.version is not None and take_weights(
             archive.client, found.version, RECIPES[found.job], Path(made)
         )
-        yield FoundNetwork(
+        yield network(
             config=config,
             recipe=RECIPES[found.job],
             files=Path(made),

@@ -6,7 +6,7 @@ import shlex
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -142,63 +142,67 @@ def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial], failures
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # our own lines report the trials
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the new output prints each error in ten lines
     connect(None, "tune")
-    tuning, folder = search.tune, Path(plan["folder"])
-    progress = _Progress(search, plan)
-    state = _state_path(folder, plan["name"])
-    trainable = tune.with_resources(
-        tune.with_parameters(TrainingTrial, plan=plan, space=search.space), _resources(tuning, node_resources())
-    )
-    run_config = tune.RunConfig(
-        name=state.name,
-        storage_path=str(folder),
-        verbose=0,
-        callbacks=[progress],
-        checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-    )
-    if is_new or not tune.Tuner.can_restore(str(state)):
-        # Ray counts the trials of a searcher from 1, and those that it samples itself from 0.
-        name_of = partial(_name_of, plan["name"], 0 if tuning.searcher == "random" else 1)
-        tuner = tune.Tuner(
-            trainable,
-            param_space={key: _sampled(dimension) for key, dimension in search.space.items()},
-            tune_config=tune.TuneConfig(
-                metric=search.metric,
-                mode=tuning.mode,
-                search_alg=_searcher(search),
-                scheduler=_scheduler(search),
-                num_samples=tuning.trials,
-                max_concurrent_trials=tuning.max_concurrent,
-                trial_name_creator=name_of,
-                trial_dirname_creator=name_of,
-            ),
-            run_config=run_config,
-        )
-    else:
-        logger.info("the search in %s continues", state)
-        # A trial that resumes reports its measurements again, which Optuna knows already.
-        warnings.filterwarnings("ignore", message="The reported value is ignored")
-        # What made a trial fail may have passed; it continues from what it has saved, and may fail once more.
-        tuner = tune.Tuner.restore(str(state), trainable, resume_unfinished=True, resume_errored=True)
-    logger.info("searching %s in %d trials", ", ".join(search.space), tuning.trials)
+    tuner = _tuner(search, plan, is_new)
+    logger.info("searching %s in %d trials", ", ".join(search.space), search.tune.trials)
     results = tuner.fit()
     stop_path(plan).unlink(missing_ok=True)  # all trials have ended
     for result in results:
         if result.error is not None:
             failures.append(_reason(result.error))
         elif result.metrics is not None and search.metric in result.metrics:
-            values = {key: (result.config or {})[key] for key in search.space}
-            trials.append(
-                Trial(
-                    name=Path(result.path).name,
-                    overrides=chosen_overrides(search.space, values),
-                    values=values,
-                    metric=float(result.metrics[search.metric]),
-                    at=int(result.metrics["at"]),
-                )
-            )
+            trials.append(_trial(search, Path(result.path).name, result.config or {}, result.metrics))
     trials.sort(key=lambda trial: trial.name)
     if _stop_asked.is_set():
         raise Stopped(f"stopped; the same command with run_name={plan['name']} continues the search")
+
+
+def _tuner(search: Search, plan: Plan, is_new: bool) -> tune.Tuner:
+    """The search in Ray Tune: a new one, or that of an earlier process with the trials that have not ended."""
+    tuning, state = search.tune, _state_path(Path(plan["folder"]), plan["name"])
+    trainable = tune.with_resources(
+        tune.with_parameters(TrainingTrial, plan=plan, space=search.space), _resources(tuning, node_resources())
+    )
+    if not is_new and tune.Tuner.can_restore(str(state)):
+        logger.info("the search in %s continues", state)
+        # A trial that resumes reports its measurements again, which Optuna knows already.
+        warnings.filterwarnings("ignore", message="The reported value is ignored")
+        # What made a trial fail may have passed; it continues from what it has saved, and may fail once more.
+        return tune.Tuner.restore(str(state), trainable, resume_unfinished=True, resume_errored=True)
+    # Ray counts the trials of a searcher from 1, and those that it samples itself from 0.
+    name_of = partial(_name_of, plan["name"], 0 if tuning.searcher == "random" else 1)
+    return tune.Tuner(
+        trainable,
+        param_space={key: _sampled(dimension) for key, dimension in search.space.items()},
+        tune_config=tune.TuneConfig(
+            metric=search.metric,
+            mode=tuning.mode,
+            search_alg=_searcher(search),
+            scheduler=_scheduler(search),
+            num_samples=tuning.trials,
+            max_concurrent_trials=tuning.max_concurrent,
+            trial_name_creator=name_of,
+            trial_dirname_creator=name_of,
+        ),
+        run_config=tune.RunConfig(
+            name=state.name,
+            storage_path=plan["folder"],
+            verbose=0,
+            callbacks=[_Progress(search, plan)],
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+        ),
+    )
+
+
+def _trial(search: Search, name: str, config: Mapping[str, Any], metrics: Mapping[str, Any]) -> Trial:
+    """A trial with its values and its last measurement, as Ray Tune has them."""
+    values = {key: config[key] for key in search.space}
+    return Trial(
+        name=name,
+        overrides=chosen_overrides(search.space, values),
+        values=values,
+        metric=float(metrics[search.metric]),
+        at=int(metrics["at"]),
+    )
 
 
 def _state_path(folder: Path, search: str) -> Path:

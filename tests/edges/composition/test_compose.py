@@ -25,7 +25,7 @@ from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.settings import flattened, from_values, to_values
 from tests.jobs import configured
 
-EVERY_OPTION = {**{group: options(group) for group in groups()}, "experiment": explanations()}
+EVERY_OPTION = {**{group: options(group, "pretrain") for group in groups()}, "experiment": explanations()}
 OF_FINETUNING = ("classifier", "cross_entropy")
 OF_TRIPLETS = ("angular_hinge", "triplet_disjoint")
 CLASS_LOSSES = {kind.name for kind in get_args(ClassLossConfig)}

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from ssl_sec.augment.config import AugmentConfig, CropConfig, FlipConfig
-from ssl_sec.edges.composition.options import option, primary, values_of
+from ssl_sec.edges.composition.options import option, primary, values_of_file
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import to_values
@@ -16,19 +16,19 @@ OTHERWISE = {("probe", "tracking"), ("face", "checkpoint")}
 
 
 @pytest.mark.parametrize(
-    ("group", "name", "config"),
+    ("job", "group", "name", "config"),
     [
-        ("augment", "simclr", AugmentConfig()),
-        ("augment", "retrieval", CropConfig()),
-        ("augment", "flip", FlipConfig()),
-        ("optimiser", "sgd", CosineSGDConfig()),
-        ("probe", "paper", ProbeConfig()),
+        ("pretrain", "augment", "simclr", AugmentConfig()),
+        ("metric_learning", "augment", "retrieval", CropConfig()),
+        ("face", "augment", "flip", FlipConfig()),
+        ("pretrain", "optimiser", "sgd", CosineSGDConfig()),
+        ("pretrain", "probe", "paper", ProbeConfig()),
     ],
 )
-def test_an_option_in_a_file_has_the_defaults_of_its_dataclass(group, name, config):
-    file = option(group, name)
+def test_an_option_in_a_file_has_the_defaults_of_its_dataclass(job, group, name, config):
+    file = option(group, name, job)
     assert file is not None
-    assert values_of(group, file) == to_values(config)
+    assert values_of_file(group, file, job) == to_values(config)
 
 
 @pytest.mark.parametrize("job", RECIPES)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ssl_sec.edges.embeddings.network import TravellingNetwork, found_network_and_origin
+from ssl_sec.edges.embeddings.network import TravellingNetwork, found_network_and_source
 from ssl_sec.edges.folder.encoder import load_network
 from ssl_sec.errors import StorageError
 from ssl_sec.exporting import FORMATS
@@ -37,7 +37,7 @@ def test_colour_exports_of_every_format_have_the_digest_of_their_run(scale: dict
         FORMATS[name].write(replace(exportable, record=record), some_images(exportable), folder)
         (folder / "README.md").write_text("an export")
         given = [f"run={folder}", f"output={tmp_path}/none", f"output_dir={tmp_path}", "runtime=local"]
-        network, _ = found_network_and_origin(configured("embed", given))
+        network, _ = found_network_and_source(configured("embed", given))
         found, expected = (each.digest(each.load((3, 32, 32))) for each in (network, run))
         assert (name, found) == (name, expected)
 

@@ -105,10 +105,17 @@ def test_a_lock_ends_with_its_process_and_is_not_inherited_by_loaders(folder: Ru
 
 def test_a_process_that_was_just_killed_is_waited_for(folder: RunFolder, monkeypatch):
     monkeypatch.setattr(module, "_FREE_WITHIN_S", 60.0)
+    waits: list[float] = []
     with holder(folder) as pid:
-        monkeypatch.setattr(module.time, "sleep", lambda seconds: os.kill(pid, signal.SIGKILL))
+
+        def kill(seconds: float) -> None:
+            waits.append(seconds)
+            os.kill(pid, signal.SIGKILL)
+
+        monkeypatch.setattr(module.time, "sleep", kill)
         with running(folder):
             pass
+    assert waits
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path):

@@ -35,7 +35,7 @@ from ssl_sec.edges.run import uploading
 from ssl_sec.edges.command_line import run_job
 uploading.ANSWER_S = {ANSWER_S}
 began = time.time()
-code = run_job("pretrain", pretrain)
+code = run_job("pretrain", pretrain, sys.argv[1:])
 print("times", began, time.time())
 sys.exit(code)
 """

@@ -116,7 +116,7 @@ class FailureWatch(UserCallback):
         Raises:
             UserError: the user error of a worker, or too many failures; it ends the run.
         """
-        forget_workers(self._folder)  # a stop does not wait for what follows
+        self._folder.unmark_training()  # a stop does not wait for what follows
         for error in worker_exceptions.values():
             if isinstance(error, UserError):
                 raise error
@@ -189,7 +189,7 @@ class TrainingWatch(WorkerGroupCallback):
 
     def before_worker_group_shutdown(self, worker_group: object) -> None:
         """Called after the end of the workers, or the death of some of them."""
-        forget_workers(self._folder)
+        self._folder.unmark_training()
 
 
 class NetworkOfNodes(WorkerGroupCallback):
@@ -206,17 +206,6 @@ class NetworkOfNodes(WorkerGroupCallback):
                 ]
             )
         return {}
-
-
-def has_training_workers(folder: RunFolder) -> bool:
-    """Whether workers train; not while they are started, or the cluster has no room for them."""
-    return folder.training_path.exists()
-
-
-def forget_workers(folder: RunFolder) -> None:
-    """Forgets workers that no longer train, or were those of an earlier process, which may have been killed."""
-    with contextlib.suppress(OSError):
-        folder.training_path.unlink(missing_ok=True)
 
 
 def _death(error: Exception) -> RayActorError | None:

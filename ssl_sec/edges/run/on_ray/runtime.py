@@ -38,8 +38,6 @@ from ssl_sec.edges.run.on_ray.policies import (
     NetworkOfNodes,
     TrainingWatch,
     count_failure,
-    forget_workers,
-    has_training_workers,
     record_failures,
 )
 from ssl_sec.edges.run.on_ray.scaling import (
@@ -161,7 +159,7 @@ def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | Non
 
     A stop waits for workers that train, and for no others: the cluster may never have room for them.
     """
-    forget_workers(folder)
+    folder.unmark_training()
     training = Call(trainer.fit)
     training.start()
     is_short = has_waited = False
@@ -172,7 +170,7 @@ def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | Non
         training.join(0.2)
         has_ended = _has_ended(folder)
         is_lost = folder.is_stop_requested() and refusal(cluster) is not None  # ended by the signal that requests it
-        if not folder.is_stop_requested() or (has_training_workers(folder) and not has_ended and not is_lost):
+        if not folder.is_stop_requested() or (folder.is_training and not has_ended and not is_lost):
             idle_since = None
         elif not has_ended:
             folder.write_outcome("unsaved")
@@ -188,7 +186,7 @@ def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | Non
             is_short = shortage is not None
             if shortage is not None and not was_short:
                 folder.log_message("WARNING", f"{shortage}; training continues when there are more")
-            may_wait = not (is_short or has_waited or has_training_workers(folder))
+            may_wait = not (is_short or has_waited or folder.is_training)
             if may_wait and (free := find_wait()) is not None:
                 has_waited = True
                 workers = describe_workers(trainer.scaling_config)

@@ -22,7 +22,7 @@ import resource, sys
 from tests.jobs import pretrain
 from ssl_sec.edges.command_line import run_job
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_300_000, 1_300_000))
-sys.exit(run_job("pretrain", pretrain))
+sys.exit(run_job("pretrain", pretrain, sys.argv[1:]))
 """
 
 

@@ -19,8 +19,6 @@ from ssl_sec.edges.run.on_ray.policies import (
     NetworkOfNodes,
     TrainingWatch,
     count_failure,
-    forget_workers,
-    has_training_workers,
     record_failures,
     recorded_failures,
 )
@@ -212,17 +210,17 @@ def test_an_announced_preemption_is_no_failure(folder):
 
 def test_a_stop_waits_only_for_workers_that_train(folder):
     watch = TrainingWatch(folder)
-    assert not has_training_workers(folder)
+    assert not folder.is_training
     watch.after_worker_group_start(None)
-    assert has_training_workers(folder)
+    assert folder.is_training
     watch.before_worker_group_shutdown(None)  # a worker has died, and there may be no room for another
-    assert not has_training_workers(folder)
+    assert not folder.is_training
     watch.after_worker_group_start(None)
-    forget_workers(folder)  # of a driver that was killed
-    assert not has_training_workers(folder)
+    folder.unmark_training()  # of a driver that was killed
+    assert not folder.is_training
     watch.after_worker_group_start(None)
     FailureWatch(folder, -1).after_exception(None, {0: RuntimeError("lost")})  # which may wait for the storage
-    assert not has_training_workers(folder)
+    assert not folder.is_training
     folder.remove()
     watch.after_worker_group_start(None)
     watch.before_worker_group_shutdown(None)

@@ -244,7 +244,7 @@ def test_a_stop_does_not_wait_for_workers_that_never_start_again(outcome, joined
 
 @pytest.mark.parametrize("outcome", [None, "stopped"])
 def test_a_stop_does_not_wait_for_a_cluster_that_has_ended(outcome, joined, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("ssl_sec.edges.run.on_ray.runtime.has_training_workers", lambda folder: True)
+    monkeypatch.setattr(RunFolder, "is_training", True)
     joined.close()
     folder = RunFolder(tmp_path)
     assert stopped(folder, outcome) is None
