@@ -14,7 +14,14 @@ import torch
 from jaxtyping import Float, Int64, Integer
 from torch import Tensor, nn
 
-from ssl_sec.collectives import gather_objects, gather_rows, own_rows, sum_over_workers, world_size
+from ssl_sec.collectives import (
+    gather_objects,
+    gather_rows,
+    max_over_workers,
+    own_rows,
+    sum_over_workers,
+    world_size,
+)
 from ssl_sec.errors import check_option
 from ssl_sec.losses.agents import AgentDistortion, agent_distortion, agent_distortion_bound
 from ssl_sec.losses.averages import Averages
@@ -131,11 +138,11 @@ class Objective(nn.Module):
         Raises:
             TypeError: `labels` are not one whole number for each row, or there are targets without a `TeacherLoss`, or
                 the other way round.
-            ValueError: the workers have different numbers of rows; it is checked when this worker's number changes.
+            ValueError: the workers have different numbers of rows; GPUs check it where the numbers of all change.
         """
         require_labels("Objective", embeddings, labels)
         if world_size() > 1 and not torch.compiler.is_compiling():
-            self._require_as_many_rows(len(embeddings))
+            self._require_as_many_rows(len(embeddings), embeddings.device)
         if isinstance(self.loss, TeacherLoss) != (targets is not None):
             found = (
                 "no targets, but a teacher's rows are needed by" if targets is None else "targets, but no teacher in"
@@ -182,10 +189,17 @@ class Objective(nn.Module):
             embeddings=own,
         )
 
-    def _require_as_many_rows(self, own: int) -> None:
-        """Refuses different numbers, with which gloo would end a process; asks the others if the own number changes."""
-        if own != self._agreed_rows and len(set(counts := gather_objects(own))) > 1:
-            raise ValueError(f"Objective: found {counts} rows on the workers, must be the same number on each")
+    def _require_as_many_rows(self, own: int, device: torch.device) -> None:
+        """Refuses different numbers, with which gloo would end a process.
+
+        A GPU would wait for the answer, so that its workers ask at their first step, and where their number changes.
+        """
+        if own == self._agreed_rows and device.type != "cpu":
+            return
+        most, least = max_over_workers(torch.tensor([own, -own], device=device)).abs().tolist()
+        if most != least:
+            found = gather_objects(own)
+            raise ValueError(f"Objective: found {found} rows on the workers, must be the same number on each")
         self._agreed_rows = own
 
     def _metric_loss(self, embeddings: Embeddings, labels: Labels, targets: Tensor | None, step: int) -> Tensor:

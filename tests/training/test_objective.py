@@ -350,7 +350,9 @@ def errors_of(*counts_of_steps):
     return errors
 
 
-def test_different_numbers_of_rows_on_the_workers_are_refused(tmp_path):
-    """gloo would end one process, and the other would wait for it."""
-    errors = on_workers(2, tmp_path, errors_of, (4, 4), (2, 2), (4, 6))
-    assert errors == [[None, None, "Objective: found [4, 6] rows on the workers, must be the same number on each"]] * 2
+@pytest.mark.parametrize("last", [(4, 6), (2, 3)])
+def test_different_numbers_of_rows_on_the_workers_are_refused(tmp_path, last):
+    """gloo would end one process, and the other would wait for it; also where one worker has as many as before."""
+    errors = on_workers(2, tmp_path, errors_of, (4, 4), (2, 2), last)
+    refused = f"Objective: found {list(last)} rows on the workers, must be the same number on each"
+    assert errors == [[None, None, refused]] * 2
