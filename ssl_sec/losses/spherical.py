@@ -57,13 +57,13 @@ class SphericalConstraint(Averages):
             embeddings: raw rows of the global batch, one or more.
 
         Raises:
-            ValueError: the embeddings have another shape, or no rows.
+            ValueError: the embeddings have another shape or type, or no rows.
         """
         given = cast("object", embeddings)  # NumPy's arrays have a shape and rows, too
-        if not isinstance(given, Tensor) or given.ndim != 2 or not len(given):
+        if not (isinstance(given, Tensor) and given.is_floating_point() and given.ndim == 2 and len(given)):
             raise ValueError(
-                f"SphericalConstraint: found {described(embeddings)}, must be embeddings of shape [batch, dim], one "
-                "row or more"
+                f"SphericalConstraint: found {described(embeddings)}, must be embeddings of shape [batch, dim], "
+                "floats, one row or more"
             )
         with torch.autocast(embeddings.device.type, enabled=False):
             lengths = norms(embeddings)

@@ -157,11 +157,16 @@ class SphericalFeatureTransform(nn.Module):
 
         Raises:
             TypeError: `labels` are not one whole number for each row.
-            ValueError: a label is outside its range; on the CPU alone, where the check is free.
+            ValueError: the rows have another dim, or a label is outside its range; on the CPU alone, where that check
+                is free.
         """
         require_labels("SphericalFeatureTransform", embeddings, labels)
         labels = labels.long()
         require_classes("SphericalFeatureTransform", labels, len(self.centres))
+        if embeddings.shape[1] != (dim := self.centres.shape[1]):
+            raise ValueError(
+                f"SphericalFeatureTransform needs rows of dim {dim}: the batch is {list(embeddings.shape)}"
+            )
         with torch.autocast(embeddings.device.type, enabled=False):
             rows = in_full_precision(embeddings)
             if self.tail_classes is None:

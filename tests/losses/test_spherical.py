@@ -208,6 +208,15 @@ def test_an_array_of_numpy_is_refused():
         SphericalConstraint()(torch.ones(4, 3).numpy())
 
 
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64])
+def test_whole_and_complex_numbers_are_refused(dtype):
+    with pytest.raises(
+        ValueError, match=r"^SphericalConstraint: found .*\[4, 3\], must be .*, floats, one row or more$"
+    ):
+        SphericalConstraint()(torch.ones(4, 3, dtype=dtype))
+
+
 def test_a_batch_without_rows_is_refused():
     with pytest.raises(ValueError, match=r"SphericalConstraint: found float64\[0, 4\], must be embeddings of shape"):
         SphericalConstraint()(rows(count=0))
@@ -218,6 +227,6 @@ def test_rows_of_several_views_are_refused_unless_they_are_one_batch():
     code = "import torch, ssl_sec; ssl_sec.SphericalConstraint()(torch.randn(2, 8, 16))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == (
-        "ValueError: SphericalConstraint: found float32[2, 8, 16], must be embeddings of shape [batch, dim], one row "
-        "or more"
+        "ValueError: SphericalConstraint: found float32[2, 8, 16], must be embeddings of shape [batch, dim], floats, "
+        "one row or more"
     )
