@@ -202,6 +202,19 @@ def test_a_batch_that_overflowed_does_not_move_the_running_radius(first):
     assert constraint.mean_norm.item() == other.mean_norm.item()
 
 
+def test_the_radius_may_be_a_number():
+    lengths = norms(rows(4))
+    assert spherical_constraint(lengths, 2.0) == spherical_constraint(lengths, torch.tensor(2.0))
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_embeddings_in_place_of_their_norms_are_refused():
+    with pytest.raises(
+        ValueError, match=r"^spherical_constraint: found float64\[\d, \d\], must be norms of shape \[batch\]"
+    ):
+        spherical_constraint(rows(4), 2.0)
+
+
 @pytest.mark.usefixtures("unchecked_types")
 def test_an_array_of_numpy_is_refused():
     with pytest.raises(ValueError, match=r"^SphericalConstraint: found ndarray, must be embeddings of shape \[batch"):
