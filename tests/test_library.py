@@ -80,6 +80,12 @@ def test_invalid_labels_are_refused_with_the_right_call(labels):
     require_labels("NTXentLoss", Z1, torch.zeros(8, dtype=torch.int32))
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64])
+def test_embeddings_that_are_no_floats_are_refused(dtype):
+    with pytest.raises(TypeError, match=r"TripletLoss: found .*\[8, 16\] and int64\[8\], must be .* floats"):
+        require_labels("TripletLoss", Z1.to(dtype), torch.zeros(8, dtype=torch.int64))
+
+
 def test_arguments_that_are_no_tensors_are_refused_by_their_type():
     with pytest.raises(TypeError, match=r"TripletLoss: found float64\[8, 16\] and list, must be tensors, "):
         require_labels("TripletLoss", Z1, [0] * 8)
@@ -99,7 +105,8 @@ def test_views_called_as_labels_are_a_type_error_outside_of_the_tests_too():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == (
         "TypeError: TripletLoss: found float32[8, 16] and float32[8, 16], must be tensors, embeddings of shape [batch, "
-        "dim] and labels, one whole number a row; of two views of the same images: loss(*ssl_sec.from_views(z1, z2))"
+        "dim], floats, and labels, one whole number a row; of two views of the same images: "
+        "loss(*ssl_sec.from_views(z1, z2))"
     )
 
 

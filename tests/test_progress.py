@@ -55,7 +55,7 @@ def test_durations(seconds, text):
 
 
 def features_of_shards(locations, cache_folder):
-    images = open_webdataset("train", locations, None, cache_folder=cache_folder)
+    images = open_webdataset("train", locations, cache_folder=cache_folder)
     with pytest.MonkeyPatch.context() as patch:
         messages: list[str] = []
         patch.setattr(progress, "LOG_EVERY_S", -1.0)

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
 
 from ssl_sec.batch import Batch
-from ssl_sec.data.crops import CentreSquare, Crop
+from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import OnBadImage, decode_image
 from ssl_sec.data.samplers import own_class_first
 from ssl_sec.errors import DataError, counted, printable
@@ -98,6 +98,12 @@ class ImageSet(Protocol):
         ...
 
 
+def _shown(image_set: ImageSet) -> str:
+    """A set in one line, without its pixels and labels."""
+    shown = f"{image_set.name!r}, images={len(image_set)}, image_shape={image_set.image_shape}"
+    return f"{type(image_set).__name__}({shown}, classes={len(image_set.class_names)})"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ResidentImages:
     """All images in memory, on the CPU or on a device; images that could not be decoded are left out.
@@ -125,6 +131,9 @@ class ResidentImages:
     numbers: Int64[Tensor, " stored"] | None = None
     queries: Bool[Tensor, " images"] | None = None
     rows: Int64[Tensor, " images"] | None = None
+
+    def __repr__(self) -> str:
+        return _shown(self)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -199,6 +208,9 @@ class DecodedImages(ABC):
     rows: Int64[Tensor, " images"] | None = None
     bad_indices: set[int] = field(default_factory=set)
 
+    def __repr__(self) -> str:
+        return _shown(self)
+
     @property
     def num_bad_images(self) -> int:
         """How many images of this set were replaced so far, each counted once."""
@@ -221,7 +233,7 @@ class DecodedImages(ABC):
         """The name of an image in errors."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class EncodedImages(DecodedImages):
     """Images of a store, decoded whenever they are read.
 
@@ -385,16 +397,3 @@ def require_labels(image_set: ImageSet, purpose: str, key: str = "data") -> None
 def on_device(image_set: ImageSet, device: torch.device) -> ImageSet:
     """The same images, on `device` if they are resident; encoded ones are decoded when they are read."""
     return image_set.to(device) if isinstance(image_set, ResidentImages) else image_set
-
-
-def with_crop(image_set: ImageSet, crop: Crop) -> ImageSet:
-    """The same images with another crop: training and evaluation use one set.
-
-    Args:
-        image_set: encoded images, with which the result shares the count of bad ones; images of one size, resident or
-            read at `data.image_size_px`, are returned unchanged.
-        crop: the new crop of each image.
-    """
-    if not isinstance(image_set, EncodedImages) or isinstance(image_set.crop, CentreSquare):
-        return image_set
-    return replace(image_set, crop=crop, image_shape=(image_set.image_shape[0], crop.size_px, crop.size_px))

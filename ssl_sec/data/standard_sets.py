@@ -45,7 +45,7 @@ def open_digits(split: Split) -> ResidentImages:
     )
 
 
-def open_cifar10(split: Split, root: str | Path, download: bool) -> ResidentImages:
+def open_cifar10(split: Split, root: str | Path, download: bool = False) -> ResidentImages:
     """CIFAR-10: 50,000 and 10,000 RGB images of 32 x 32 pixels in 10 classes.
 
     Args:
@@ -62,14 +62,14 @@ def open_cifar10(split: Split, root: str | Path, download: bool) -> ResidentImag
     return _open_cifar(CIFAR10, "cifar10", split, Path(root), download)
 
 
-def open_cifar100(split: Split, root: str | Path, download: bool) -> ResidentImages:
+def open_cifar100(split: Split, root: str | Path, download: bool = False) -> ResidentImages:
     """CIFAR-100, with its 100 fine classes, from `cifar-100-python`; otherwise as `open_cifar10`."""
     from torchvision.datasets import CIFAR100
 
     return _open_cifar(CIFAR100, "cifar100", split, Path(root), download)
 
 
-def open_mnist(split: Split, root: str | Path, download: bool) -> ResidentImages:
+def open_mnist(split: Split, root: str | Path, download: bool = False) -> ResidentImages:
     """MNIST: 60,000 and 10,000 grey images of 28 x 28 pixels in 10 classes, from `MNIST/raw`.
 
     Otherwise as `open_cifar10`; torchvision compares checksums only of what it downloads.

@@ -5,7 +5,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
 
+from ssl_sec.data.crops import CentreSquare, Crop
 from ssl_sec.data.decode import Decoding, OnBadImage, decode_image, map_in_threads
 from ssl_sec.data.image_set import (
     LISTED_BAD_IMAGES,
@@ -228,6 +229,19 @@ def limit_images(image_set: ImageSet, max_images: int, seed: int) -> ImageSet:
     chosen = order[torch.argsort(turns[order], stable=True)][:max_images]
     how = "balanced by class" if image_set.class_names else "drawn"
     return subset(image_set, chosen.sort().values, f"{how}, seed {seed}")
+
+
+def with_crop(image_set: ImageSet, crop: Crop) -> ImageSet:
+    """The same images with another crop: training and evaluation use one set.
+
+    Args:
+        image_set: encoded images, with which the result shares the count of bad ones; images of one size, resident or
+            read at `data.image_size_px`, are returned unchanged.
+        crop: the new crop of each image.
+    """
+    if not isinstance(image_set, EncodedImages) or isinstance(image_set.crop, CentreSquare):
+        return image_set
+    return replace(image_set, crop=crop, image_shape=(image_set.image_shape[0], crop.size_px, crop.size_px))
 
 
 def first_shape(encoded: Iterator[Encoded], decoding: Decoding) -> tuple[list[Encoded], tuple[int, int, int]]:

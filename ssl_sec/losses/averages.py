@@ -37,6 +37,10 @@ class Averages(nn.Module):
             self.register_buffer(name, torch.zeros((), dtype=torch.float64))
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
 
+    def extra_repr(self) -> str:
+        """The weight of a batch."""
+        return f"rho={self.rho}"
+
     @torch.no_grad()
     def average(self, *figures: Scalar) -> tuple[Scalar, ...]:
         """The averages, in training mode after the batch has moved them, without waiting for the device.

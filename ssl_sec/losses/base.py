@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ssl_sec.collectives import rank
 from ssl_sec.losses.classes import Classes, classes_of, may_read_values
 from ssl_sec.losses.geometry import in_full_precision
-from ssl_sec.settings import Range
+from ssl_sec.settings import Range, check
 
 Embeddings = Float[Tensor, "batch dim"]
 Labels = Int64[Tensor, " batch"]
@@ -38,7 +38,8 @@ class Loss(nn.Module, ABC):
                 loss.
 
         Raises:
-            TypeError: `labels` are not one whole number for each row, or `anchors` is no such slice.
+            TypeError: `embeddings` are not floating-point, `labels` are not one whole number for each row, or `anchors`
+                is no such slice.
             ValueError: the batch has nothing to compare; the message names what is missing.
         """
         require_labels(type(self).__name__, embeddings, labels)
@@ -78,6 +79,8 @@ class CombinedLoss(Loss):
     def __init__(self, first: Loss, second: Loss, weight: float) -> None:
         super().__init__()
         Range(ge=0).check("weight", weight)
+        for key, loss in (("first", first), ("second", second)):
+            check(isinstance(cast("object", loss), Loss), key, loss, "a Loss of ssl_sec")
         self.first = first
         self.second = second
         self.weight = weight
@@ -124,11 +127,12 @@ def require_labels(name: str, embeddings: object, labels: object) -> None:
         fits = False
     else:
         whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
-        fits = embeddings.ndim == 2 and labels.ndim == 1 and whole and len(labels) == len(embeddings)
+        types_fit = embeddings.is_floating_point() and whole
+        fits = types_fit and embeddings.ndim == 2 and labels.ndim == 1 and len(labels) == len(embeddings)
     if not fits:
         raise TypeError(
-            f"{name}: found {described(embeddings)} and {described(labels)}, must be tensors, embeddings of shape "
-            "[batch, dim] and labels, one whole number a row; of two views of the same images: "
+            f"{name}: found {described(embeddings)} and {described(labels)}, must be tensors, embeddings of "
+            "shape [batch, dim], floats, and labels, one whole number a row; of two views of the same images: "
             "loss(*ssl_sec.from_views(z1, z2))"
         )
 

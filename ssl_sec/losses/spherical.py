@@ -18,14 +18,20 @@ from ssl_sec.losses.geometry import norms
 from ssl_sec.settings import Range
 
 
-def spherical_constraint(lengths: Float[Tensor, " batch"], radius: Float[Tensor, ""]) -> Float[Tensor, ""]:
+def spherical_constraint(lengths: Float[Tensor, " batch"], radius: Float[Tensor, ""] | float) -> Float[Tensor, ""]:
     """Mean squared distance of embedding norms from a sphere's radius (SEC, Eq. 17).
 
     Args:
         lengths: L2 norms of the raw embeddings, ≥ 0.
         radius: radius of the sphere; detached, so that only the norms are pulled.
+
+    Raises:
+        ValueError: `lengths` are not one number for each row, as if they were the embeddings themselves.
     """
-    return (lengths - radius.detach()).square().mean()
+    if lengths.ndim != 1:
+        wanted = "norms of shape [batch]; of embeddings: SphericalConstraint()(embeddings)"
+        raise ValueError(f"spherical_constraint: found {described(lengths)}, must be {wanted}")
+    return (lengths - (radius.detach() if isinstance(radius, Tensor) else radius)).square().mean()
 
 
 class SphericalConstraint(Averages):
@@ -57,13 +63,13 @@ class SphericalConstraint(Averages):
             embeddings: raw rows of the global batch, one or more.
 
         Raises:
-            ValueError: the embeddings have another shape, or no rows.
+            ValueError: the embeddings have another shape or type, or no rows.
         """
         given = cast("object", embeddings)  # NumPy's arrays have a shape and rows, too
-        if not isinstance(given, Tensor) or given.ndim != 2 or not len(given):
+        if not (isinstance(given, Tensor) and given.is_floating_point() and given.ndim == 2 and len(given)):
             raise ValueError(
-                f"SphericalConstraint: found {described(embeddings)}, must be embeddings of shape [batch, dim], one "
-                "row or more"
+                f"SphericalConstraint: found {described(embeddings)}, must be embeddings of shape [batch, dim], "
+                "floats, one row or more"
             )
         with torch.autocast(embeddings.device.type, enabled=False):
             lengths = norms(embeddings)

@@ -10,6 +10,7 @@ With the centre μ of a row's class and μ' of another, the row x becomes a row 
 The loss becomes J(X) + λ J(X_gen)                                                                          (Eq. 10).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
@@ -108,7 +109,7 @@ class SphericalFeatureTransform(nn.Module):
         num_classes: int,
         dim: int,
         mode: Literal["rotate", "translate", "ftl"] = "rotate",
-        tail_classes: Int64[Tensor, " tail"] | None = None,
+        tail_classes: Int64[Tensor, " tail"] | Sequence[int] | None = None,
         weight: float = 0.2,
         energy: float = 0.95,
         seed: int = 0,
@@ -122,6 +123,7 @@ class SphericalFeatureTransform(nn.Module):
         Range(ge=0).check("weight", weight)
         Range(gt=0, le=1).check("energy", energy)
         if tail_classes is not None:
+            tail_classes = torch.as_tensor(tail_classes)
             allowed = f"one class or more in [0, {num_classes - 1}], not all"
             inside = bool(((tail_classes >= 0) & (tail_classes < num_classes)).all())
             listed = cast(list[int], tail_classes.tolist())  # pyright: ignore[reportUnknownMemberType]
@@ -157,11 +159,16 @@ class SphericalFeatureTransform(nn.Module):
 
         Raises:
             TypeError: `labels` are not one whole number for each row.
-            ValueError: a label is outside its range; on the CPU alone, where the check is free.
+            ValueError: the rows have another dim, or a label is outside its range; on the CPU alone, where that check
+                is free.
         """
         require_labels("SphericalFeatureTransform", embeddings, labels)
         labels = labels.long()
         require_classes("SphericalFeatureTransform", labels, len(self.centres))
+        if embeddings.shape[1] != (dim := self.centres.shape[1]):
+            raise ValueError(
+                f"SphericalFeatureTransform needs rows of dim {dim}: the batch is {list(embeddings.shape)}"
+            )
         with torch.autocast(embeddings.device.type, enabled=False):
             rows = in_full_precision(embeddings)
             if self.tail_classes is None:

@@ -9,12 +9,20 @@ has further terms and weights (`ssl_sec.losses.generators.base`).
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int64, Integer
 from torch import Tensor, nn
 
-from ssl_sec.collectives import gather_objects, gather_rows, own_rows, sum_over_workers, world_size
+from ssl_sec.collectives import (
+    gather_objects,
+    gather_rows,
+    max_over_workers,
+    own_rows,
+    sum_over_workers,
+    world_size,
+)
 from ssl_sec.errors import check_option
 from ssl_sec.losses.agents import AgentDistortion, agent_distortion, agent_distortion_bound
 from ssl_sec.losses.averages import Averages
@@ -72,13 +80,16 @@ class Objective(nn.Module):
     """Gathers the rows once, computes the loss of this worker's anchors, and adds the constraint.
 
     Args:
-        loss: any loss of `ssl_sec.losses`; a `TeacherLoss` also takes a teacher's rows.
+        loss: any loss of `ssl_sec.losses`, or a `Loss` of your own; a `TeacherLoss` also takes a teacher's rows.
         constraint: the norm constraint; None for none.
         eta: weight of the constraint: a number ≥ 0, or a function of the global step.
         transform: transform or generator of further rows; None for none.
         grad_scale: exponent p ≥ 0 of GradScale, for the gradients of the loss but not of the constraint; see
             `ssl_sec.losses.geometry.grad_scale`.
         grad_scale_by: the norms that GradScale uses.
+
+    Raises:
+        TypeError: `loss` is no such loss, or a transform or generator is combined with a `TeacherLoss`.
 
     Attributes:
         distortion: how much the agents of classes distort distances; None if the loss has no agents.
@@ -87,13 +98,20 @@ class Objective(nn.Module):
     def __init__(
         self,
         loss: Loss | TeacherLoss,
-        constraint: SphericalConstraint | None,
-        eta: Schedule | float,
+        constraint: SphericalConstraint | None = None,
+        eta: Schedule | float = 1.0,
         transform: Transform | None = None,
         grad_scale: float = 0.0,
         grad_scale_by: GradScaleBy = "rows",
     ) -> None:
         super().__init__()
+        given = cast("object", loss)  # perhaps its class, or a loss of another library
+        if not isinstance(given, Loss | TeacherLoss):
+            found = given.__name__ if isinstance(given, type) else type(given).__name__
+            raise TypeError(f"Objective: loss: found {found}, must be a Loss of ssl_sec, such as NTXentLoss()")
+        if transform is not None and isinstance(loss, TeacherLoss):
+            found = type(transform).__name__
+            raise TypeError(f"Objective: found {found}, which has no rows of a teacher for {type(loss).__name__}")
         if not callable(eta):
             Range(ge=0).check("eta", eta)
         Range(ge=0).check("grad_scale", grad_scale)
@@ -129,13 +147,13 @@ class Objective(nn.Module):
             targets: a teacher's raw rows of the same views; a `TeacherLoss` needs them.
 
         Raises:
-            TypeError: `labels` are not one whole number for each row, or there are targets without a `TeacherLoss`, or
-                the other way round.
-            ValueError: the workers have different numbers of rows; it is checked when this worker's number changes.
+            TypeError: `embeddings` are no floats, `labels` are not one whole number for each row, there are targets
+                without a `TeacherLoss`, or the other way round, or a generator lacks the features or the head.
+            ValueError: the workers have different numbers of rows; GPUs check it where the numbers of all change.
         """
         require_labels("Objective", embeddings, labels)
         if world_size() > 1 and not torch.compiler.is_compiling():
-            self._require_as_many_rows(len(embeddings))
+            self._require_as_many_rows(len(embeddings), embeddings.device)
         if isinstance(self.loss, TeacherLoss) != (targets is not None):
             found = (
                 "no targets, but a teacher's rows are needed by" if targets is None else "targets, but no teacher in"
@@ -150,8 +168,9 @@ class Objective(nn.Module):
             self._watch_agents(embeddings.detach(), labels)
         generated_loss = generator_loss = constraint = metric_loss.new_zeros(())
         if isinstance(self.transform, RowGenerator):
-            assert features is not None and head is not None, "a generator takes features and the head"
-            assert isinstance(self.loss, Loss), "no teacher has rows for generated ones"
+            assert isinstance(self.loss, Loss)
+            if features is None or head is None:
+                raise TypeError(f"Objective: {type(self.transform).__name__} needs the features and the head, too")
             batch = GlobalBatch(
                 features=gather_rows(in_full_precision(features)), embeddings=embeddings, labels=labels, step=step
             )
@@ -182,10 +201,17 @@ class Objective(nn.Module):
             embeddings=own,
         )
 
-    def _require_as_many_rows(self, own: int) -> None:
-        """Refuses different numbers, with which gloo would end a process; asks the others if the own number changes."""
-        if own != self._agreed_rows and len(set(counts := gather_objects(own))) > 1:
-            raise ValueError(f"Objective: found {counts} rows on the workers, must be the same number on each")
+    def _require_as_many_rows(self, own: int, device: torch.device) -> None:
+        """Refuses different numbers, with which gloo would end a process.
+
+        A GPU would wait for the answer, so that its workers ask at their first step, and where their number changes.
+        """
+        if own == self._agreed_rows and device.type != "cpu":
+            return
+        most, least = max_over_workers(torch.tensor([own, -own], device=device)).abs().tolist()
+        if most != least:
+            found = gather_objects(own)
+            raise ValueError(f"Objective: found {found} rows on the workers, must be the same number on each")
         self._agreed_rows = own
 
     def _metric_loss(self, embeddings: Embeddings, labels: Labels, targets: Tensor | None, step: int) -> Tensor:
@@ -200,7 +226,7 @@ class Objective(nn.Module):
         labels: Int64[Tensor, " batch"],
     ) -> Tensor:
         """The loss of the generated rows; 0 if their classes leave nothing to compare."""
-        assert isinstance(self.loss, Loss), "no teacher has rows for generated ones"
+        assert isinstance(self.loss, Loss)
         comparable = self.loss.compares(targets)
         if len(targets) != len(labels):  # a number that depends on the labels: the transform has waited for the device
             return self._on_all_workers(generated, targets) if comparable else embeddings.new_zeros(())

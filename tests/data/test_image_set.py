@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ssl_sec.data.crops import CentreCrop, CentreSquare, RandomResizedCrop
-from ssl_sec.data.image_set import EncodedImages, ImageSet, ResidentImages, subset, with_crop
-from ssl_sec.data.stores import FileStore
+from ssl_sec.data.image_set import EncodedImages, ImageSet, ResidentImages, subset
+from ssl_sec.data.stores import FileStore, with_crop
 from ssl_sec.errors import DataError
 from tests.data.files import plain, write_folder
 
@@ -50,6 +50,11 @@ def test_both_kinds_are_image_sets(tmp_path):
         assert batch.labels.tolist() == image_set.labels[[4, 0, 4]].tolist()
         assert image_set.num_bad_images == 0 and len(image_set) == 6
         assert tuple(batch.images.shape[1:]) == image_set.image_shape
+
+
+def test_a_set_is_printed_in_one_line(tmp_path):
+    assert repr(resident()) == "ResidentImages('r', images=6, image_shape=(3, 2, 2), classes=2)"
+    assert repr(encoded(tmp_path)) == "EncodedImages('e', images=6, image_shape=(3, 8, 8), classes=6)"
 
 
 def test_resident_images_move_to_a_device():

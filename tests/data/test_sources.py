@@ -128,7 +128,7 @@ def test_an_unknown_split_is_refused(tmp_path, split):
 
 
 def test_missing_cifar(tmp_path, monkeypatch):
-    message = line(lambda: open_cifar10("train", tmp_path, download=False), MissingDataError)
+    message = line(lambda: open_cifar10("train", tmp_path), MissingDataError)
     assert str(tmp_path / "cifar-10-batches-py") in message and "data.download=true" in message
 
     def fail(self):

@@ -56,12 +56,19 @@ def test_the_defaults_are_the_papers(loss):
     assert defaults == DEFAULTS[loss]
 
 
+@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: losses.NTXentLoss(0.0), "temperature: found 0.0, must be > 0"),
         (lambda: losses.NTXentLoss(math.nan), "temperature: found nan, must be > 0"),
         (lambda: losses.MoCoV3Loss(0.0), "temperature: found 0.0, must be > 0"),
+        (lambda: losses.NTXentLoss("0.5"), "temperature: found '0.5', must be a number"),
+        (lambda: losses.SphericalConstraint(None), "rho: found null, must be a number"),
+        (
+            lambda: losses.CombinedLoss(losses.TripletLoss, losses.NTXentLoss(), 1.0),
+            f"first: found {losses.TripletLoss}, must be a Loss of ssl_sec",
+        ),
         (lambda: losses.ContrastiveLoss(-0.1), "margin: found -0.1, must be ≥ 0"),
         (lambda: losses.TripletLoss(-0.1), "margin: found -0.1, must be ≥ 0"),
         (lambda: losses.SemihardTripletLoss(-0.1), "margin: found -0.1, must be ≥ 0"),

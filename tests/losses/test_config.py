@@ -112,7 +112,7 @@ def test_self_supervision_has_neither_classes_nor_triplets():
         with pytest.raises(ConfigError, match=f"^loss: found '{name}', must be another; only metric learning"):
             from_values(PretrainConfig, {**RUN, "loss": values_of(name)})
     with pytest.raises(
-        ConfigError, match="^loss.name: found 'arcface'; allowed: angular, angular_hinge, byol, circle, contrastive, "
+        ConfigError, match="^loss.name: found 'arcface'; allowed: .*angular, angular_hinge, byol, circle"
     ):
         from_values(PretrainConfig, {**RUN, "loss": values_of("arcface")})
 

@@ -305,7 +305,7 @@ def test_a_label_that_is_no_class_is_named(case, label):
 @every_class
 @pytest.mark.parametrize(("count", "dim"), [(12, 4), (0, 5)])
 def test_rows_of_another_dim_or_none_are_refused(case, count, dim):
-    with pytest.raises(ValueError, match=rf"needs rows of dim 5: the batch is \[{count}, {dim}\]"):
+    with pytest.raises(ValueError, match=rf"needs one row or more of dim 5: the batch is \[{count}, {dim}\]"):
         case.build()(rows(count, dim), torch.zeros(count, dtype=torch.int64))
 
 

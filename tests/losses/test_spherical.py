@@ -210,10 +210,32 @@ def test_a_batch_that_overflowed_does_not_move_the_running_radius(first):
     assert constraint.mean_norm.item() == other.mean_norm.item()
 
 
+def test_the_radius_may_be_a_number():
+    lengths = norms(rows(4))
+    assert spherical_constraint(lengths, 2.0) == spherical_constraint(lengths, torch.tensor(2.0))
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_embeddings_in_place_of_their_norms_are_refused():
+    with pytest.raises(
+        ValueError, match=r"^spherical_constraint: found float64\[\d, \d\], must be norms of shape \[batch\]"
+    ):
+        spherical_constraint(rows(4), 2.0)
+
+
 @pytest.mark.usefixtures("unchecked_types")
 def test_an_array_of_numpy_is_refused():
     with pytest.raises(ValueError, match=r"^SphericalConstraint: found ndarray, must be embeddings of shape \[batch"):
         SphericalConstraint()(torch.ones(4, 3).numpy())
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64])
+def test_whole_and_complex_numbers_are_refused(dtype):
+    with pytest.raises(
+        ValueError, match=r"^SphericalConstraint: found .*\[4, 3\], must be .*, floats, one row or more$"
+    ):
+        SphericalConstraint()(torch.ones(4, 3, dtype=dtype))
 
 
 def test_a_batch_without_rows_is_refused():
@@ -226,6 +248,6 @@ def test_rows_of_several_views_are_refused_unless_they_are_one_batch():
     code = "import torch, ssl_sec; ssl_sec.SphericalConstraint()(torch.randn(2, 8, 16))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == (
-        "ValueError: SphericalConstraint: found float32[2, 8, 16], must be embeddings of shape [batch, dim], one row "
-        "or more"
+        "ValueError: SphericalConstraint: found float32[2, 8, 16], must be embeddings of shape [batch, dim], floats, "
+        "one row or more"
     )

@@ -179,7 +179,7 @@ def test_the_only_class_with_a_centre_is_generated_unchanged():
 
 
 def test_the_unbalanced_scheme_lends_from_heads_to_tails():
-    transform = with_centres(tail_classes=torch.tensor([1, 4]))
+    transform = with_centres(tail_classes=[1, 4])
     seen = set()
     for step in range(30):
         generated, targets = transform(rows(10, 4), LABELS, step)
@@ -327,3 +327,8 @@ def test_labels_of_any_whole_numbers_are_taken_and_others_refused():
             transform(rows(10, 4), wrong, 3)
     with pytest.raises(TypeError, match=r"^SphericalFeatureTransform: found float64\[10, 4\] and float32\[10\], must"):
         transform(rows(10, 4), LABELS + 0.5, 3)
+
+
+def test_rows_of_another_dim_are_refused():
+    with pytest.raises(ValueError, match=r"^SphericalFeatureTransform needs rows of dim 4: the batch is \[10, 3\]$"):
+        with_centres()(rows(10, 3), LABELS, 3)

@@ -16,6 +16,7 @@ from ssl_sec.losses import (
     SphericalFeatureTransform,
     TripletLoss,
 )
+from ssl_sec.losses.generators.memory import CrossBatchMemory
 from ssl_sec.losses.geometry import norms, turn_tangents
 from ssl_sec.networks.batch_norm import globalise_batch_norm
 from ssl_sec.training.objective import Objective
@@ -52,6 +53,28 @@ def test_labels_that_are_no_whole_numbers_one_a_row_are_refused():
     for wrong in (labels + 0.3, labels.tolist(), labels.unsqueeze(1), labels[:5]):
         with pytest.raises(TypeError, match=r"^Objective: found float32\[8, 5\] and .* one whole number a row"):
             Objective(NTXentLoss(), None, 0.0)(torch.randn(8, 5), wrong, step=0)
+
+
+def test_a_loss_alone_is_an_objective():
+    embeddings, labels = rows(8, 5), torch.arange(4).repeat(2)
+    assert Objective(NTXentLoss())(embeddings, labels, step=0).total == NTXentLoss()(embeddings, labels)
+    terms = Objective(NTXentLoss(), SphericalConstraint())(embeddings, labels, step=0)
+    assert terms.total == terms.metric_loss + terms.constraint
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(("wrong", "found"), [(NTXentLoss, "NTXentLoss"), (nn.CrossEntropyLoss(), "CrossEntropyLoss")])
+def test_what_is_no_loss_of_the_package_is_refused(wrong, found):
+    with pytest.raises(TypeError, match=rf"^Objective: loss: found {found}, must be a Loss of ssl_sec, such as NTXent"):
+        Objective(wrong)
+
+
+def test_a_generator_without_features_and_a_transform_beside_a_teacher_are_refused():
+    embeddings, labels = torch.randn(8, 5), torch.arange(4).repeat(2)
+    with pytest.raises(TypeError, match="^Objective: CrossBatchMemory needs the features and the head, too$"):
+        Objective(TripletLoss(), transform=CrossBatchMemory(5, 8))(embeddings, labels, step=0)
+    with pytest.raises(TypeError, match="^Objective: found SphericalFeatureTransform, which has no rows of a teacher"):
+        Objective(BYOLLoss(), transform=SphericalFeatureTransform(4, 5))
 
 
 def test_targets_belong_to_a_loss_with_a_teacher():
@@ -350,7 +373,9 @@ def errors_of(*counts_of_steps):
     return errors
 
 
-def test_different_numbers_of_rows_on_the_workers_are_refused(tmp_path):
-    """gloo would end one process, and the other would wait for it."""
-    errors = on_workers(2, tmp_path, errors_of, (4, 4), (2, 2), (4, 6))
-    assert errors == [[None, None, "Objective: found [4, 6] rows on the workers, must be the same number on each"]] * 2
+@pytest.mark.parametrize("last", [(4, 6), (2, 3)])
+def test_different_numbers_of_rows_on_the_workers_are_refused(tmp_path, last):
+    """gloo would end one process, and the other would wait for it; also where one worker has as many as before."""
+    errors = on_workers(2, tmp_path, errors_of, (4, 4), (2, 2), last)
+    refused = f"Objective: found {list(last)} rows on the workers, must be the same number on each"
+    assert errors == [[None, None, refused]] * 2

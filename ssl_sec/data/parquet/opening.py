@@ -19,8 +19,8 @@ from ssl_sec.errors import MissingDataError, check_option
 
 def open_parquet(
     split: Split,
-    train: Locations | None,
-    test: Locations | QueriesAndGallery | None,
+    train: Locations | None = None,
+    test: Locations | QueriesAndGallery | None = None,
     decoding: Decoding = AS_THEY_ARE,
     columns: Columns = NAMED_AS_USUAL,
     cache_folder: str | Path = CACHE_FOLDER,

@@ -20,8 +20,8 @@ logger = logging.getLogger("ssl_sec.data")
 
 def open_webdataset(
     split: Split,
-    train: Locations | None,
-    test: Locations | QueriesAndGallery | None,
+    train: Locations | None = None,
+    test: Locations | QueriesAndGallery | None = None,
     decoding: Decoding = AS_THEY_ARE,
     cache_folder: str | Path = CACHE_FOLDER,
     shuffle_window: int | None = None,

@@ -27,7 +27,7 @@ _BATCHES_AHEAD = 16
 _MOST_SAMPLED = 16
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class StreamedImages(DecodedImages):
     """Images whose blocks are read when they are needed, and decoded whenever they are read.
 

@@ -37,6 +37,9 @@ class CrossBatchMemory(RowGenerator):
     A row meets many more positives and negatives than those of its batch, at the cost of similarities alone. The memory
     is that of the global batch, the same on any number of workers; every worker holds all of it.
 
+    The loss must be a mean over anchors or their pairs: contrastive, SupCon, triplet, semihard, multi-similarity,
+    circle or ranked list. What others compute with the memory is not such a mean.
+
     The memory is used once it is full, and from `from_step` on: embeddings drift too fast at the start.
 
     Args:

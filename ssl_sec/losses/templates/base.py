@@ -33,9 +33,8 @@ class ClassLoss(Loss):
 
     def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         if embeddings.shape[1] != self.dim or len(labels) == 0:
-            raise ValueError(
-                f"{type(self).__name__} needs rows of dim {self.dim}: the batch is {list(embeddings.shape)}"
-            )
+            needed = f"one row or more of dim {self.dim}"
+            raise ValueError(f"{type(self).__name__} needs {needed}: the batch is {list(embeddings.shape)}")
         require_classes(type(self).__name__, labels, self.num_classes)
         return self._share_of(embeddings, labels, anchors)
 

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from ssl_sec.augment.mixup import Mixup
 from ssl_sec.augment.views import Views
 from ssl_sec.data.crops import row_draws
-from ssl_sec.data.image_set import ImageSet, on_device, require_labels, subset, with_crop
+from ssl_sec.data.image_set import ImageSet, on_device, require_labels, subset
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
 from ssl_sec.data.shards.streamed import require_any_order
+from ssl_sec.data.stores import with_crop
 from ssl_sec.errors import ConfigError
 from ssl_sec.evaluation.classification.calibration import Calibration, calibration
 from ssl_sec.evaluation.classification.logistic import mean_per_class

@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ssl_sec.data.crops import row_draws
-from ssl_sec.data.image_set import EncodedImages, ImageSet, on_device, subset, with_crop
+from ssl_sec.data.image_set import EncodedImages, ImageSet, on_device, subset
 from ssl_sec.data.selection.config import TripletSamplerConfig
+from ssl_sec.data.stores import with_crop
 from ssl_sec.errors import DataError, counted
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.feature_maps import strongest_feature_maps

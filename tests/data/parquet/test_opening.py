@@ -63,7 +63,8 @@ def test_parquet_with_bad_images(tmp_path, resident_limit_mib, caplog):
 
 def test_parquet_without_class_names(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", [plain(1), plain(2)], [0, 3])
-    assert open_parquet("train", path, None).class_names == ("0", "1", "2", "3")
+    assert open_parquet("train", path).class_names == ("0", "1", "2", "3")
+    assert open_parquet("test", test=path).name == "parquet/test"
     path = write_parquet(tmp_path / "b.parquet", [plain(1), plain(2)], [0, 3], class_names=["a", "b", "c"])
     assert "label 3" in line(lambda: open_parquet("train", path, None))
 
