@@ -37,7 +37,7 @@ IMAGES_PER_BLOCK = 256
 _SCANNERS = 8
 
 # Part of the index's name; increase it when its columns or its metadata change.
-_LAYOUT = 3
+_LAYOUT = 4
 # Metadata of an index: for each reason why members are left out, their number and the name of the first.
 _LEFT_OUT = b"left_out"
 _DOTTED = "images are not read, as a key ends at the first dot of a file's name"
@@ -221,8 +221,14 @@ def _scan(file: File) -> pa.Table:
             elif f".{extension.lower()}" in EXTENSIONS:
                 if key in images:
                     raise DataError(f"{printable(path)} member {printable(member.name)}: a second image of its key")
+                if member.issparse():  # the shard has only its parts that are not zero
+                    raise DataError(
+                        f"{printable(path)} member {printable(member.name)}: is sparse; allowed: whole files"
+                    )
                 images[key] = member.name, member.offset_data, member.size
             elif extension.lower() == "cls":
+                if key in labels:
+                    raise DataError(f"{printable(path)} member {printable(member.name)}: a second label of its key")
                 content = archive.extractfile(member)
                 labels[key] = _label(b"" if content is None else content.read(), f"{path} member {member.name}")
             elif os.path.splitext(base)[1].lower() in EXTENSIONS:

@@ -2,6 +2,7 @@ import bz2
 import gzip
 import io
 import lzma
+import subprocess
 import tarfile
 
 import fsspec
@@ -186,6 +187,7 @@ def test_ranges_of_shards(tmp_path):
         ({"a.png": plain(1), "a.cls": b"cat"}, "member a.cls: label 'cat'; allowed: 0 to"),
         ({"a.png": plain(1), "a.cls": b"-1"}, "member a.cls: label '-1'; allowed: 0 to"),
         ({"a.png": plain(1), "a.jpg": plain(1)}, "member a.jpg: a second image of its key"),
+        ({"a.png": plain(1), "a.cls": b"1", "a.CLS": b"2"}, "member a.CLS: a second label of its key"),
         ({"a.png": plain(1), "a.cls": b"0", "b.png": plain(2)}, "member b.png: no .cls; allowed: a label for each"),
     ],
 )
@@ -193,6 +195,16 @@ def test_wrong_shards_are_one_line(tmp_path, members, found):
     path = write_tar(tmp_path / "a.tar", members)
     assert line(lambda: opened(tmp_path, path), DataError).startswith(f"{path}")
     assert found in line(lambda: opened(tmp_path, path), DataError)
+
+
+def test_an_image_with_holes_is_refused_by_name(tmp_path):
+    with (tmp_path / "a.png").open("wb") as file:
+        file.write(plain(1))
+        file.truncate(1 << 20)
+    subprocess.run(["tar", "-S", "--format=gnu", "-cf", "a.tar", "a.png"], cwd=tmp_path, check=True)
+    assert "member a.png: is sparse; allowed: whole files" in line(
+        lambda: opened(tmp_path, tmp_path / "a.tar"), DataError
+    )
 
 
 def test_a_shard_that_is_cut_off_is_named(tmp_path):
