@@ -67,9 +67,19 @@ def groups() -> str:
         f"### {group}\n\n"
         + in_markdown(_TITLES, *([f"`{name}`", _text(explained)] for name, explained in sorted(names.items())))
         for group in sorted(options.groups().difference(_APART))
-        if (names := options.options(group))
+        if (names := _options_of(group))
     ]
     return "\n\n".join(tables)
+
+
+def _options_of(group: str) -> dict[str, str]:
+    """The options of a group with their explanations; where recipes differ in an option, with all of them."""
+    found: dict[str, list[str]] = {}
+    for job in RECIPES:
+        for name, explained in options.options(group, job).items():
+            known = found.setdefault(name, [])
+            known.extend([] if explained in known else [explained])
+    return {name: "; ".join([*(one.rstrip(".") for one in known[:-1]), known[-1]]) for name, known in found.items()}
 
 
 def pair_losses() -> str:
