@@ -15,6 +15,7 @@ from tests.losses.cases import ALL_LOSSES
 VARIANTS = {
     *("triplet_disjoint", "angular_hinge", "softmax_bias", "l2softmax", "modified_softmax", "normface_fixed"),
     *("npair_normalized", "c_contrastive", "translate", "picked centres"),
+    *("contrastive", "triplet", "circle", "npair", "normface", "cosface_sub_centres", "cosface", "c_triplet"),
 }
 NAMES = [
     *(case.name for case in ALL_LOSSES),

@@ -49,6 +49,7 @@ def test_freed_memory_serves_the_next_tensor():
     assert page_faults() > 5 * PAGES_OF_A_TENSOR
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
 def test_freed_memory_serves_the_next_tensor_in_a_thread():
     assert page_faults("kept", "in a thread", environment=ENVIRONMENT) < PAGES_OF_A_TENSOR
