@@ -97,14 +97,14 @@ class Range:
         """Raises a ConfigError that names the key, unless the value is in the interval."""
         check(hasattr(value, "__abs__"), key, value, "a number")
         largest = _LARGEST[int if isinstance(value, int) else float]
-        inside = (
+        if not (
             abs(value) <= largest
             and (self.gt is None or value > self.gt)
             and (self.ge is None or value >= self.ge)
             and (self.lt is None or value < self.lt)
             and (self.le is None or value <= self.le)
-        )
-        check(inside, key, value, self._allowed(value, largest) + (self.note and f", {self.note}"))
+        ):
+            check(False, key, value, self._allowed(value, largest) + (self.note and f", {self.note}"))
 
     def _allowed(self, value: int | float, largest: int | float) -> str:
         begin = f"({self.gt}" if self.gt is not None else None if self.ge is None else f"[{self.ge}"

@@ -12,15 +12,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ssl_sec import __version__
 from ssl_sec.edges.command_line import exit_code_of, run_job
 from ssl_sec.edges.composition.compose import compose, config_of
-from ssl_sec.edges.composition.keys import kind_of
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE, command
-from ssl_sec.edges.run.job_values import values_of
-from ssl_sec.edges.run.train import train
+from ssl_sec.edges.run.train import announced_config, train
 from ssl_sec.errors import ConfigError, first_line, nearest
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import from_values
@@ -33,17 +31,6 @@ def run_recipe(job: str, overrides: Sequence[str]) -> str:
         The text to print.
     """
     return str(train(job, *overrides))
-
-
-def _config_of(job: str, overrides: Sequence[str]) -> Any:
-    """The configuration of a job; the machine is announced if the job has a runtime."""
-    values = values_of(job, overrides)
-    config = from_values(kind_of(job), values)
-    if "runtime" in values:
-        from ssl_sec.edges.machine import announce
-
-        announce(config.runtime)
-    return config
 
 
 def ablate(overrides: Sequence[str]) -> str:
@@ -79,7 +66,7 @@ def tune(overrides: Sequence[str]) -> str:
 
 def transfer(overrides: Sequence[str]) -> str:
     """Several evaluations of one encoder on several data sets, in one table."""
-    config = _config_of("transfer", overrides)
+    config = announced_config("transfer", overrides)
     from ssl_sec.edges.transfer import run_transfer
 
     return run_transfer(config)
@@ -106,7 +93,7 @@ def report(overrides: Sequence[str]) -> str:
 
 def export(overrides: Sequence[str]) -> str:
     """The encoder of a run in a format that other programs load."""
-    config = _config_of("export", overrides)
+    config = announced_config("export", overrides)
     from ssl_sec.edges.export.export import run_export
 
     return str(run_export(config))
@@ -114,7 +101,7 @@ def export(overrides: Sequence[str]) -> str:
 
 def embed(overrides: Sequence[str]) -> str:
     """Embeddings of a data set by a trained encoder, as Parquet."""
-    config = _config_of("embed", overrides)
+    config = announced_config("embed", overrides)
     from ssl_sec.edges.embeddings.embed import run_embed
 
     return str(run_embed(config))
@@ -122,7 +109,7 @@ def embed(overrides: Sequence[str]) -> str:
 
 def neighbours(overrides: Sequence[str]) -> str:
     """Nearest neighbours, near-duplicates and outliers of embedded images."""
-    config = _config_of("neighbours", overrides)
+    config = announced_config("neighbours", overrides)
     from ssl_sec.edges.embeddings.neighbours import run_neighbours
 
     return str(run_neighbours(config))
@@ -130,7 +117,7 @@ def neighbours(overrides: Sequence[str]) -> str:
 
 def align(overrides: Sequence[str]) -> str:
     """Cuts faces out of images, aligned by five points each."""
-    config = _config_of("align", overrides)
+    config = announced_config("align", overrides)
     from ssl_sec.edges.align import run_align
 
     return str(run_align(config))
@@ -138,7 +125,7 @@ def align(overrides: Sequence[str]) -> str:
 
 def replay(overrides: Sequence[str]) -> str:
     """Sends MLflow what it missed of a run during an outage."""
-    config = _config_of("replay", overrides)
+    config = announced_config("replay", overrides)
     from ssl_sec.edges.run.driver import run_replay
 
     return str(run_replay(config))

@@ -1,6 +1,7 @@
 """Runs a training or a probe from Python, as its command does."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from ssl_sec.edges.composition.config_folders import own_configs, without_folder
 from ssl_sec.edges.composition.keys import kind_of
@@ -36,11 +37,18 @@ def train(job: str, *overrides: str) -> "Finished":
     prepare()
     folder, rest = without_folder(overrides)
     with own_configs(folder):
-        values = values_of(job, rest)  # most mistakes are found before torch is imported
-        config = from_values(kind_of(job), values)
-        from ssl_sec.edges.machine import announce
-
-        announce(config.runtime)
+        config = announced_config(job, rest)
         from ssl_sec.edges.run.driver import run_recipe
 
         return run_recipe(RECIPES[job], config)
+
+
+def announced_config(job: str, overrides: Sequence[str]) -> Any:
+    """The configuration of a job; the machine is announced if the job has a runtime."""
+    values = values_of(job, overrides)  # most mistakes are found before torch is imported
+    config = from_values(kind_of(job), values)
+    if "runtime" in values:
+        from ssl_sec.edges.machine import announce
+
+        announce(config.runtime)
+    return config
