@@ -34,7 +34,6 @@ from ssl_sec.errors import ConfigError, Stopped, UserError, counted, writing
 from ssl_sec.figures.study import curves_figure
 from ssl_sec.files import replace_text
 from ssl_sec.metrics import metric_label
-from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import RECIPES
 
 logger = logging.getLogger("ssl_sec")
@@ -75,7 +74,8 @@ class _Job:
     def __init__(self, study: Study) -> None:
         self._study = study
         self._recipe = RECIPES[study.job]
-        self._config = _config_of(study)
+        # The parts that the study itself needs are the same in all runs.
+        self._config = study.arms[0].config
         self._folder = local_folder(self._config.output_dir) / self._config.recipe_name
         self._logs = self._folder / "logs"
         path = self._cells_path()
@@ -331,12 +331,6 @@ class _Job:
         files = self._write(comparison)
         written = [f"wrote {path}" for path in [self._kept.path, *files]]
         return "\n".join(["", in_table(rows, columns), "", *written, *self._sweep.where])
-
-
-def _config_of(study: Study) -> TrainingConfig:
-    """The configuration of one of the runs; the parts that the study itself needs are the same in all runs."""
-    first = study.arms[0]
-    return first.search.config if first.search is not None else study.cells({})[0].config
 
 
 def _in_words(seconds: float) -> str:

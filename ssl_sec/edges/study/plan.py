@@ -101,12 +101,14 @@ class ArmAt:
         arm: name of the arm.
         point: the point.
         overrides: overrides that its runs share, without those that are searched.
+        config: configuration that its runs share; that of the search where there is one.
         search: search for the other overrides; None if there are none.
     """
 
     arm: str
     point: Point
     overrides: tuple[str, ...]
+    config: TrainingConfig
     search: Search | None
 
     @property
@@ -160,14 +162,17 @@ class Study:
         Args:
             chosen: (arm, point) -> overrides that its search has found; arms whose search is missing are left out.
         """
-        given = {arm.key: (*arm.overrides, *chosen.get(arm.key, ())) for arm in self.arms}
-        known = [arm for arm in self.arms if arm.search is None or arm.key in chosen]
-        configs = {arm.key: _config(self.job, arm.arm, given[arm.key]) for arm in known}
+        known = {arm.key: arm for arm in self.arms if arm.search is None}
+        for arm in self.arms:
+            if arm.search is not None and arm.key in chosen:
+                overrides = (*arm.overrides, *chosen[arm.key])
+                config = _config(self.job, arm.arm, overrides)
+                known[arm.key] = replace(arm, overrides=overrides, config=config)
         return [
-            _cell(self.job, arm, seed, given[arm.key], configs[arm.key])
+            _cell(self.job, known[arm.key], seed)
             for point, seed in itertools.product(self.points, self.seeds)
             for arm in self.arms_at(point)
-            if arm.key in configs
+            if arm.key in known
         ]
 
 
@@ -329,8 +334,8 @@ def _arm_at(
     swept = [text for text, one in each.items() if one.is_sweep_override()]
     overrides = (*shared, *(text for text in own if text not in swept))
     if not swept:
-        _config(job, arm, overrides)
-        return ArmAt(arm=arm, point=point, overrides=overrides, search=None)
+        config = _config(job, arm, overrides)
+        return ArmAt(arm=arm, point=point, overrides=overrides, config=config, search=None)
     name = f"run_name={named(point.label, arm)}-search"
     # Of images without labels, the usual metric of a search is not measured.
     metric = [f"metric={file.metric}"] if file.metric in MONITORED and file.metric != PRETRAIN.score else []
@@ -338,19 +343,19 @@ def _arm_at(
         search = read_search([*overrides, *metric, *file.search, *swept, name])
     except ConfigError as error:
         raise ConfigError(f"{path}: arms.{arm}: {error}") from None
-    return ArmAt(arm=arm, point=point, overrides=overrides, search=search)
+    return ArmAt(arm=arm, point=point, overrides=overrides, config=search.config, search=search)
 
 
-def _cell(job: str, arm: ArmAt, seed: int, overrides: Sequence[str], config: TrainingConfig) -> Cell:
+def _cell(job: str, arm: ArmAt, seed: int) -> Cell:
     """A run of an arm, with the tags by which it is found in MLflow."""
     name = f"{arm.name}-s{seed}"
-    config = replace(config, seed=seed, run_name=name, resume="auto")
+    config = replace(arm.config, seed=seed, run_name=name, resume="auto")
     cell = Cell(job=job, arm=arm.arm, point=arm.point, seed=seed, overrides=(), config=config)
     tags = {**(config.tracking.tags or {}), **cell.tags}
     given = ", ".join(f"{key}: {in_quotes(str(value))}" for key, value in tags.items())
     own = (f"seed={seed}", f"run_name={name}", "resume=auto", f"tracking.tags={{{given}}}")
     tracking = replace(config.tracking, tags=tags)
-    return replace(cell, overrides=(*overrides, *own), config=replace(config, tracking=tracking))
+    return replace(cell, overrides=(*arm.overrides, *own), config=replace(config, tracking=tracking))
 
 
 def _config(job: str, arm: str, overrides: Sequence[str]) -> TrainingConfig:
