@@ -13,6 +13,7 @@ from ssl_sec.networks.convolutions import lay_out
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 def test_no_convolution_of_our_encoders_is_wrong_in_channels_last():
     """In its own process: where this fails, oneDNN crashed, or wrote into other tensors."""
     program = Path(__file__).with_name("channels_last_gradients.py")

@@ -16,6 +16,7 @@ VARIANTS = {
     *("triplet_disjoint", "angular_hinge", "softmax_bias", "l2softmax", "modified_softmax", "normface_fixed"),
     *("npair_normalized", "c_contrastive", "translate", "picked centres"),
     *("contrastive", "triplet", "circle", "npair", "normface", "cosface_sub_centres", "cosface", "c_triplet"),
+    *("supcon", "npair_angular", "arcface_sub_centres", "magface", "c_triplet_center", "ftl"),
 }
 NAMES = [
     *(case.name for case in ALL_LOSSES),

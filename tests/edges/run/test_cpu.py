@@ -43,6 +43,7 @@ def page_faults(*modes: str, environment: Mapping[str, str] = MappingProxyType({
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
 def test_freed_memory_serves_the_next_tensor():
     assert page_faults("kept") < PAGES_OF_A_TENSOR
