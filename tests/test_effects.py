@@ -63,7 +63,7 @@ def test_how_and_where_a_training_runs_has_no_effect(name):
 
 
 def test_the_places_of_data_sets_have_no_effect():
-    assert without_effect(DataConfig) == {"root", "download", "cache_folder", "resident_limit_mib"}
+    assert without_effect(DataConfig) == {"root", "download", "cache_folder", "index_folder", "resident_limit_mib"}
     assert image_files(DataConfig) == {"train", "test", "query", "gallery"}
 
 

@@ -25,6 +25,7 @@ def open_webdataset(
     decoding: Decoding = AS_THEY_ARE,
     cache_folder: str | Path = CACHE_FOLDER,
     shuffle_window: int | None = None,
+    index_folder: str | None = None,
 ) -> ImageSet:
     """Tar files of images, with a `.cls` file for each or without labels; see `ssl_sec.data.shards.tar`.
 
@@ -36,6 +37,7 @@ def open_webdataset(
         cache_folder: folder for the indices of the images in the shards.
         shuffle_window: number of images shuffled at once in a set that is read by blocks; None for images in any order,
             which only local shards allow.
+        index_folder: path or fsspec URL of a folder in which machines share the indices; None if they do not.
 
     Raises:
         MissingDataError: no files are given for the split, or they do not exist.
@@ -53,7 +55,7 @@ def open_webdataset(
     files = find_files(all_locations(locations), "tar")
     if split == "test":
         require_apart(files, train, "tar")
-    shards = tar.open_shards(files, Path(cache_folder).expanduser())
+    shards = tar.open_shards(files, Path(cache_folder).expanduser(), index_folder)
     name = f"webdataset/{split}"
     for reason, (count, first) in shards.left_out.items():
         logger.warning("%s: %d %s, first: %s", name, count, reason, first)
@@ -84,12 +86,15 @@ def open_webdataset(
     )
 
 
-def shard_class_names(locations: Locations, cache_folder: str | Path = CACHE_FOLDER) -> tuple[str, ...]:
+def shard_class_names(
+    locations: Locations, cache_folder: str | Path = CACHE_FOLDER, index_folder: str | None = None
+) -> tuple[str, ...]:
     """Names of the classes that have images in tar files, in the order of their labels; none without labels.
 
     Args:
         locations: paths, globs, ranges or fsspec URLs of the shards.
         cache_folder: folder for the indices and the labels of the images in the shards.
+        index_folder: path or fsspec URL of a folder in which machines share them; None if they do not.
 
     Raises:
         MissingDataError: a shard does not exist.
@@ -98,7 +103,8 @@ def shard_class_names(locations: Locations, cache_folder: str | Path = CACHE_FOL
     from ssl_sec.data.shards import tar
     from ssl_sec.data.shards.locations import find_files
 
-    present = tar.open_shards(find_files(locations, "tar"), Path(cache_folder).expanduser()).labels.unique()
+    files = find_files(locations, "tar")
+    present = tar.open_shards(files, Path(cache_folder).expanduser(), index_folder).labels.unique()
     return tuple(map(str, present[present != UNLABELLED].tolist()))
 
 

@@ -7,6 +7,7 @@ and kept in the cache's folder, makes it possible to read part of a shard, and s
 import hashlib
 import json
 import os
+import random
 import tarfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,10 +24,12 @@ from fsspec.implementations.local import LocalFileSystem
 from jaxtyping import Int64
 from torch import Tensor
 
+from ssl_sec.collectives import world_size
 from ssl_sec.data.decode import EXTENSIONS, UNREAD_EXTENSIONS
 from ssl_sec.data.image_set import MAX_CLASSES, UNLABELLED
 from ssl_sec.data.shards.cache_files import made_table
 from ssl_sec.data.shards.locations import File, one_line, stamp
+from ssl_sec.data.shards.shared_folder import SharedFolder
 from ssl_sec.errors import DataError, printable
 from ssl_sec.progress import logged
 
@@ -154,21 +157,31 @@ class ShardStore:
         return shard, row - int(self._ends[shard - 1] if shard else 0)
 
 
-def open_shards(files: Sequence[File], cache_folder: Path) -> Shards:
+def open_shards(files: Sequence[File], cache_folder: Path, index_folder: str | None = None) -> Shards:
     """Opens tar files with their indices; missing indices are made.
+
+    Processes that open the same shards at once divide them: those of one machine, and machines by `index_folder`.
 
     Args:
         files: file system and path of each shard.
         cache_folder: folder of the indices; created if missing. A damaged index is made again.
+        index_folder: path or fsspec URL of a folder in which machines share the indices; None if they do not.
 
     Raises:
-        DataError: a shard is damaged or has no images, labels are missing for some of the images, or the folder cannot
-            be written.
+        DataError: a shard is damaged or has no images, labels are missing for some of the images, the cache's folder
+            cannot be written, or the shared one cannot be read.
     """
+    shared = None if index_folder is None else SharedFolder(index_folder)
+    order = list(range(len(files)))
+    if shared is not None or world_size() > 1:
+        random.Random().shuffle(order)  # each process in its own order, so that they seldom meet at a shard
     with ThreadPoolExecutor(_SCANNERS, thread_name_prefix="scan-shards") as pool:  # storage answers late
         digests = list(pool.map(_digest, files))
-        found = pool.map(lambda file, digest: _index(file, digest, cache_folder), files, digests)
-        indices = tuple(logged(found, "looking for images in the shards", len(files), "shards"))
+        found = pool.map(lambda place: _index(files[place], digests[place], cache_folder, shared), order)
+        by_place = dict(
+            zip(order, logged(found, "looking for images in the shards", len(files), "shards"), strict=True)
+        )
+    indices = tuple(by_place[place] for place in range(len(files)))
     whole = hashlib.sha256("".join(digests).encode()).hexdigest()[:32]
     shards = Shards(files=tuple(files), digest=whole, indices=indices)
     without = [(index["label"].to_numpy() == UNLABELLED) for index in indices]
@@ -185,13 +198,33 @@ def _digest(file: File) -> str:
         return hashlib.sha256(json.dumps([_LAYOUT, stamp(*file)]).encode()).hexdigest()[:32]
 
 
-def _index(file: File, digest: str, cache_folder: Path) -> pa.Table:
-    def write(index: BinaryIO) -> None:
-        table = _scan(file)
-        with pa.ipc.new_file(index, table.schema) as writer:
-            writer.write_table(table)
+def _index(file: File, digest: str, cache_folder: Path, shared: SharedFolder | None) -> pa.Table:
+    name = f"{digest}.index.arrow"
 
-    return made_table(cache_folder / f"{digest}.index.arrow", write)
+    def write(index: BinaryIO) -> None:
+        content = None if shared is None else shared.read(name)
+        if content is None or not _is_index(content):
+            content = _scanned(file)
+            if shared is not None:
+                shared.write(name, content)
+        index.write(content)
+
+    return made_table(cache_folder / name, write)
+
+
+def _is_index(content: bytes) -> bool:
+    try:
+        return pa.ipc.open_file(content).read_all().schema.equals(_SCHEMA)
+    except (OSError, ValueError):  # those of Arrow
+        return False
+
+
+def _scanned(file: File) -> bytes:
+    """The index of a shard, as the content of a file."""
+    table, content = _scan(file), pa.BufferOutputStream()
+    with pa.ipc.new_file(content, table.schema) as writer:
+        writer.write_table(table)
+    return content.getvalue().to_pybytes()
 
 
 def _scan(file: File) -> pa.Table:
