@@ -7,10 +7,13 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ssl_sec.evaluation.arrays import Labels, Rows, as_labelled, require_same_dim, unit_rows
+from ssl_sec.evaluation.arrays import Labels, Rows, as_labelled, require_same_dim, tiles, unit_rows
 from ssl_sec.evaluation.linear_probe import top_k_accuracy
 from ssl_sec.progress import logged
 from ssl_sec.settings import Range
+
+# Rows of the bank that are compared at once.
+BANK_ROWS = 2**14
 
 
 def knn_top1(
@@ -37,7 +40,7 @@ def knn_top1(
         num_classes: number of classes.
         k: number of neighbours that vote, ≥ 1; the whole bank if it has fewer.
         temperature: a neighbour at cosine s votes with weight exp(s / temperature), > 0.
-        chunk_size: queries compared at once, ≥ 1; memory grows with chunk_size · bank.
+        chunk_size: queries compared at once, ≥ 1. Beside the features, memory grows with queries · k.
 
     Raises:
         ConfigError: `k`, `temperature` or `chunk_size` is outside its range.
@@ -64,14 +67,23 @@ def knn_votes(
     chunk_size: int = 256,
 ) -> Float[Tensor, "queries classes"]:
     """The votes of each query's nearest neighbours for each class; arguments as for `knn_top1`."""
-    bank = bank.float()
-    is_finite = bank.isfinite().all(1)
-    bank, bank_labels = unit_rows(bank[is_finite]), bank_labels.to(bank.device)[is_finite]
-    scores: list[Tensor] = []
-    for chunk in logged(queries.split(chunk_size), "kNN", len(queries), size=len):
-        similarities = unit_rows(chunk.to(bank)) @ bank.T
-        nearest, indices = similarities.topk(min(k, len(bank)), dim=1)
-        # Relative to the nearest neighbour: the classes' order is the same, and a low temperature cannot overflow.
-        votes = ((nearest - nearest[:, :1]) / temperature).exp()
-        scores.append(votes.new_zeros(len(chunk), num_classes).scatter_add_(1, bank_labels[indices], votes))
-    return torch.cat(scores)
+    nearest = torch.empty(len(queries), 0, device=bank.device)
+    classes = torch.empty(len(queries), 0, dtype=torch.int64, device=bank.device)
+    # One part of the bank after another: the directions of all rows would take the memory of the features again.
+    for part in logged(tiles(len(bank), BANK_ROWS), "kNN", len(bank), size=lambda part: part.stop - part.start):
+        rows = unit_rows(bank[part].float())
+        is_finite = rows.isfinite().all(1)
+        rows, labels = rows[is_finite], bank_labels.to(bank.device)[part][is_finite]
+        found = [_nearest(unit_rows(chunk.to(rows)), rows, labels, k) for chunk in queries.split(chunk_size)]
+        both = torch.cat([nearest, torch.cat([cosines for cosines, _ in found])], 1)
+        nearest, places = both.topk(min(k, both.shape[1]), dim=1)
+        classes = torch.cat([classes, torch.cat([labels for _, labels in found])], 1).gather(1, places)
+    # Relative to the nearest neighbour: the classes' order is the same, and a low temperature cannot overflow.
+    votes = ((nearest - nearest[:, :1]) / temperature).exp()
+    return votes.new_zeros(len(queries), num_classes).scatter_add_(1, classes, votes)
+
+
+def _nearest(queries: Tensor, rows: Tensor, labels: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Cosines and classes of the nearest rows of each query."""
+    cosines, places = (queries @ rows.T).topk(min(k, len(rows)), dim=1)
+    return cosines, labels[places]

@@ -132,7 +132,8 @@ def linear_probe(
     require_held_out(held_out, "linear probe, train")
 
     def train_on(images: Tensor, rates: Sequence[float]) -> LinearProbes:
-        batches = shuffled(features[images], labels[images], config.batch_size, derived_seed(config.seed, "probe"))
+        seed = derived_seed(config.seed, "probe")
+        batches = shuffled(features, labels, config.batch_size, seed, images)
         dim, device = features.shape[1], features.device
         return train_linear_probes(batches, config, rates, num_classes=num_classes, dim=dim, device=device)
 
@@ -144,7 +145,11 @@ def linear_probe(
 
 
 def shuffled(
-    features: Float[Tensor, "images dim"], labels: Int64[Tensor, " images"], batch_size: int, seed: int
+    features: Float[Tensor, "images dim"],
+    labels: Int64[Tensor, " images"],
+    batch_size: int,
+    seed: int,
+    chosen: Int64[Tensor, " chosen"] | None = None,
 ) -> Callable[[int], Iterator[FeatureBatch]]:
     """Batches of cached features, in an order that depends on (seed, epoch) alone.
 
@@ -153,6 +158,7 @@ def shuffled(
         labels: class of each image.
         batch_size: rows of a batch, ≥ 1; the last batch of an epoch has the rest.
         seed: seed of the order.
+        chosen: the rows that are trained on, on the CPU, as a copy of them would take their memory again; None for all.
 
     Returns:
         A function from an epoch to its batches.
@@ -160,7 +166,8 @@ def shuffled(
 
     def batches(epoch: int) -> Iterator[FeatureBatch]:
         generator = torch.Generator().manual_seed(derived_seed(seed, "probe", epoch))
-        order = torch.randperm(len(labels), generator=generator)
+        order = torch.randperm(len(labels if chosen is None else chosen), generator=generator)
+        order = order if chosen is None else chosen[order]
         for indices in order.to(features.device).split(batch_size):
             yield features[indices], labels[indices.to(labels.device)]
 

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional
 
 from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.evaluation import knn
 from ssl_sec.evaluation.arrays import require_same_dim
 from ssl_sec.evaluation.knn import knn_top1, knn_votes
 
@@ -60,6 +61,18 @@ def test_chunks_change_nothing(sets, chunk_size):
     bank, bank_labels, queries, _ = sets
     whole = knn_votes(bank, bank_labels, queries, num_classes=NUM_CLASSES, chunk_size=97)
     parts = knn_votes(bank, bank_labels, queries, num_classes=NUM_CLASSES, chunk_size=chunk_size)
+    assert torch.equal(parts.argmax(1), whole.argmax(1))
+    torch.testing.assert_close(parts, whole)
+
+
+@pytest.mark.parametrize("bank_rows", [1, 150, 399])
+@pytest.mark.parametrize("k", [1, 200, 1000])
+def test_parts_of_the_bank_change_nothing(sets, monkeypatch, bank_rows, k):
+    bank, bank_labels, queries, _ = sets
+    bank[::7] = math.nan
+    whole = knn_votes(bank, bank_labels, queries, NUM_CLASSES, k=k)
+    monkeypatch.setattr(knn, "BANK_ROWS", bank_rows)
+    parts = knn_votes(bank, bank_labels, queries, NUM_CLASSES, k=k)
     assert torch.equal(parts.argmax(1), whole.argmax(1))
     torch.testing.assert_close(parts, whole)
 

@@ -239,7 +239,7 @@ def test_transfer_measurements_stop_on_request(options, monkeypatch):
     rows = torch.randn(20, 3), torch.arange(20) % 2
     config = dataclasses.replace(QUICK, **options)
     with pytest.raises(Stopped, match="stopped during an evaluation"):
-        transfer_metrics(config, (rows, rows, rows), 2, FakeRuntime(stop_at=0))
+        transfer_metrics(config, rows, 10, rows, 2, FakeRuntime(stop_at=0))
     assert len(fits) == ("logistic" in options)
 
 

@@ -71,7 +71,7 @@ def few_shot(
             f"few-shot: class {scarce} has {least} training images; {labels_per_class} labels are asked for"
         )
     chosen = torch.stack([_drawn(numbers, counts, labels_per_class, seed, draw) for draw in range(num_draws)])
-    features = unit_rows(train[0])
+    features = train[0]
     queries = unit_rows(test[0].to(features))
     # Test images of classes without training images are wrong in every draw.
     places = torch.searchsorted(classes, test[1].cpu()).clamp(max=len(classes) - 1)
@@ -80,7 +80,8 @@ def few_shot(
     accuracies: list[Tensor] = []
     a_draw = len(classes) * (len(queries) + labels_per_class * features.shape[1])
     for some in tiles(num_draws, max(1, _AT_ONCE // a_draw)):
-        means = features[chosen[some].to(features.device)].mean(2)
+        labelled = chosen[some].to(features.device)
+        means = unit_rows(features[labelled.flatten()]).view(*labelled.shape, -1).mean(2)
         accuracies.append((_is_nearest(queries, targets, means).double() * weights).sum(1))
     each = torch.cat(accuracies).cpu()
     spread = each.std().item() if num_draws > 1 else 0.0

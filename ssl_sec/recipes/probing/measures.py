@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from ssl_sec.data.image_set import ImageSet
@@ -23,22 +22,24 @@ _SPACE_S = 20.0
 
 
 def transfer_metrics(
-    config: ProbeConfig, rows: tuple[Rows, Rows, Rows], num_classes: int, runtime: Runtime
+    config: ProbeConfig, rows: Rows, num_kept: int, test: Rows, num_classes: int, runtime: Runtime
 ) -> dict[str, float]:
     """The metrics of logistic regression and of few labels, in percent; all workers call it.
 
     Args:
         config: the probe's configuration.
-        rows: features and labels of the training images, of the held-out ones, and of the test images.
+        rows: features and labels of the training images, those on which options are chosen last.
+        num_kept: number of the others.
+        test: features and labels of the test images.
         num_classes: number of classes, above all labels.
         runtime: this worker's runtime.
 
     Raises:
         Stopped: a stop was requested between two fits.
     """
-    train, held_out, test = rows
     found: dict[str, float] = {}
     if config.logistic:
+        train, held_out = divided(rows, num_kept)
         count = len(PENALTIES)
         log_once(runtime, "fitting logistic regressions with %d penalties to %s images", count, f"{len(train[1]):,}")
         measure = mean_per_class if config.mean_per_class else top1
@@ -48,18 +49,23 @@ def transfer_metrics(
         found["probe/logistic_top1"] = 100 * top1(logits, test[1])
         found["probe/logistic_mean_per_class"] = 100 * mean_per_class(logits, test[1])
         found["probe/logistic_penalty"] = tuned.penalty
-    everything = torch.cat([train[0], held_out[0]]), torch.cat([train[1], held_out[1]])
     for count in config.few_shot:
         stop_if_requested(runtime)
         options = {"num_draws": config.few_shot_draws, "per_class": config.mean_per_class}
         try:
-            shot = few_shot(everything, test, count, config.seed, **options)
+            shot = few_shot(rows, test, count, config.seed, **options)
         except DataError as error:  # the other metrics remain valid
             log_once(runtime, "left out: %s", error)
             continue
         found[f"probe/few_shot_{count}"] = 100 * shot.top1
         found[f"probe/few_shot_{count}_interval"] = 100 * shot.interval
     return found
+
+
+def divided(rows: Rows, num_kept: int) -> tuple[Rows, Rows]:
+    """The rows that come first and the others, as views."""
+    features, labels = rows
+    return (features[:num_kept], labels[:num_kept]), (features[num_kept:], labels[num_kept:])
 
 
 def corrupted_top1(

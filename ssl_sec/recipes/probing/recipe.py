@@ -24,7 +24,7 @@ from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import ShuffledBatches
 from ssl_sec.data.shards.streamed import require_any_order
 from ssl_sec.evaluation.config import ProbeConfig
-from ssl_sec.evaluation.features import readable_rows
+from ssl_sec.evaluation.features import readable, readable_rows
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.linear_probe import (
     LinearProbes,
@@ -40,7 +40,7 @@ from ssl_sec.networks.convolutions import lay_out
 from ssl_sec.recipes.assembly import building_for, extractor
 from ssl_sec.recipes.probing.adapting import Adapted
 from ssl_sec.recipes.probing.config import ProbedRun, ProbeJobConfig
-from ssl_sec.recipes.probing.measures import corrupted_top1, corruption_metrics, transfer_metrics
+from ssl_sec.recipes.probing.measures import corrupted_top1, corruption_metrics, divided, transfer_metrics
 from ssl_sec.recipes.stopping import stop_if_requested, until_a_stop
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.recipe import Computation
@@ -168,8 +168,12 @@ def linear_evaluation(
     kept, held_out = divided_rows(train_set.labels, config, train_set.name)
     extract = until_a_stop(extractor(encoder, computation, runtime, batch_size=512), runtime)
     features_of = partial(readable_rows, extract, runtime.device)
-    log_once(runtime, "computing the features of %s training images", f"{len(kept) + len(held_out):,}")
-    kept_rows, held_out_rows = features_of(train_set, kept), features_of(train_set, held_out)
+    everything = torch.cat([kept, held_out])
+    log_once(runtime, "computing the features of %s training images", f"{len(everything):,}")
+    rows = features_of(train_set, everything)
+    # Views: features of a large set take most of the memory.
+    num_kept = int(readable(train_set, runtime.device, kept).sum())
+    kept_rows, held_out_rows = divided(rows, num_kept)
     training = _Training(
         encoder=encoder,
         config=config,
@@ -177,29 +181,27 @@ def linear_evaluation(
         runtime=runtime,
         num_classes=len(train_set.class_names),
     )
-    first_rows = kept_rows
     log_once(runtime, "training a linear probe at %d learning rates", len(config.learning_rates))
     probes = training(subset(train_set, kept), kept_rows, config.learning_rates, first_epoch=0)
     learning_rate, held_out_top1 = select_learning_rate(probes, *held_out_rows)
     if runtime.rank == 0:
         _warn_of_an_end(learning_rate, config.learning_rates)
-    if config.labels_per_class is None:
+    has_all_labels = config.labels_per_class is None
+    if has_all_labels:
         log_once(runtime, "training the probe again on all labels, at the best rate")
-        everything = torch.cat([kept, held_out])
-        kept_rows = (torch.cat([kept_rows[0], held_out_rows[0]]), torch.cat([kept_rows[1], held_out_rows[1]]))
-        probes = training(subset(train_set, everything), kept_rows, (learning_rate,), first_epoch=config.epochs)
+        probes = training(subset(train_set, everything), rows, (learning_rate,), first_epoch=config.epochs)
     log_once(runtime, "measuring the probe and kNN on %s test images", f"{len(test_set):,}")
     test_rows = features_of(test_set)
     return ProbeFindings(
         probe=evaluate_probe(probes, learning_rate, held_out_top1, *test_rows),
-        knn_top1=knn_top1(*kept_rows, *test_rows, num_classes=len(train_set.class_names)),
+        knn_top1=knn_top1(*(rows if has_all_labels else kept_rows), *test_rows, num_classes=len(train_set.class_names)),
         class_names=train_set.class_names,
         corrupted_top1=(
             corrupted_top1(probes.only(learning_rate), features_of, test_set, config.seed, runtime)
             if config.corruptions
             else {}
         ),
-        transfer=transfer_metrics(config, (first_rows, held_out_rows, test_rows), len(train_set.class_names), runtime),
+        transfer=transfer_metrics(config, rows, num_kept, test_rows, len(train_set.class_names), runtime),
     )
 
 
