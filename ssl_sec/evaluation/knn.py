@@ -8,7 +8,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ssl_sec.evaluation.arrays import Labels, Rows, as_labelled, require_same_dim, tiles, unit_rows
-from ssl_sec.evaluation.linear_probe import top_k_accuracy
+from ssl_sec.evaluation.classification.scores import top_k_accuracy
 from ssl_sec.progress import logged
 from ssl_sec.settings import Range
 

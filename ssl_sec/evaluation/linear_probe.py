@@ -21,7 +21,7 @@ from torch.nn import functional
 from ssl_sec.data.image_set import check_num_classes
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.arrays import Labels, Rows, as_labelled, require_same_dim
-from ssl_sec.evaluation.classification.calibration import Calibration, calibration
+from ssl_sec.evaluation.classification.scores import Part, Scores, in_parts, top1_accuracy
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.splits import labelled_subset, require_held_out, stratified_split
 from ssl_sec.seeding import derived_seed
@@ -80,26 +80,31 @@ class LinearProbes:
         row = self.learning_rates.index(learning_rate)
         return LinearProbes(self.weight[row : row + 1], self.bias[row : row + 1], (learning_rate,))
 
+    def parts(
+        self, learning_rate: float, features: Float[Tensor, "images dim"], labels: Int64[Tensor, " images"]
+    ) -> Iterator[Part]:
+        """The logits of one classifier, and the labels, of some images after the others."""
+        one = self.only(learning_rate)
+        return in_parts(lambda rows: one.logits(rows)[0], features, labels, self.weight.shape[1])
 
-@dataclass(frozen=True, eq=False)
-class ProbeResult:
-    """The result of a linear evaluation.
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class ProbeResult(Scores):
+    """The result of a linear evaluation on the test set.
 
     Attributes:
-        learning_rate: the base learning rate that was chosen on the held-out images.
-        held_out_top1: accuracy on the held-out images for each learning rate, in [0, 1].
         top1: top-1 accuracy on the test set, in [0, 1].
         top5: top-5 accuracy on the test set; None with at most five classes.
-        confusion: number of test images by true class (row) and predicted class (column).
+        mean_per_class: the mean of the accuracies of the classes that have test images.
+        confusion: number of test images by true class (row) and predicted class (column); a sparse tensor with more
+            than 1,000 classes.
         calibration: confidence and accuracy of the classifier on the test set, in bins.
+        learning_rate: the base learning rate that was chosen on the held-out images.
+        held_out_top1: accuracy on the held-out images for each learning rate, in [0, 1].
     """
 
     learning_rate: float
     held_out_top1: dict[float, float]
-    top1: float
-    top5: float | None
-    confusion: Int64[Tensor, "classes classes"]
-    calibration: Calibration
 
 
 def linear_probe(
@@ -258,8 +263,7 @@ def select_learning_rate(
         rates = ", ".join(f"{rate:g}" for rate in probes.learning_rates)
         raise DataError(f"the linear probe diverged at every learning rate ({rates}); are the features finite?")
     accuracies = {
-        rate: top_k_accuracy(probes.only(rate).logits(held_out_features)[0], held_out_labels, 1)
-        for rate in probes.learning_rates
+        rate: top1_accuracy(probes.parts(rate, held_out_features, held_out_labels)) for rate in probes.learning_rates
     }
     finite = [rate for rate, kept in zip(probes.learning_rates, is_finite.tolist(), strict=True) if kept]
     return min(finite, key=lambda rate: (-accuracies[rate], rate)), accuracies
@@ -281,54 +285,5 @@ def evaluate_probe(
         test_features: features of the test images.
         test_labels: classes of the test images.
     """
-    logits = probes.only(learning_rate).logits(test_features)[0]
-    return ProbeResult(
-        learning_rate=learning_rate,
-        held_out_top1=held_out_top1,
-        top1=top_k_accuracy(logits, test_labels, 1),
-        top5=top5_accuracy(logits, test_labels),
-        confusion=confusion_of(logits, test_labels),
-        calibration=calibration(logits, test_labels),
-    )
-
-
-def top_k_accuracy(logits: Float[Tensor, "images classes"], labels: Int64[Tensor, " images"], k: int) -> float:
-    """Share of the images whose class is among the k with the highest logits, in [0, 1].
-
-    A class that ties with the true one counts as higher, and a row with a logit that is not finite
-    counts as wrong, so a collapsed encoder cannot score by the order of the classes.
-
-    Args:
-        logits: any scores, higher is likelier.
-        labels: true classes.
-        k: 1 to the number of classes; at that number every finite row is correct.
-    """
-    return _is_in_top_k(logits, labels.to(logits.device), k).double().mean().item()
-
-
-def top5_accuracy(logits: Float[Tensor, "images classes"], labels: Int64[Tensor, " images"]) -> float | None:
-    """The `top_k_accuracy` of the five highest logits; None with at most five classes, where all images are hits."""
-    return top_k_accuracy(logits, labels, 5) if logits.shape[1] > 5 else None
-
-
-def _is_in_top_k(logits: Tensor, labels: Tensor, k: int) -> Tensor:
-    assert 1 <= k <= logits.shape[1], f"k is {k} for {logits.shape[1]} classes"
-    true = logits.gather(1, labels.unsqueeze(1))
-    num_as_high = (logits >= true).sum(1) - 1
-    return (num_as_high < k) & logits.isfinite().all(1)
-
-
-def confusion_of(
-    logits: Float[Tensor, "images classes"], labels: Int64[Tensor, " images"]
-) -> Int64[Tensor, "classes classes"]:
-    """Counts by true class (row) and predicted class (column), with the hits of `top_k_accuracy` on the diagonal.
-
-    Args:
-        logits: any scores, higher is likelier; the predicted class of a row that is not finite is a wrong one.
-        labels: true classes.
-    """
-    labels, num_classes = labels.to(logits.device), logits.shape[1]
-    others = logits.nan_to_num().scatter(1, labels.unsqueeze(1), -torch.inf)
-    predicted = torch.where(_is_in_top_k(logits, labels, 1), labels, others.argmax(1))
-    counts = torch.bincount(labels * num_classes + predicted, minlength=num_classes**2)
-    return counts.view(num_classes, num_classes).cpu()
+    parts = probes.parts(learning_rate, test_features, test_labels)
+    return ProbeResult.of(parts, learning_rate=learning_rate, held_out_top1=held_out_top1)

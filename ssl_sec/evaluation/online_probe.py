@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from ssl_sec.batch import Batch
 from ssl_sec.collectives import sum_over_workers
-from ssl_sec.evaluation.linear_probe import top_k_accuracy
+from ssl_sec.evaluation.classification.scores import top_k_accuracy
 from ssl_sec.networks.batch_norm import GlobalBatchNorm
 
 logger = logging.getLogger("ssl_sec.evaluation")

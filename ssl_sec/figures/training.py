@@ -1,4 +1,4 @@
-"""Figures of a run: curves, the distribution of norms, the features in two dimensions, the confusion matrix."""
+"""Figures of a run: curves, the distribution of norms, the features in two dimensions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -329,39 +329,6 @@ def scatter_classes(
     # As labels of the points, names that begin with an underscore would be left out.
     names = list(map(plain, class_names))
     figure.legend(dots, names, loc="outside right center", frameon=False, markerscale=2)
-
-
-def confusion_figure(confusion: Int64[Tensor, "classes classes"], class_names: Sequence[str]) -> Figure:
-    """The confusion matrix, in percent of each true class.
-
-    With up to 20 classes the cells show their percentages, except those that round to 0.
-
-    Args:
-        confusion: number of images by true class (row) and predicted class (column).
-        class_names: name of each class.
-    """
-    num_classes = len(confusion)
-    assert len(class_names) == num_classes, f"{len(class_names)} names for {num_classes} classes"
-    counts = confusion.cpu().numpy()
-    percentages = 100 * counts / counts.sum(axis=1, keepdims=True).clip(min=1)
-    side_inches = min(max(0.55 * num_classes, 5.0), 15.0)
-    figure = Figure(figsize=(side_inches + 1, side_inches), layout="constrained")
-    axes = figure.subplots()
-    # The square root shows confusions of a few percent next to a diagonal near 100.
-    image = axes.imshow(percentages, cmap="Blues", norm=PowerNorm(0.5, vmin=0, vmax=100), interpolation="nearest")
-    figure.colorbar(image, ax=axes, label="share of the true class (%)", shrink=0.8, aspect=30)
-    named = range(0, num_classes, -(-num_classes // 100))
-    font_size = 9 if num_classes <= _MOST_NAMED_CLASSES else 6
-    names = [plain(class_names[label]) for label in named]
-    axes.set_xticks(named, names, rotation=90, fontsize=font_size)
-    axes.set_yticks(named, names, fontsize=font_size)
-    axes.set(xlabel="predicted class", ylabel="true class")
-    if num_classes <= _MOST_NAMED_CLASSES:
-        for row, column in np.argwhere(percentages >= 0.5):
-            share = percentages[row, column]
-            colour = "white" if share > 35 else "black"
-            axes.text(column, row, f"{share:.0f}", ha="center", va="center", color=colour, fontsize=9)
-    return figure
 
 
 def _cell_bounds(steps: Sequence[int]) -> np.ndarray:

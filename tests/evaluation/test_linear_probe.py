@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from ssl_sec.errors import DataError
+from ssl_sec.evaluation.classification.scores import top_k_accuracy
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.linear_probe import (
     LinearProbes,
@@ -13,7 +14,6 @@ from ssl_sec.evaluation.linear_probe import (
     linear_probe,
     select_learning_rate,
     shuffled,
-    top_k_accuracy,
     train_linear_probes,
 )
 

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from ssl_sec.figures.training import (
     Curve,
     compared_curves_figure,
-    confusion_figure,
     curves_figure,
     features_figure,
     norm_distributions,
@@ -226,9 +225,7 @@ def test_names_of_classes_are_shown_letter_by_letter():
     names = ["_back", "$x_$", "a$5 to $6", "z" * 200]
     features = features_figure(draw(40, 4), torch.arange(40) % 4, names, seed=0)
     assert len(features.legends[0].get_texts()) == 4  # matplotlib leaves out labels that begin with an underscore
-    confusion = confusion_figure(torch.eye(4, dtype=torch.int64), names)
-    for figure in (features, confusion):
-        figure.draw_without_rendering()  # raises for what it takes for an invalid formula
+    features.draw_without_rendering()  # raises for what it takes for an invalid formula
 
 
 @pytest.mark.parametrize("count", [5, 6, 31])
@@ -251,31 +248,6 @@ def test_few_features_are_drawn_with_a_lower_perplexity(count):
 def test_features_that_cannot_be_drawn_say_why(features, text):
     figure = features_figure(features, torch.zeros(len(features), dtype=torch.int64), ["a"], seed=0)
     assert text in texts(figure)[0]
-
-
-def test_a_confusion_is_shown_in_percent_of_the_true_class():
-    confusion = torch.tensor([[30, 10, 0], [0, 0, 0], [1, 1, 998]])
-    figure = confusion_figure(confusion, ["cat", "dog", "horse"])
-    axes = figure.axes[0]
-    expected = [[75, 25, 0], [0, 0, 0], [0.1, 0.1, 99.8]]
-    assert np.allclose(np.asarray(axes.images[0].get_array()), expected)
-    written = {text.get_position(): text.get_text() for text in axes.texts}
-    assert written == {(0, 0): "75", (1, 0): "25", (2, 2): "100"}
-    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["cat", "dog", "horse"]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted class", "true class")
-
-
-@pytest.mark.parametrize(("num_classes", "num_named"), [(100, 100), (101, 51), (1000, 100)])
-def test_many_classes_have_no_numbers_and_at_most_100_names(num_classes, num_named):
-    confusion = torch.eye(num_classes, dtype=torch.int64)
-    axes = confusion_figure(confusion, [f"class {label}" for label in range(num_classes)]).axes[0]
-    assert len(axes.texts) == 0
-    assert len(axes.get_xticklabels()) == num_named
-
-
-def test_a_confusion_needs_a_name_for_each_class():
-    with pytest.raises(AssertionError, match="1 names for 2 classes"):
-        confusion_figure(torch.eye(2, dtype=torch.int64), ["cat"])
 
 
 def test_figures_touch_no_global_state():

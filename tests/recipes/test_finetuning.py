@@ -134,7 +134,7 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path):
 
 @pytest.mark.parametrize(("num_classes", "has_top5"), [(5, False), (6, True)])
 def test_top5_is_reported_with_more_than_five_classes(num_classes, has_top5):
-    metrics = Classified.of(torch.eye(num_classes), torch.arange(num_classes)).metrics()
+    metrics = Classified.of([(torch.eye(num_classes), torch.arange(num_classes))]).metrics()
     assert ("finetune/top5" in metrics) == has_top5
     assert metrics["finetune/top1"] == 100
 

@@ -254,6 +254,7 @@ def test_the_metrics_are_percentages_by_name():
         held_out_top1={1.0: 0.5, 2.0: 0.75},
         top1=0.5,
         top5=0.9,
+        mean_per_class=0.4,
         confusion=torch.zeros(2, 2, dtype=torch.int64),
         calibration=Calibration(counts=[0, 4], confidences=[0.0, 0.75], accuracies=[0.0, 0.5]),
     )

@@ -7,7 +7,7 @@ probability. With images in bins B of equal width over [0, 1] by confidence, ECE
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 NUM_BINS = 15
@@ -47,13 +47,30 @@ def calibration(
         labels: true classes.
         num_bins: number of bins, ≥ 1; each is open below and closed above.
     """
-    labels = labels.to(logits.device)
+    return calibration_of(*confidences(logits, labels.to(logits.device)), num_bins)
+
+
+def confidences(
+    logits: Float[Tensor, "images classes"], labels: Int64[Tensor, " images"]
+) -> tuple[Float64[Tensor, " images"], Bool[Tensor, " images"]]:
+    """The confidence of each image, and whether it is classified correctly; for the arguments of `calibration`."""
     finite = logits.isfinite().all(1)
-    confidences, predicted = logits.double().softmax(1).max(1)
-    confidences = torch.where(finite, confidences, 1.0)
-    is_right = (predicted == labels) & finite
-    bins = (confidences * num_bins).ceil().long().sub(1).clamp(0, num_bins - 1)
+    highest, predicted = logits.double().softmax(1).max(1)
+    return torch.where(finite, highest, 1.0), (predicted == labels) & finite
+
+
+def calibration_of(
+    confidence: Float64[Tensor, " images"], is_right: Bool[Tensor, " images"], num_bins: int = NUM_BINS
+) -> Calibration:
+    """The bins of the confidences of images.
+
+    Args:
+        confidence: confidence of each image.
+        is_right: whether each is classified correctly.
+        num_bins: number of bins, as for `calibration`.
+    """
+    bins = (confidence * num_bins).ceil().long().sub(1).clamp(0, num_bins - 1)
     counts = bins.bincount(minlength=num_bins)
-    sums = (bins.bincount(each.double(), minlength=num_bins) for each in (confidences, is_right))
+    sums = (bins.bincount(each.double(), minlength=num_bins) for each in (confidence, is_right))
     means = [(each / counts.clamp(min=1)).tolist() for each in sums]
     return Calibration(counts=counts.tolist(), confidences=means[0], accuracies=means[1])

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from ssl_sec.collectives import of_first_worker, own_rows, rank, sum_over_workers
 from ssl_sec.errors import DataError
-from ssl_sec.evaluation.linear_probe import top_k_accuracy
+from ssl_sec.evaluation.classification.scores import top_k_accuracy
 
 PENALTIES = tuple(torch.logspace(-6, 5, 45, dtype=torch.float64).tolist())
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from ssl_sec.augment.mixup import Mixup
@@ -23,10 +22,8 @@ from ssl_sec.data.samplers import ShuffledBatches, worker_rows
 from ssl_sec.data.shards.streamed import require_any_order
 from ssl_sec.data.stores import with_crop
 from ssl_sec.errors import ConfigError
-from ssl_sec.evaluation.classification.calibration import Calibration, calibration
-from ssl_sec.evaluation.classification.logistic import mean_per_class
+from ssl_sec.evaluation.classification.scores import Scores, confusion_values, in_parts, top_k_accuracy
 from ssl_sec.evaluation.features import readable_rows
-from ssl_sec.evaluation.linear_probe import confusion_of, top5_accuracy, top_k_accuracy
 from ssl_sec.evaluation.splits import (
     labelled_share,
     labelled_subset,
@@ -76,33 +73,8 @@ class LabelledImages:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class Classified:
-    """The results of a classifier on the test images.
-
-    Attributes:
-        top1: accuracy in [0, 1].
-        top5: the same for the five best classes; None with at most five classes.
-        mean_per_class: the mean of the classes' accuracies.
-        calibration: confidence of the classifier, compared with how often it is right.
-        confusion: number of images by true class (row) and predicted class (column).
-    """
-
-    top1: float
-    top5: float | None
-    mean_per_class: float
-    calibration: Calibration
-    confusion: Int64[Tensor, "classes classes"]
-
-    @classmethod
-    def of(cls, logits: Float[Tensor, "images classes"], labels: Int64[Tensor, " images"]) -> "Classified":
-        """Measures logits."""
-        return cls(
-            top1=top_k_accuracy(logits, labels, 1),
-            top5=top5_accuracy(logits, labels),
-            mean_per_class=mean_per_class(logits, labels),
-            calibration=calibration(logits, labels),
-            confusion=confusion_of(logits, labels),
-        )
+class Classified(Scores):
+    """The results of a classifier on the test images."""
 
     def metrics(self) -> dict[str, float]:
         """Percentages by metric name."""
@@ -193,7 +165,8 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
     if best is not None:
         best.restore()
     log_once(runtime, "measuring the classifier on %s test images", f"{len(test):,}")
-    found = Classified.of(*readable_rows(until_a_stop(extract, runtime), runtime.device, test))
+    logits, labels = readable_rows(until_a_stop(extract, runtime), runtime.device, test)
+    found = Classified.of(in_parts(lambda rows: rows, logits, labels, logits.shape[1]))
     if runtime.rank == 0:
         store.describe_test_data({f"{config.data.title}/test": test})
         epoch = config.epochs if best is None or best.epoch is None else best.epoch
@@ -203,7 +176,7 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
         runtime.report(recipe.total_steps, metrics)
         save_network(recipe, store, with_head=True)
         record = {
-            "confusion": found.confusion.tolist(),
+            "confusion": confusion_values(found.confusion),
             "class_names": list(train_set.class_names),
             "calibration": asdict(found.calibration),
         }

@@ -10,8 +10,9 @@ from ssl_sec.errors import DataError
 from ssl_sec.evaluation.classification.corruptions import STRENGTHS, corruptions
 from ssl_sec.evaluation.classification.few_shot import few_shot
 from ssl_sec.evaluation.classification.logistic import PENALTIES, mean_per_class, top1, tuned_logistic
+from ssl_sec.evaluation.classification.scores import top1_accuracy
 from ssl_sec.evaluation.config import ProbeConfig
-from ssl_sec.evaluation.linear_probe import LinearProbes, top_k_accuracy
+from ssl_sec.evaluation.linear_probe import LinearProbes
 from ssl_sec.recipes.stopping import stop_if_requested
 from ssl_sec.training.step import Runtime, log_once
 
@@ -92,7 +93,7 @@ def corrupted_top1(
     for corruption in corruptions(seed):
         stop_if_requested(runtime)
         features, labels = features_of(test_set, corrupt=corruption)
-        found[corruption.kind].append(top_k_accuracy(probe.logits(features)[0], labels, 1))
+        found[corruption.kind].append(top1_accuracy(probe.parts(probe.learning_rates[0], features, labels)))
     return found
 
 

@@ -23,6 +23,7 @@ from ssl_sec.data.image_set import ImageSet, on_device, require_labels, subset
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import ShuffledBatches
 from ssl_sec.data.shards.streamed import require_any_order
+from ssl_sec.evaluation.classification.scores import confusion_values
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.features import readable, readable_rows
 from ssl_sec.evaluation.knn import knn_top1
@@ -133,7 +134,7 @@ def run(config: ProbeJobConfig, runtime: Runtime, store: ProbeStore) -> None:
     runtime.report(config.length, findings.metrics())
     if runtime.rank == 0:
         confusion = {
-            "confusion": findings.probe.confusion.tolist(),
+            "confusion": confusion_values(findings.probe.confusion),
             "class_names": list(findings.class_names),
             "calibration": asdict(findings.probe.calibration),
             "clean_top1": findings.probe.top1,

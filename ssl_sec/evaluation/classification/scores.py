@@ -1,0 +1,152 @@
+"""Accuracy, confusion and calibration of a classifier, from its logits, which may be looked at in parts."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from ssl_sec.evaluation.arrays import tiles
+from ssl_sec.evaluation.classification.calibration import Calibration, calibration_of, confidences
+
+# Logits and labels of some of the images.
+Part = tuple[Float[Tensor, "images classes"], Int64[Tensor, " images"]]
+
+Kind = TypeVar("Kind", bound="Scores")
+
+# Largest number of logits of a part.
+_AT_ONCE = 2**24
+
+# Number of classes up to which a confusion matrix is dense.
+MOST_DENSE_CLASSES = 1000
+
+
+def in_parts(
+    logits_of: Callable[[Tensor], Tensor],
+    rows: Float[Tensor, "images dim"],
+    labels: Int64[Tensor, " images"],
+    num_classes: int,
+) -> Iterator[Part]:
+    """The logits of some images after the others, as those of many images for many classes need too much memory.
+
+    Args:
+        logits_of: function from rows to their logits.
+        rows: one row for each image.
+        labels: class of each image.
+        num_classes: number of logits of a row.
+    """
+    for some in tiles(len(labels), max(1, _AT_ONCE // num_classes)):
+        logits = logits_of(rows[some])
+        yield logits, labels[some].to(logits.device)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Scores:
+    """The results of a classifier on images.
+
+    Attributes:
+        top1: accuracy in [0, 1].
+        top5: the same for the five best classes; None with at most five classes.
+        mean_per_class: the mean of the accuracies of the classes that have images.
+        confusion: number of images by true class (row) and predicted class (column), on the CPU; a sparse tensor with
+            more than 1,000 classes.
+        calibration: confidence of the classifier, compared with how often it is right.
+    """
+
+    top1: float
+    top5: float | None
+    mean_per_class: float
+    confusion: Int64[Tensor, "classes classes"]
+    calibration: Calibration
+
+    @classmethod
+    def of(cls: type[Kind], parts: Iterable[Part], **more: Any) -> Kind:
+        """Measures logits.
+
+        Args:
+            parts: logits and labels, one image or more.
+            more: further attributes.
+        """
+        found: list[tuple[Tensor, ...]] = []
+        num_classes = 0
+        for logits, labels in parts:
+            num_classes = logits.shape[1]
+            hits = is_in_top_k(logits, labels, 1)
+            among_five = is_in_top_k(logits, labels, 5) if num_classes > 5 else hits
+            found.append((hits, among_five, labels, _predicted(logits, labels, hits), *confidences(logits, labels)))
+        hits, among_five, labels, predicted, confidence, is_right = map(torch.cat, zip(*found, strict=True))
+        _, places, counts = labels.unique(return_inverse=True, return_counts=True)
+        return cls(
+            top1=hits.double().mean().item(),
+            top5=among_five.double().mean().item() if num_classes > 5 else None,
+            mean_per_class=(places.bincount(hits.double()) / counts).mean().item(),
+            confusion=_counted(labels, predicted, num_classes),
+            calibration=calibration_of(confidence, is_right),
+            **more,
+        )
+
+
+def top_k_accuracy(logits: Float[Tensor, "images classes"], labels: Int64[Tensor, " images"], k: int) -> float:
+    """Share of the images whose class is among the k with the highest logits, in [0, 1].
+
+    A class that ties with the true one counts as higher, and a row with a logit that is not finite
+    counts as wrong, so a collapsed encoder cannot score by the order of the classes.
+
+    Args:
+        logits: any scores, higher is likelier.
+        labels: true classes.
+        k: 1 to the number of classes; at that number every finite row is correct.
+    """
+    return is_in_top_k(logits, labels.to(logits.device), k).double().mean().item()
+
+
+def top1_accuracy(parts: Iterable[Part]) -> float:
+    """The `top_k_accuracy` of the highest logit."""
+    return torch.cat([is_in_top_k(*part, 1) for part in parts]).double().mean().item()
+
+
+def is_in_top_k(
+    logits: Float[Tensor, "images classes"], labels: Int64[Tensor, " images"], k: int
+) -> Bool[Tensor, " images"]:
+    """The images that `top_k_accuracy` counts."""
+    assert 1 <= k <= logits.shape[1], f"k is {k} for {logits.shape[1]} classes"
+    true = logits.gather(1, labels.unsqueeze(1))
+    num_as_high = (logits >= true).sum(1) - 1
+    return (num_as_high < k) & logits.isfinite().all(1)
+
+
+def _predicted(logits: Tensor, labels: Tensor, hits: Tensor) -> Int64[Tensor, " images"]:
+    """The predicted classes, with the hits of `top_k_accuracy`: that of a row that is not finite is a wrong one."""
+    others = logits.nan_to_num().scatter(1, labels.unsqueeze(1), -torch.inf)
+    return torch.where(hits, labels, others.argmax(1))
+
+
+def _counted(labels: Tensor, predicted: Tensor, num_classes: int) -> Int64[Tensor, "classes classes"]:
+    """The number of images by true and predicted class."""
+    cells = labels * num_classes + predicted
+    if num_classes <= MOST_DENSE_CLASSES:
+        return cells.bincount(minlength=num_classes**2).view(num_classes, num_classes).cpu()
+    cells, counts = cells.cpu().unique(return_counts=True)
+    places = torch.stack([cells // num_classes, cells % num_classes])
+    return torch.sparse_coo_tensor(places, counts, (num_classes, num_classes), check_invariants=True).coalesce()
+
+
+def confusion_values(confusion: Int64[Tensor, "classes classes"]) -> list[list[int]] | dict[str, list[int]]:
+    """A confusion matrix in plain numbers for JSON: its rows, or, if it is sparse, the cells that are not 0."""
+    if not confusion.is_sparse:
+        return confusion.tolist()
+    true, predicted = confusion.indices().tolist()
+    return {"true": true, "predicted": predicted, "count": confusion.values().tolist()}
+
+
+def confusion_from(
+    values: list[list[int]] | dict[str, list[int]], num_classes: int
+) -> Int64[Tensor, "classes classes"]:
+    """The matrix of `confusion_values`."""
+    if not isinstance(values, dict):
+        return torch.tensor(values)
+    places = torch.tensor([values["true"], values["predicted"]])
+    counts = torch.tensor(values["count"])
+    return torch.sparse_coo_tensor(places, counts, (num_classes, num_classes), check_invariants=True).coalesce()
