@@ -125,6 +125,13 @@ def test_equal_error_rate_is_where_the_errors_meet():
     assert equal_error_rate(torch.tensor([1.0, 0.0]), torch.tensor([False, True])) == 1
 
 
+@pytest.mark.usefixtures("unchecked_types")
+def test_scores_may_be_whole_numbers():
+    scores, same = torch.tensor([3, 2, 1, 0]), torch.tensor([1, 0, 1, 0])
+    for found, expected in zip(roc(scores, same), roc(scores.double(), same), strict=True):
+        assert torch.equal(found, expected)
+
+
 def test_nan_scores_never_help():
     same = torch.tensor([True, True, False, False])
     assert tar_at_far(torch.tensor([0.9, math.nan, 0.1, 0.2]), same, [0.0, 1.0]) == {0.0: 0.5, 1.0: 0.5}
