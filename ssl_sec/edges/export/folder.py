@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,8 +51,8 @@ class ExportFolder:
         """
         output = self.folder
         self.require_replaceable(overwrite)
-        temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-        replaced = output.with_name(f".{output.name}.{os.getpid()}.old")
+        own = uuid.uuid4().hex[:8]  # processes of two containers may have one id
+        temporary, replaced = (output.with_name(f".{output.name}.{own}.{kind}") for kind in ("tmp", "old"))
         try:
             with writing("output", output):
                 temporary.mkdir(parents=True)
