@@ -5,7 +5,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from ssl_sec.edges.study.comparison import Comparison, curves_of
-from ssl_sec.figures.study import Cause, causes_figure, curves_figure
+from ssl_sec.figures.study import Cause, Interval, causes_figure, curves_figure, values_figure
 from tests.edges.study.test_cells import kept
 
 
@@ -133,6 +133,26 @@ def test_the_ratios_on_the_axis_of_causes_do_not_overlap(ratios):
     ticks = [tick for tick in figure.axes[0].xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
     boxes = [tick.label1.get_window_extent() for tick in ticks]
     assert len(boxes) >= 2
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
+def test_the_legend_of_causes_names_arms_that_the_first_panel_lacks():
+    arms = [Cause("sec", "", {"turn": 2.0, "norm": 0.5}, 0.5, 0.2), Cause("l2reg", "", {"norm": 0.7}, 0.1, 0.2)]
+    figure = causes_figure(arms, {"turn": "turn", "norm": "mean norm"}, "probe top-1 %", "none")
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["none", "sec", "l2reg"]
+
+
+@pytest.mark.parametrize("first", [0.1, 0.0])  # a logarithmic axis and another
+def test_many_values_on_an_axis_do_not_overlap(first: float):
+    entries = [(value / 10, Interval("sec", 0.5, 0.2, [0.4, 0.6])) for value in range(1, 31)]
+    figure = values_figure(
+        {"eta": {"sec": [(first, entries[0][1]), *entries]}, "other": {"sec": entries[:2]}}, "top-1 %", "none"
+    )
+    FigureCanvasAgg(figure).draw()
+    ticks = figure.axes[0].get_xticklabels()
+    boxes = [tick.get_window_extent() for tick in ticks]
+    assert len(boxes) >= 5 and ticks[0].get_text() == f"{first:g}"
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
