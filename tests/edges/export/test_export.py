@@ -246,7 +246,7 @@ def test_an_export_that_fails_its_check_keeps_the_old_output(finished, monkeypat
 
     monkeypatch.setattr(formats, "save_weights", other)
     with pytest.raises(ConfigError, match="safetensors was written, but differs from the trained network by"):
-        run_export(export_config(finished, "safetensors", f"output={tmp_path / 'new'}"))
+        run_export(export_config(finished, "safetensors", f"output={tmp_path / 'some' / 'folders' / 'new'}"))
     assert list(tmp_path.iterdir()) == []
 
 
