@@ -1,8 +1,10 @@
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from mlflow.utils.validation import _validate_metric_name
 
 from ssl_sec.edges.study.comparison import Comparison, curves_of
 from ssl_sec.figures.study import Cause, Interval, causes_figure, curves_figure, values_figure
@@ -63,6 +65,17 @@ def test_a_point_is_compared_within_itself():
         ["sec", "l2reg"],
     )
     assert len(made.forest().axes) == 2
+
+
+def test_mlflow_takes_the_metrics_of_arms_and_points_of_any_name():
+    points = ("probe.decay_at=[0.5,0.9]", "encoder.weights=/a//b/")
+    made = Comparison.of(cells(points), "probe/top1", "none", 2)
+    rows = [replace(row, arm="sec+dcl (0.1)") if row.arm == "sec" else row for row in made.rows]
+    found = replace(made, rows=rows).metrics()
+    assert {"study/mean probe.decay_at 0.5 0.9 sec dcl 0.1", "study/difference encoder.weights a b l2reg"} <= {*found}
+    assert len(found) == 2 * (3 + 2 * 3)
+    for name in found:
+        _validate_metric_name(name)
 
 
 def test_the_title_over_one_panel_of_values_is_not_cut_off():
