@@ -309,14 +309,14 @@ def _is_usable(column: pa.Field) -> bool:
 
 
 def _dim(file: pq.ParquetFile) -> int:
-    """The length of the embeddings, by their type or the first of them; 0 if they are no lists of numbers."""
+    """The length of the embeddings, by their type or the first that is there; 0 if they are no lists of numbers."""
     kind = file.schema_arrow.field("embedding").type
     if pa.types.is_fixed_size_list(kind):
         return kind.list_size if pa.types.is_floating(kind.value_type) else 0
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_floating(kind.value_type):
         return 0
-    first = next(batch for batch in file.iter_batches(1, columns=["embedding"]) if len(batch))
-    return len(first.column("embedding").flatten())
+    columns = (batch.column("embedding") for batch in file.iter_batches(64, columns=["embedding"]))
+    return next((len(column.drop_null()[0]) for column in columns if column.null_count < len(column)), 0)
 
 
 def _digest(values: Any) -> str:

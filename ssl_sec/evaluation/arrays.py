@@ -1,7 +1,8 @@
 """Embeddings and labels, the inputs of the measures: tensors on any device, or NumPy arrays."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -9,7 +10,9 @@ from jaxtyping import Bool, Float, Int, Int64, Integer
 from torch import Tensor
 from torch.nn import functional
 
-from ssl_sec.errors import DataError
+from ssl_sec.errors import ConfigError, DataError
+
+T = TypeVar("T")
 
 Embeddings = Float[Tensor, "images dim"] | Float[np.ndarray, "images dim"]
 # The functions check that sizes agree, with errors that name the arguments that do not.
@@ -44,14 +47,46 @@ def as_same(same: Same) -> Bool[Tensor, " pairs"]:
     """Whether both images of each pair show one person, of booleans or of 0 and 1.
 
     Raises:
-        DataError: a value is neither.
+        DataError: a value is neither, or they are not one value for each pair.
     """
     values = as_tensor(same)
+    if values.ndim != 1:
+        raise DataError(f"verification: found same of shape {list(values.shape)}, must be [pairs]")
     if values.dtype == torch.bool:
         return values
     if len(outside := values[(values != 0) & (values != 1)]):
         raise DataError(f"verification: found {outside[0].item():g} in same, must be booleans, or 0 and 1")
     return values == 1
+
+
+def as_scores(scores: Scores, same: Same) -> tuple[Float[Tensor, " pairs"], Bool[Tensor, " pairs"]]:
+    """The scores of pairs as floats, and which pairs are genuine, on the device of the scores.
+
+    Raises:
+        DataError: they are not one for each pair.
+    """
+    values, is_genuine = as_tensor(scores), as_same(same)
+    if values.ndim != 1:
+        raise DataError(f"verification: found scores of shape {list(values.shape)}, must be [pairs]")
+    if len(values) != len(is_genuine):
+        raise DataError(f"verification: {len(values)} scores for {len(is_genuine)} pairs")
+    return values if values.is_floating_point() else values.double(), is_genuine.to(values.device)
+
+
+def several(key: str, values: Iterable[T], what: str) -> list[T]:
+    """The values as a list.
+
+    Args:
+        key: name of the argument, for the message.
+        values: the values.
+        what: what they are, in the plural.
+
+    Raises:
+        ConfigError: they are a single value.
+    """
+    if not isinstance(values, Iterable):
+        raise ConfigError(f"{key}: found {values}, must be several {what}, such as [{values}]")
+    return list(values)
 
 
 def as_labels(what: str, labels: Labels) -> Int64[Tensor, " images"]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.arrays import Embeddings, Labels, as_labels, as_rows, tiles, unit_rows
 from ssl_sec.progress import logged
+from ssl_sec.settings import Range
 
 # Distances, and coordinates, that k-means has at once: 64 MiB.
 _ELEMENTS_AT_ONCE = 2**24
@@ -80,9 +81,11 @@ def kmeans_assignments(
         The clusters, on the CPU. One may be empty if images coincide.
 
     Raises:
-        ConfigError: `num_clusters` is outside its range.
+        ConfigError: `num_clusters`, `num_starts` or `num_iterations` is outside its range.
         DataError: an embedding is not finite.
     """
+    Range(ge=1).check("num_starts", num_starts)
+    Range(ge=1).check("num_iterations", num_iterations)
     rows = as_rows(embeddings).float()
     if not 1 <= num_clusters <= len(rows):
         raise ConfigError(f"k-means with {num_clusters} clusters; allowed: 1 to the number of images, {len(rows)}")

@@ -11,10 +11,11 @@ from ssl_sec.augment.views import unit_range
 from ssl_sec.collectives import gather_rows, max_over_workers, rank, world_size
 from ssl_sec.data.image_set import DecodedImages, ImageSet
 from ssl_sec.data.loading import batches
-from ssl_sec.errors import DataError
+from ssl_sec.errors import DataError, first_line, out_of_memory
 from ssl_sec.evaluation.arrays import as_tensor
 from ssl_sec.modes import evaluating
 from ssl_sec.progress import logged
+from ssl_sec.settings import Range
 
 Indices = Integer[Tensor, " images"] | Integer[np.ndarray, " images"] | Sequence[int]
 Corrupt = Callable[[Float[Tensor, "batch channels height width"], Int64[Tensor, " batch"]], Tensor]
@@ -39,7 +40,7 @@ def extract_features(
         image_set: the data set.
         indices: indices of the images, at least one; None takes all images.
         device: the encoder's device; None takes the device of its parameters.
-        batch_size: images in a forward pass of one worker.
+        batch_size: images in a forward pass of one worker, ≥ 1.
         num_loader_workers: number of processes that decode a streamed set.
         corrupt: function from images in [0, 1] and their indices to the encoder's input; None changes nothing.
         before_batch: function that every worker calls before each of its batches, as many times as the others.
@@ -49,8 +50,11 @@ def extract_features(
         those of the image that replaces it, which then occurs twice; `readable` tells which images these are.
 
     Raises:
-        DataError: there are no indices, or one is outside the set.
+        ConfigError: `batch_size` is below 1.
+        DataError: there are no indices, one is outside the set, or the encoder fails on the first images, as one of
+            other channels does.
     """
+    Range(ge=1).check("batch_size", batch_size)
     indices = _as_indices(image_set, indices)
     device = next((p.device for p in encoder.parameters()), torch.device("cpu")) if device is None else device
     per_worker = -(-len(indices) // world_size())
@@ -68,13 +72,31 @@ def extract_features(
             if before_batch is not None:
                 before_batch()
             images = unit_range(batch.images)
-            rows = encoder((images if corrupt is None else corrupt(images, batch.indices)).to(dtype))
+            images = (images if corrupt is None else corrupt(images, batch.indices)).to(dtype)
+            rows = encoder(images) if done else _first_rows(encoder, images, image_set)
             rows = rows if rows.dtype == torch.float64 else rows.float()
             if not done:
                 features = rows.new_empty((per_worker, *rows.shape[1:]))
             features[done : done + len(rows)], labels[done : done + len(rows)] = rows, batch.labels
             done += len(rows)
     return gather_rows(features)[: len(indices)], gather_rows(labels)[: len(indices)]
+
+
+def _first_rows(encoder: nn.Module, images: Tensor, image_set: ImageSet) -> Tensor:
+    """The features of the first images.
+
+    Raises:
+        DataError: the encoder does not take them.
+    """
+    try:
+        return encoder(images)
+    except RuntimeError as error:
+        if out_of_memory(error) is not None:
+            raise
+        shape = " x ".join(map(str, images.shape[1:]))
+        raise DataError(
+            f"{image_set.name}: found images of {shape}, which the encoder does not take: {first_line(error)}"
+        ) from error
 
 
 def _as_indices(image_set: ImageSet, indices: Indices | None) -> Int64[Tensor, " images"]:

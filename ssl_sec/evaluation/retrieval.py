@@ -18,7 +18,17 @@ from torch.nn import functional
 
 from ssl_sec.batch import Batch
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.arrays import Embeddings, Labels, Selection, as_labels, as_rows, as_tensor, tiles, unit_rows
+from ssl_sec.evaluation.arrays import (
+    Embeddings,
+    Labels,
+    Selection,
+    as_labels,
+    as_rows,
+    as_tensor,
+    several,
+    tiles,
+    unit_rows,
+)
 from ssl_sec.progress import logged
 from ssl_sec.seeding import derived_seed
 
@@ -98,9 +108,7 @@ def recall_at_k(
         DataError: labels are no whole numbers, or not as many as embeddings, `query` does not fit them or has an index
             twice, or there are no queries or no gallery.
     """
-    if not isinstance(ks, Iterable):
-        raise ConfigError(f"ks: found {ks}, must be several numbers, such as [{ks}]")
-    ks = list(ks)
+    ks = several("ks", ks, "numbers")
     for k in ks:
         if k < 1:
             raise ConfigError(f"Recall@K with k = {k}; allowed: 1 or more")
@@ -373,6 +381,9 @@ def _mask(selection: Selection, num_images: int, name: str) -> Bool[Tensor, " im
 def _indices(selection: Selection, num_images: int, name: str) -> Int64[Tensor, " selected"]:
     """The selected images, on the CPU."""
     selected = as_tensor(selection).cpu()
+    if selected.ndim != 1 or (selected.is_floating_point() and len(selected)):
+        found = f"{str(selected.dtype).removeprefix('torch.')}{list(selected.shape)}"
+        raise DataError(f"retrieval: {name} is {found}; allowed: a list of whole numbers, or a mask of booleans")
     if selected.dtype == torch.bool:
         if len(selected) != num_images:
             raise DataError(f"retrieval: {name} is a mask of {len(selected)} for {num_images} embeddings")

@@ -17,12 +17,18 @@ from ssl_sec.figures.comparing import Drawn, Rows, bins
 from ssl_sec.figures.drawing import (
     LETTERS_IN_PANEL,
     add_grid,
+    add_legend,
     arm_look,
     arm_panels,
     draw_distribution,
+    legend_below,
     message,
     percentages_between,
+    small_plots,
 )
+
+# Arms whose variances fit into a panel.
+_MOST_NOTES = 6
 
 
 def cosine_distributions_figure(arms: Mapping[str, PairCosines], title: str) -> Figure:
@@ -62,9 +68,9 @@ def cosine_difference_figure(arms: Mapping[str, CosineDistributions], title: str
         ylabel="share of triplets in a bin (%)",
         title=title,
         xlim=_occupied([one.differences for one in arms.values()]),
-        ylim=(0, axes.get_ylim()[1] * (1.05 + 0.08 * len(arms))),  # room for the legend
+        ylim=(0, axes.get_ylim()[1] * 1.3),  # room for the legend of a few arms
     )
-    axes.legend(frameon=False)
+    add_legend(figure, [axes])
     add_grid(axes)
     return figure
 
@@ -73,7 +79,7 @@ def direction_changes_figure(arms: Mapping[str, Sequence[DirectionChanges]], tit
     """How far directions moved from one step to another, a panel for each pair of steps (SEC, Fig. 7).
 
     A panel ends where it holds 99 % of each arm's images, since a few move much farther than the others; the
-    variance is of all of them.
+    variance, which it names for up to six arms, is of all of them.
 
     Args:
         arms: the changes of each run, by name; a panel shows the arms that have its two steps.
@@ -83,14 +89,12 @@ def direction_changes_figure(arms: Mapping[str, Sequence[DirectionChanges]], tit
     panels = sorted({(one.first_step, one.last_step) for changes in arms.values() for one in changes})
     if not panels:
         return message("no embeddings of two steps were kept")
-    columns = min(len(panels), 3)
-    rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(max(4.4 * columns, 6.0), 3.0 * rows + 0.4), layout="constrained")
+    figure, all_axes = small_plots(len(panels), (4.4, 3.0), least_width=6.0, margin=0.4)
     figure.suptitle(title)
-    all_axes = figure.subplots(rows, columns, squeeze=False).flatten()
     in_thousands = EngFormatter(sep="")
-    fits = max(map(len, arms)) <= LETTERS_IN_PANEL - len(": variance 0.0001")
-    for axes, panel in zip(all_axes, panels, strict=False):
+    is_few = len(arms) <= _MOST_NOTES
+    fits = is_few and max(map(len, arms)) <= LETTERS_IN_PANEL - len(": variance 0.0001")
+    for axes, panel in zip(all_axes, panels, strict=True):
         shown = {
             place: (arm, one.changes)
             for place, (arm, changes) in enumerate(arms.items())
@@ -108,17 +112,14 @@ def direction_changes_figure(arms: Mapping[str, Sequence[DirectionChanges]], tit
         )
         axes.set_title("step " + " → ".join(in_thousands(step) for step in panel))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
-        axes.set_ylim(top=axes.get_ylim()[1] * (1.05 + 0.1 * len(shown)))  # room for the legend
-        axes.legend(loc="upper right", frameon=False, fontsize="small").set_in_layout(False)  # long names fit
+        if is_few:
+            axes.set_ylim(top=axes.get_ylim()[1] * (1.05 + 0.15 * len(shown)))  # room for the legend
+            axes.legend(loc="upper right", frameon=False, fontsize="small").set_in_layout(False)  # long names fit
         add_grid(axes)
-    for axes in all_axes[len(panels) :]:
-        axes.remove()
     if not fits:
-        lines = [Line2D([], []) for _ in arms]
-        for place, line in enumerate(lines):
-            colour, style = arm_look(place)
-            line.set(color=colour, linestyle=style)
-        figure.legend(lines, list(arms), loc="outside lower center", frameon=False)
+        looks = map(arm_look, range(len(arms)))
+        lines = [Line2D([], [], color=colour, linestyle=style) for colour, style in looks]
+        legend_below(figure, dict(zip(arms, lines, strict=True)))
     return figure
 
 

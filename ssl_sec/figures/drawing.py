@@ -4,9 +4,11 @@ A figure is a matplotlib `Figure` without pyplot or global state; nothing is wri
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -16,12 +18,18 @@ BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
 # Colours of the arms of a comparison; with three line styles, a curve shows through the one drawn over it.
 _ARM_COLOURS = (VERMILION, BLUE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 NUM_ARM_COLOURS = len(_ARM_COLOURS)
-_ARM_STYLES = ("solid", "dashed", "dotted")
+_ARM_STYLES: tuple[Literal["solid", "dashed", "dotted"], ...] = ("solid", "dashed", "dotted")
 # Letters that fit above the panel of an arm, or into its legend.
 LETTERS_IN_PANEL = 44
+# A larger legend would cover the curves.
+_MOST_ARMS_IN_AXES = 3
+# Of a legend with letters of 10 points: widths of a letter and of the mark beside a name, in inches; and heights of a
+# name, and of each further line of it.
+_LETTER_INCHES, _MARK_INCHES = 0.085, 0.75
+_NAME_INCHES, _LINE_INCHES = 0.213, 0.178
 
 
-def arm_look(place: int) -> tuple[str, str]:
+def arm_look(place: int) -> tuple[str, Literal["solid", "dashed", "dotted"]]:
     """Colour and line style of the arm at a place of a comparison."""
     return _ARM_COLOURS[place % len(_ARM_COLOURS)], _ARM_STYLES[place % len(_ARM_STYLES)]
 
@@ -66,6 +74,35 @@ def add_grid(axes: Axes) -> None:
     axes.grid(color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def add_legend(figure: Figure, all_axes: Sequence[Axes]) -> None:
+    """Draws a legend of all labels: in the axes if there is one panel with few of them, else below all panels."""
+    found: dict[str, Artist] = {}
+    for axes in all_axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    if len(all_axes) == 1 and len(found) <= _MOST_ARMS_IN_AXES:
+        all_axes[0].legend(frameon=False)
+    else:
+        legend_below(figure, found)
+
+
+def legend_below(figure: Figure, handles: Mapping[str, Artist]) -> None:
+    """Draws a legend below all panels; the figure grows by its height, so that the panels keep theirs.
+
+    Args:
+        figure: figure with a constrained layout.
+        handles: name -> what is drawn beside it; one or more.
+    """
+    width, height = figure.get_size_inches()
+    most_letters = int((width - _MARK_INCHES) / _LETTER_INCHES)
+    names = [textwrap.fill(name, most_letters) for name in handles]
+    longest = max(len(line) for name in names for line in name.splitlines())
+    columns = min(len(names), max(int(width / (longest * _LETTER_INCHES + _MARK_INCHES)), 1))
+    height += _NAME_INCHES * (1 + -(-len(names) // columns)) + _LINE_INCHES * sum(name.count("\n") for name in names)
+    figure.set_size_inches(width, height)
+    figure.legend(list(handles.values()), names, loc="outside lower center", frameon=False, ncols=columns)
 
 
 def arm_panels(arms: Sequence[str], title: str) -> tuple[Figure, Sequence[Axes]]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from ssl_sec.figures.drawing import add_grid, arm_look
+from ssl_sec.figures.drawing import add_grid, arm_look, legend_below
 
 
 class AtWeight(NamedTuple):
@@ -75,6 +75,7 @@ def weights_figure(arms: Mapping[str, Sequence[AtWeight]], spread: str, title: s
     axes.set_xticks(ticks, [f"{weight:g}" for weight in ticks])
     axes.set_xticks([], minor=True)
     axes.set(xlabel="weight of the second loss (no unit)", ylabel=f"accuracy ± std over {spread} (%)", title=title)
-    figure.legend(loc="outside lower center", frameon=False, ncols=min(len(arms), 3))
+    handles, labels = axes.get_legend_handles_labels()
+    legend_below(figure, dict(zip(labels, handles, strict=True)))
     add_grid(axes)
     return figure

@@ -8,10 +8,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from ssl_sec.figures.drawing import BLUE, NUM_ARM_COLOURS, add_grid, arm_look, small_plots
+from ssl_sec.figures.drawing import BLUE, NUM_ARM_COLOURS, add_grid, add_legend, arm_look, small_plots
 from ssl_sec.metrics import metric_label
 
 _MARKERS = "oDs^vP*"
+# Share of an axis between two labelled values.
+_LEAST_BETWEEN_LABELS = 0.12
 
 
 class Interval(NamedTuple):
@@ -106,13 +108,26 @@ def values_figure(
         if min(values) > 0:
             axes.set_xscale("log")
             axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xticks(sorted(set(values)), [f"{value:g}" for value in sorted(set(values))])
+        ticks = _apart(values)
+        axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
         axes.margins(x=0.12)
         axes.set_ylim(-limit, limit)
         axes.set_xlabel(key)
-    if max(len(arms) for arms in keys.values()) > 1:
-        all_axes[0].legend(frameon=False, fontsize="small")
+    if len({arm for arms in keys.values() for arm in arms}) > 1:
+        add_legend(figure, all_axes)
     return figure
+
+
+def _apart(values: Sequence[float]) -> list[float]:
+    """The values that are labelled on an axis, logarithmic if all are above 0: labels of others would overlap."""
+    ordered = sorted(set(values))
+    places = np.log(ordered) if ordered[0] > 0 else np.array(ordered)
+    least = _LEAST_BETWEEN_LABELS * (places[-1] - places[0])
+    kept = [0]
+    for number, place in enumerate(places):
+        if place - places[kept[-1]] > least:
+            kept.append(number)
+    return [ordered[number] for number in kept]
 
 
 def _interval(half_width: float) -> tuple[float | None, Literal["full", "none"]]:
@@ -181,7 +196,7 @@ def causes_figure(arms: Sequence[Cause], labels: Mapping[str, str], metric: str,
         axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlabel(label)
     all_axes[0].set_ylabel(f"{metric}: difference from {baseline}")
-    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize="small")
+    add_legend(figure, all_axes)
     return figure
 
 
@@ -221,5 +236,5 @@ def curves_figure(
                 label=arm,
             )
         axes.set(xlabel="step", ylabel=metric_label(name))
-    all_axes[0].legend(frameon=False, fontsize="x-small")
+    add_legend(figure, all_axes)
     return figure

@@ -18,8 +18,10 @@ from ssl_sec.figures.drawing import (
     BLUE,
     VERMILION,
     add_grid,
+    add_legend,
     arm_look,
     draw_distribution,
+    legend_below,
     message,
     percentages_between,
     plain,
@@ -47,8 +49,6 @@ _CLASS_MARKERS = ("o", "^")
 _MOST_NAMED_CLASSES = len(_CLASS_COLOURS) * len(_CLASS_MARKERS)
 # A curve of more points has no markers; without them, a single point, or one between two gaps, would not show.
 _MOST_MARKED = 12
-# A larger legend would cover the curves.
-_MOST_ARMS_IN_AXES = 3
 
 
 @dataclass(frozen=True)
@@ -205,10 +205,7 @@ def norm_distributions_figure(edges: Sequence[float], shares: Mapping[str, Seque
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
     draw_norms_on(axes, edges, shares, title)
-    if len(shares) <= _MOST_ARMS_IN_AXES:
-        axes.legend(frameon=False)
-    else:
-        figure.legend(loc="outside lower center", frameon=False, ncols=2)
+    add_legend(figure, [axes])
     return figure
 
 
@@ -224,7 +221,7 @@ def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str
     if not shown:
         return message("the runs have no curves")
     arms = list(dict.fromkeys(arm for curves in shown.values() for arm in curves))
-    figure, all_axes = small_plots(len(shown), (4.2, 2.8), least_width=6.0, margin=0.6)
+    figure, all_axes = small_plots(len(shown), (4.2, 2.8), least_width=6.0, margin=0.3)
     figure.suptitle(title)
     handles = {}
     for axes, (panel, curves) in zip(all_axes, shown.items(), strict=True):
@@ -241,9 +238,7 @@ def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str
             axes.set_title(panel)
         _label_steps(axes)
         add_grid(axes)
-    shown_arms = [arm for arm in arms if arm in handles]
-    legend = {"loc": "outside lower center", "frameon": False, "ncols": min(len(shown_arms), len(shown) + 1, 4)}
-    figure.legend([handles[arm] for arm in shown_arms], shown_arms, **legend)
+    legend_below(figure, {arm: handles[arm] for arm in arms})
     return figure
 
 

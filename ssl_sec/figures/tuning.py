@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid
 
@@ -16,7 +17,7 @@ class Axis:
 
     Attributes:
         name: name of the key.
-        values: value of each trial: numbers, or names.
+        values: value of each trial: numbers, or names; a number that is not finite has no position.
         is_log: whether numbers are drawn on a logarithmic scale.
     """
 
@@ -25,17 +26,21 @@ class Axis:
     is_log: bool = False
 
     def places(self) -> tuple[np.ndarray, list[tuple[float, str]]]:
-        """The position of each value, in [0, 1], and the labelled positions."""
+        """The position of each value, in [0, 1] or NaN, and the labelled positions."""
         if any(isinstance(value, str) for value in self.values):
             names = sorted(set(map(str, self.values)))
             at = {name: 0.5 if len(names) == 1 else place / (len(names) - 1) for place, name in enumerate(names)}
             return np.array([at[str(value)] for value in self.values]), [(at[name], name) for name in names]
         numbers = np.array(self.values, dtype=np.float64)
         scaled = np.log(numbers) if self.is_log else numbers
-        low, high = scaled.min(), scaled.max()
+        is_finite = np.isfinite(scaled)
+        if not is_finite.any():
+            return np.full(len(numbers), np.nan), []
+        low, high = scaled[is_finite].min(), scaled[is_finite].max()
+        ends = [f"{end:.3g}" for end in (numbers[is_finite].min(), numbers[is_finite].max())]
         if low == high:
-            return np.full(len(numbers), 0.5), [(0.5, f"{numbers[0]:.3g}")]
-        return (scaled - low) / (high - low), [(0.0, f"{numbers.min():.3g}"), (1.0, f"{numbers.max():.3g}")]
+            return np.where(is_finite, 0.5, np.nan), [(0.5, ends[0])]
+        return np.where(is_finite, (scaled - low) / (high - low), np.nan), [(0.0, ends[0]), (1.0, ends[1])]
 
 
 def tuning_figure(axes_of_keys: Sequence[Axis], metric: str, figures: Sequence[float], order: Sequence[int]) -> Figure:
@@ -75,6 +80,7 @@ def tuning_figure(axes_of_keys: Sequence[Axis], metric: str, figures: Sequence[f
     history.plot(numbers, scores, "o", color=BLUE, alpha=0.6, markersize=5, label="trial")
     history.step(numbers, so_far, where="post", color=VERMILION, label="best so far")
     history.set(xlabel="trial", ylabel=metric)
+    history.xaxis.set_major_locator(MaxNLocator(integer=True))
     history.legend(frameon=False, fontsize="small")
     add_grid(history)
     return figure

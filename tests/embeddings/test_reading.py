@@ -97,6 +97,10 @@ def table(path: Path, /, **columns: Any) -> Path:
             "a.parquet has no column 'embedding' with lists of floats",
         ),
         (
+            lambda folder: [table(folder / "a.parquet", embedding=pa.array([None, None], pa.list_(pa.float32())))],
+            "a.parquet has no column 'embedding' with lists of floats",
+        ),
+        (
             lambda folder: [ours(folder / "train-00001-of-00003.parquet", values_of(2))],
             "found 1 of the 3 files of the train",
         ),
@@ -124,6 +128,12 @@ def test_tables_that_cannot_be_searched_are_refused_in_one_line(
     with pytest.raises(DataError, match=message) as error:
         read(*write(tmp_path))
     assert "\n" not in str(error.value)
+
+
+def test_a_first_row_without_an_embedding_is_named_as_any_other(tmp_path: Path):
+    found = read(table(tmp_path / "mine.parquet", embedding=pa.array([None, [1.0, 2.0]], pa.list_(pa.float32()))))
+    with pytest.raises(DataError, match=r"mine.parquet has rows without an embedding of 2 numbers$"):
+        list(found.blocks())
 
 
 def test_a_damaged_file_and_rows_without_numbers_are_named(tmp_path: Path):

@@ -8,7 +8,9 @@ from torch.nn import functional
 from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.arrays import unit_rows
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
+from ssl_sec.evaluation.faces.identification import all_pairs_tar_at_far, rank_1_identification
 from ssl_sec.evaluation.faces.roc import tar_at_far
+from ssl_sec.evaluation.faces.verification import kfold_accuracy_of_scores
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.rank import alpha_req, rankme
 from ssl_sec.evaluation.retrieval import recall_at_k
@@ -69,6 +71,7 @@ def test_names_of_classes_are_refused_as_labels(rows):
         for measure in (
             lambda given: recall_at_k(embeddings, given, [1]),
             lambda given: knn_top1(embeddings, given, embeddings, given, num_classes=5),
+            lambda given: all_pairs_tar_at_far(embeddings, given, [0.1]),
         ):
             with pytest.raises(DataError, match=message):
                 measure(given)
@@ -87,16 +90,22 @@ def test_rows_of_other_shapes_are_refused(rows):
     for measure in (*measures, lambda row: kmeans_assignments(row, 2, seed=0)):
         with pytest.raises(DataError, match=r"^embeddings: found the shape \[8\], must be \[images, dim\]$"):
             measure(row)
-    with pytest.raises(DataError, match=r"^verification: found scores of shape \[60, 8\], must be \[pairs\]$"):
-        tar_at_far(rows[0], rows[0] > 0, [0.1])
+    for measure in (lambda scores, same: tar_at_far(scores, same, [0.1]), kfold_accuracy_of_scores):
+        with pytest.raises(DataError, match=r"^verification: found scores of shape \[60, 8\], must be \[pairs\]$"):
+            measure(rows[0], rows[1] > 2)
+        with pytest.raises(DataError, match=r"^verification: found same of shape \[60, 8\], must be \[pairs\]$"):
+            measure(rows[0][:, 0], rows[0] > 0)
 
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_one_number_of_neighbours_or_one_rate_is_refused(rows):
     with pytest.raises(ConfigError, match=r"^ks: found 5, must be several numbers, such as \[5\]$"):
         recall_at_k(*rows, 5)
-    with pytest.raises(ConfigError, match=r"^fars: found 0.1, must be several rates, such as \[0.1\]$"):
-        tar_at_far(rows[0][:, 0], rows[1] > 2, 0.1)
+    for measure in (tar_at_far, all_pairs_tar_at_far):
+        with pytest.raises(ConfigError, match=r"^fars: found 0.1, must be several rates, such as \[0.1\]$"):
+            measure(rows[0] if measure is all_pairs_tar_at_far else rows[0][:, 0], (rows[1] > 2).long(), 0.1)
+    with pytest.raises(ConfigError, match=r"^sizes: found 10, must be several numbers, such as \[10\]$"):
+        rank_1_identification(*rows, [rows[0]], 10)
 
 
 @pytest.mark.parametrize("scale", [1e-36, 1e-14, 1e20, 1e36])

@@ -195,6 +195,9 @@ def test_embeddings_that_cannot_be_clustered_are_refused():
     for num_clusters in (0, 5):
         with pytest.raises(ConfigError, match=f"{num_clusters} clusters; allowed: 1 to the number of images, 4"):
             kmeans_assignments(rows, num_clusters, 0)
+    for key in ("num_starts", "num_iterations"):
+        with pytest.raises(ConfigError, match=f"^{key}: found 0, must be ≥ 1$"):
+            kmeans_assignments(rows, 2, 0, **{key: 0})
     rows[1, 2] = torch.nan
     with pytest.raises(DataError, match="1 of 4 embeddings are not finite"):
         kmeans_assignments(rows, 2, 0)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ssl_sec.data.image_set import ResidentImages
-from ssl_sec.errors import DataError
+from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.features import extract_features, readable_rows
 from tests.data.files import noisy_set
 from tests.workers import on_workers
@@ -60,6 +60,26 @@ def test_indices_may_be_lists_and_arrays():
 def test_indices_outside_the_set_are_refused(indices, message):
     with pytest.raises(DataError, match=f"^{message}"):
         extract_features(encoder(), images(), indices)
+
+
+def test_images_that_the_encoder_does_not_take_are_refused():
+    with pytest.raises(DataError, match=r"^i: found images of 1 x 2 x 3, which the encoder does not take: .*channels"):
+        extract_features(nn.Conv2d(3, 4, 1), images())
+
+
+def test_a_lack_of_memory_is_no_error_of_the_images():
+    class Full(nn.Module):
+        def forward(self, _):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        extract_features(Full(), images())
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_a_batch_has_one_image_or_more(batch_size):
+    with pytest.raises(ConfigError, match=rf"^batch_size: found {batch_size}, must be ≥ 1$"):
+        extract_features(encoder(), images(), batch_size=batch_size)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 100])

@@ -6,7 +6,6 @@ from torch.nn import functional
 
 from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation import knn
-from ssl_sec.evaluation.arrays import require_same_dim
 from ssl_sec.evaluation.knn import knn_top1, knn_votes
 
 NUM_CLASSES = 5
@@ -140,5 +139,11 @@ def test_rows_and_labels_that_do_not_fit_are_refused(sets):
         knn_top1(*sets, num_classes=4)
     with pytest.raises(DataError, match=r"kNN, queries: found label -1, must be in \[0, 4\]"):
         knn_top1(bank, bank_labels, queries, query_labels - 1, num_classes=NUM_CLASSES)
-    with pytest.raises(DataError, match="kNN: found rows of 8 and of 4 dimensions, must be one number"):
-        require_same_dim("kNN", bank, bank[:, :4])
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_queries_of_other_dimensions_than_the_bank_are_refused(sets):
+    bank, bank_labels, queries, query_labels = sets
+    message = "^kNN, bank and queries: found rows of 8 and of 4 dimensions, must be one number$"
+    with pytest.raises(DataError, match=message):
+        knn_top1(bank, bank_labels, queries[:, :4], query_labels, num_classes=NUM_CLASSES)

@@ -68,6 +68,11 @@ def test_alpha_req_is_the_exponent_of_the_spectrum(alpha):
     assert alpha_req(features) == pytest.approx(alpha, rel=1e-6)
 
 
+def test_alpha_req_of_two_dimensions_is_the_slope_between_them():
+    features = torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])  # of eigenvalues 8 and 2
+    assert alpha_req(features) == pytest.approx(2)
+
+
 def test_alpha_req_leaves_out_dimensions_without_variance():
     features = torch.cat([draw(100, 8).double(), torch.zeros(100, 4, dtype=torch.float64)], dim=1)
     assert alpha_req(features) == pytest.approx(alpha_req(features[:, :8]))

@@ -286,6 +286,16 @@ def test_wrong_arguments_are_refused():
         recall_at_k(rows, labels, [1], torch.tensor([0, 1, 1, 0]))  # a mask of numbers
 
 
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(
+    ("query", "found"), [([1.0, 2.5], r"float32\[2\]"), ([[0, 1]], r"int64\[1, 2\]"), (2, r"int64\[\]")]
+)
+def test_queries_that_are_no_list_of_whole_numbers_are_refused(query, found):
+    message = rf"^retrieval: query is {found}; allowed: a list of whole numbers, or a mask of booleans$"
+    with pytest.raises(DataError, match=message):
+        recall_at_k(torch.eye(4), torch.tensor([0, 0, 1, 1]), [1], torch.tensor(query))
+
+
 def test_nearest_are_those_of_a_sort():
     embeddings, _ = clusters(2)
     rows = torch.nn.functional.normalize(embeddings)

@@ -3,12 +3,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.splits import (
     labelled_share,
     labelled_subset,
     require_held_out,
+    require_same_classes,
     stratified_sample,
     stratified_split,
     with_test_images,
@@ -51,6 +53,30 @@ def test_test_images_are_a_share_of_each_class_that_is_not_trained_on():
     assert sorted([*train.rows.tolist(), *test.rows.tolist()]) == list(range(len(images)))
     assert torch.equal(test.labels.bincount(), (images.labels.bincount() * 0.2).round().long())
     assert not torch.equal(test.rows, with_test_images(images, 0.2, seed=4)[1].rows)
+
+
+def images_of(names: tuple[str, ...]) -> ResidentImages:
+    """One image of each class."""
+    pixels, labels = torch.zeros(len(names), 1, 1, 1, dtype=torch.uint8), torch.arange(len(names))
+    return ResidentImages(images=pixels, labels=labels, class_names=names, name="".join(names), description="made up")
+
+
+def test_one_image_of_each_class_leaves_none_for_the_test():
+    with pytest.raises(DataError, match="^abc: found one image of each class, must be two or more of some: "):
+        with_test_images(images_of(("a", "b", "c")), 0.2, seed=3)
+
+
+@pytest.mark.parametrize(("names", "fits"), [("abc", True), ("ab", True), ("ac", False), ("abcd", False)])
+def test_the_classes_of_test_images_are_the_first_of_the_training(names, fits):
+    train, test = images_of(("a", "b", "c")), images_of(tuple(names))
+    if fits:
+        require_same_classes(train, test, "a probe")
+        return
+    message = (
+        rf"^{names}: its classes \({len(names)}: a, .*\) are not the first classes of abc \(3: a, b, c\); a probe needs"
+    )
+    with pytest.raises(DataError, match=message):
+        require_same_classes(train, test, "a probe")
 
 
 def test_a_split_does_not_follow_the_order_of_the_images():
@@ -145,11 +171,13 @@ def test_the_images_of_a_labelled_subset_are_among_those_of_a_larger_share():
     labels = torch.arange(4).repeat(50)
     subset, share = labelled_subset(labels, 2, seed=0), labelled_share(labels, 0.1, seed=0)
     assert set(subset.tolist()) < set(share.tolist())
+    assert sorted(LABELS[labelled_subset(LABELS, 1, seed=0)].tolist()) == [0, 1, 2]
 
 
 def test_a_labelled_share_of_more_images_than_there_are_takes_all():
     labels = torch.tensor([0] * 9 + [1] * 3)
     assert len(labelled_share(labels, 0.5, 0, of=torch.tensor([20, 4]))) == 9 + 2
     assert not labelled_share(labels, 0.5, 0).equal(labelled_share(labels, 0.5, 1))
-    with pytest.raises(ConfigError, match="^labels_share = 0.0; allowed: above 0, at most 1$"):
-        labelled_share(labels, 0.0, 0)
+    for share in (0.0, 1.5):
+        with pytest.raises(ConfigError, match=f"^labels_share = {share}; allowed: above 0, at most 1$"):
+            labelled_share(labels, share, 0)

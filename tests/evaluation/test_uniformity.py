@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from ssl_sec.errors import DataError
+from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.rank import alpha_req, rankme
 from ssl_sec.evaluation.uniformity import alignment, uniformity
 from tests.evaluation.test_rank import draw
@@ -54,6 +54,12 @@ def test_too_few_rows_are_refused():
     for measure in (rankme, alpha_req):
         with pytest.raises(DataError, match="^rank of features: found no rows, must be one or more$"):
             measure(draw(0, 8))
+
+
+@pytest.mark.parametrize("t", [0.0, -1.0, math.nan])
+def test_a_factor_that_is_not_above_0_is_refused(t):
+    with pytest.raises(ConfigError, match=r"^t: found (0.0|-1.0|nan), must be > 0"):
+        uniformity(draw(5, 3), t)
 
 
 def test_views_of_different_shapes_are_refused():

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssl_sec.figures.drawing import arm_look, message, percentages_between
+from ssl_sec.figures.drawing import add_legend, arm_look, message, percentages_between, small_plots
 
 
 def test_percentages_are_shared_out_evenly_within_a_bin():
@@ -25,6 +25,30 @@ def test_bins_over_the_whole_range_hold_everything(counts, num_bins):
 def test_twenty_one_arms_look_different():
     assert len({arm_look(place) for place in range(21)}) == 21
     assert len({arm_look(place)[0] for place in range(7)}) == 7
+
+
+@pytest.mark.parametrize("letters", [3, 30, 300])
+@pytest.mark.parametrize(("num_panels", "num_arms"), [(1, 4), (2, 2), (3, 100)])
+def test_a_legend_below_covers_nothing_and_the_panels_keep_their_size(num_panels, num_arms, letters):
+    names = [f"{number} ".ljust(letters, "x") for number in range(num_arms)]
+    heights = []
+    for shown in ([], names):
+        figure, panels = small_plots(num_panels, (4.2, 2.8))
+        for panel in panels:
+            for place, name in enumerate(shown):
+                panel.plot([0, 1], [place, 0], label=name)
+        if shown:
+            add_legend(figure, panels)
+        figure.draw_without_rendering()
+        heights.append([panel.get_window_extent().height for panel in panels])
+    (legend,) = figure.legends
+    assert ["".join(text.get_text().split()) for text in legend.get_texts()] == [
+        "".join(name.split()) for name in names
+    ]
+    box = legend.get_window_extent()
+    assert box.y1 < min(panel.get_tightbbox().y0 for panel in panels)
+    assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and figure.bbox.y0 <= box.y0
+    np.testing.assert_allclose(heights[1], heights[0], rtol=0.2)
 
 
 def test_a_message_figure_has_only_its_message():

@@ -17,6 +17,17 @@ def test_values_are_placed_by_their_logarithm_and_names_evenly():
     assert Axis(name="same", values=[2.0, 2.0]).places()[0].tolist() == [0.5, 0.5]
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_trial_without_a_finite_metric_hides_no_other(bad: float):
+    axes = [Axis(name="lr", values=[0.1, 0.2, 0.3])]
+    lines, history = tuning_figure(axes, "train/loss", [50.0, bad, 80.0], [2, 0, 1]).axes
+    drawn = {tuple(line.get_ydata()) for line in lines.lines if len(line.get_ydata()) == 2}
+    assert {(0.0, 0.0), (1.0, 1.0)} <= drawn
+    assert [text.get_text() for text in lines.texts[-2:]] == ["50", "80"]
+    assert all(tick == int(tick) for tick in history.get_xticks())
+    assert Axis(name="m", values=[bad, bad]).places()[1] == []
+
+
 @pytest.mark.parametrize(
     ("order", "so_far"), [([1, 0, 2], [50, 80, 80]), ([2, 0, 1], [50, 50, 40]), ([0, 2, 1], [50, 50, 50])]
 )

@@ -101,10 +101,12 @@ class Findings:
         found = [f"searched: the {self.k} nearest of {self.num_images:,} images among {self.num_searched:,}{speed}"]
         if self.nearest_of_same_label is not None:
             found.append(f"same label as the nearest neighbour: {self.nearest_of_same_label:.1%} of the images")
-        found.append(f"near-duplicates: {self.num_pairs:,} pairs of cosine {self.duplicates_above:g} or more")
+        found.append(f"near-duplicates: {counted(self.num_pairs, 'pair')} of cosine {self.duplicates_above:g} or more")
         if self.num_pairs:
             sizes = self.group_sizes
-            found[-1] += f" in {counted(len(sizes), 'group')} of {sum(sizes):,} images, the largest of {sizes[0]:,}"
+            found[-1] += (
+                f" in {counted(len(sizes), 'group')} of {counted(sum(sizes), 'image')}, the largest of {sizes[0]:,}"
+            )
             if len(self.duplicates) < self.num_pairs:
                 found[-1] += f"; listed and grouped are the {len(self.duplicates):,} most similar"
             counts = [f"{count:,} {a} and {b}" for (a, b), count in self.pairs_by_split.items()]

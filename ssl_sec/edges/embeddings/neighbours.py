@@ -342,8 +342,9 @@ def _require_own_folder(config: NeighboursConfig) -> None:
 
 
 def _place_of(location: str, key: str) -> tuple[Place, str]:
-    """The folder of embeddings, and the name of the one file if one is given."""
-    folder, _, last = location.rpartition("/") if location.endswith(".parquet") else (location, "", "")
+    """The folder of embeddings, and the name of the one file if one is given; Spark gives folders names of files."""
+    is_file = location.endswith(".parquet") and not Path(location).expanduser().is_dir()
+    folder, _, last = location.rpartition("/") if is_file else (location, "", "")
     return place_at(folder or ("/" if location.startswith("/") else "."), key), last
 
 

@@ -19,7 +19,7 @@ from ssl_sec.data.decode import decode_image
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.embeddings.computing import undecoded
 from ssl_sec.embeddings.reading import EmbeddingSet
-from ssl_sec.errors import DataError, first_line
+from ssl_sec.errors import DataError, counted, first_line
 from ssl_sec.settings import Settings, from_values
 
 logger = logging.getLogger("ssl_sec")
@@ -69,7 +69,8 @@ def thumbnails(images: Iterable[Key], embeddings: EmbeddingSet, data: DataConfig
             found, why = _from_files(keys), first_line(error)
             if len(found) < len(keys):
                 missing = why
-                logger.warning("%d pictures of the %s split are missing: %s", len(keys) - len(found), split, why)
+                number = counted(len(keys) - len(found), "picture")
+                logger.warning("%s of the %s split could not be read: %s", number, split, why)
         pictures |= found
     return Thumbnails(pictures=pictures, missing=missing)
 

@@ -2,8 +2,9 @@
 
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ssl_sec.errors import ConfigError, writing
@@ -42,7 +43,7 @@ class ExportFolder:
 
     @contextmanager
     def filled(self, overwrite: bool) -> Iterator[Path]:
-        """A temporary folder that becomes this one if the block succeeds, and is removed otherwise.
+        """A temporary folder that becomes this one if the block succeeds; otherwise nothing is left of it.
 
         Raises:
             ConfigError: if it exists and must not be replaced.
@@ -50,8 +51,9 @@ class ExportFolder:
         """
         output = self.folder
         self.require_replaceable(overwrite)
-        temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-        replaced = output.with_name(f".{output.name}.{os.getpid()}.old")
+        own = uuid.uuid4().hex[:8]  # processes of two containers may have one id
+        temporary, replaced = (output.with_name(f".{output.name}.{own}.{kind}") for kind in ("tmp", "old"))
+        missing = [parent for parent in output.parents if not parent.exists()]
         try:
             with writing("output", output):
                 temporary.mkdir(parents=True)
@@ -65,3 +67,6 @@ class ExportFolder:
                 replaced.rename(output)
             shutil.rmtree(temporary, ignore_errors=True)
             shutil.rmtree(replaced, ignore_errors=True)
+            for parent in missing:
+                with suppress(OSError):  # it has the export
+                    parent.rmdir()

@@ -85,73 +85,83 @@ def model_card(
         license: license of the weights, by the Hub's name for it; None if it is not known.
         hub_name: owner and name of the repository that the files are pushed to; None for a folder.
     """
-    tags, parameters = run.data.tags, current_parameters(run)
-    group = parameters.get("recipe", tags.get("recipe", "custom"))
-    recipe = RECIPES[tags["job"]]
+    parameters = current_parameters(run)
+    recipe, group = RECIPES[run.data.tags["job"]], parameters.get("recipe", run.data.tags.get("recipe", "custom"))
     inputs = [] if (trained_on := data_of(run)) is None else [trained_on]
-    channels, height, width = exportable.image_shape
-    more_tags = () if has_learned_labels else recipe.hub_tags_without_labels
     metadata = {
         **({} if license is None else {"license": license}),
         "library_name": form.library_of(exportable),
         "pipeline_tag": "image-feature-extraction",
-        "tags": [*more_tags, *recipe.hub_tags, "image-feature-extraction", form.name],
+        "tags": [
+            *(() if has_learned_labels else recipe.hub_tags_without_labels),
+            *recipe.hub_tags,
+            "image-feature-extraction",
+            form.name,
+        ],
         **({"datasets": ids} if (ids := hub_datasets(inputs)) else {}),
         **({"metrics": ["accuracy"]} if probes or "val/knn_top1" in _own_metrics(run, checkpoint) else {}),
+    }
+    sections = {
+        "Input": _input(form, exportable),
+        "Use": _use(form, exportable, hub_name),
+        "Results": [_results(run, probes, checkpoint), *_combined(parameters, form, exportable, checkpoint)],
+        "Check of this export": [_passed(check, form), *check.remarks],
+        "Data": ["\n".join(f"- {printable(described_data(data))}" for data in inputs) or "MLflow has no record."],
+        "Recipe": [_table(("key", "value"), public_settings(parameters, _RECIPE_KEYS).items())],
+        "Origin": [_table(("what", "value"), _origin(run, parameters, form, checkpoint).items())],
     }
     parts = [
         f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---",
         f"# {printable(group)}: {printable(exportable.architecture.title)}",
         recipe.network.format(dim=exportable.dim, labels=f"with{'' if has_learned_labels else 'out'} labels"),
-        "## Input",
-        f"float32 [batch, {channels}, {height}, {width}], pixels in [0, 1], any batch size; the training images had "
-        f"{height} x {width} pixels. {form.input_contract(exportable)} Output: float32 [batch, {exportable.dim}].",
-        *_reading(form, exportable),
-        "## Use",
-        *([] if hub_name is None else [f"```bash\nhf download {hub_name} --local-dir encoder && cd encoder\n```"]),
-        f"In this folder, with `images` as {'a numpy array' if form.takes_numpy else 'a torch tensor'}:",
-        f"```python\n{form.loading(exportable)}\n{form.use(exportable)}\n```",
-        "## Results",
-        _results(run, probes, checkpoint),
-        *_combined(parameters, form, exportable, checkpoint),
-        "## Check of this export",
-        f"Loaded by the code above in a process without the package that trained it, with {check.num_images} images of "
-        "its data at once and with one alone: the output differs from the trained network's by at most "
-        f"{check.largest_difference:.3g}. Values are up to {check.largest_value:.3g}; {check.allowed:.3g} "
-        f"({form.tolerance:g} of that) is allowed.",
-        *check.remarks,
-        "## Data",
-        "\n".join(f"- {printable(described_data(data))}" for data in inputs) or "MLflow has no record.",
-        "## Recipe",
-        _table(("key", "value"), public_settings(parameters, _RECIPE_KEYS).items()),
-        "## Origin",
-        _table(
-            ("what", "value"),
-            {
-                "MLflow run": run.info.run_id,
-                "run name": run.info.run_name,
-                **({} if checkpoint == "last" else {"checkpoint": checkpoint}),
-                "seed": parameters.get("seed", "unknown"),
-                "commit": tags.get(MLFLOW_GIT_COMMIT, "unknown"),
-                "code changed since the commit": tags.get(DIRTY_TAG, "unknown"),
-                "trained with ssl_sec": tags.get("ssl_sec.version", "unknown"),
-                "exported with": ", ".join(
-                    f"{name} {version}"
-                    for name, version in {
-                        "ssl_sec": __version__,
-                        **versions(form),
-                        "Python": platform.python_version(),
-                    }.items()
-                ),
-            }.items(),
-        ),
     ]
+    for title, paragraphs in sections.items():
+        parts += [f"## {title}", *paragraphs]
     return "\n\n".join(parts) + "\n"
 
 
-def _reading(form: Format, exportable: Exportable) -> list[str]:
+def _input(form: Format, exportable: Exportable) -> list[str]:
+    channels, height, width = exportable.image_shape
+    described = (
+        f"float32 [batch, {channels}, {height}, {width}], pixels in [0, 1], any batch size; the training images had "
+        f"{height} x {width} pixels. {form.input_contract(exportable)} Output: float32 [batch, {exportable.dim}]."
+    )
     code = reading(exportable, form.takes_numpy)
-    return [] if code is None else ["The lines that make `images` of a file:", f"```python\n{code}\n```"]
+    more = [] if code is None else ["The lines that make `images` of a file:", f"```python\n{code}\n```"]
+    return [described, *more]
+
+
+def _use(form: Format, exportable: Exportable, hub_name: str | None) -> list[str]:
+    download = f"```bash\nhf download {hub_name} --local-dir encoder && cd encoder\n```"
+    return [
+        *([] if hub_name is None else [download]),
+        f"In this folder, with `images` as {'a numpy array' if form.takes_numpy else 'a torch tensor'}:",
+        f"```python\n{form.loading(exportable)}\n{form.use(exportable)}\n```",
+    ]
+
+
+def _passed(check: Check, form: Format) -> str:
+    return (
+        f"Loaded by the code above in a process without the package that trained it, with {check.num_images} images of "
+        "its data at once and with one alone: the output differs from the trained network's by at most "
+        f"{check.largest_difference:.3g}. Values are up to {check.largest_value:.3g}; {check.allowed:.3g} "
+        f"({form.tolerance:g} of that) is allowed."
+    )
+
+
+def _origin(run: Run, parameters: Mapping[str, str], form: Format, checkpoint: Checkpoint | str) -> dict[str, object]:
+    tags = run.data.tags
+    used = {"ssl_sec": __version__, **versions(form), "Python": platform.python_version()}
+    return {
+        "MLflow run": run.info.run_id,
+        "run name": run.info.run_name,
+        **({} if checkpoint == "last" else {"checkpoint": checkpoint}),
+        "seed": parameters.get("seed", "unknown"),
+        "commit": tags.get(MLFLOW_GIT_COMMIT, "unknown"),
+        "code changed since the commit": tags.get(DIRTY_TAG, "unknown"),
+        "trained with ssl_sec": tags.get("ssl_sec.version", "unknown"),
+        "exported with": ", ".join(f"{name} {version}" for name, version in used.items()),
+    }
 
 
 def _results(run: Run, probes: Sequence[Run] | None, checkpoint: Checkpoint | str) -> str:

@@ -1,6 +1,7 @@
 """The result of a study: the arms at each point, and their differences from the baseline."""
 
 import math
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -166,10 +167,13 @@ class Comparison:
         return causes_figure(arms, labels, metric_label(self.metric), self.baseline)
 
     def metrics(self) -> dict[str, float]:
-        """Means, and differences with the ends of their intervals, as metrics of a run in MLflow."""
+        """Means, and differences with the ends of their intervals, as metrics of a run in MLflow.
+
+        In their names, letters of points and arms that MLflow does not allow are spaces.
+        """
         found: dict[str, float] = {}
         for row in self.rows:
-            shown = " ".join(part for part in (row.point.replace("=", " "), row.arm) if part)
+            shown = re.sub(r"[^\w.:-]+", " ", f"{row.point} {row.arm}").strip()
             values = list(row.of(self.metric).values())
             if values:
                 found[f"study/mean {shown}"] = statistics.fmean(values)

@@ -17,7 +17,19 @@ from torch import Tensor
 
 from ssl_sec.data.faces.lists import OpenSetTrial
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.arrays import Embeddings, Labels, Rows, as_tensor, rounded, tiles, unit_rows
+from ssl_sec.evaluation.arrays import (
+    Embeddings,
+    Labels,
+    Rows,
+    as_labels,
+    as_rows,
+    as_tensor,
+    require_same_dim,
+    rounded,
+    several,
+    tiles,
+    unit_rows,
+)
 from ssl_sec.evaluation.faces.roc import num_decisive, share_accepted
 from ssl_sec.seeding import derived_seed
 
@@ -41,7 +53,7 @@ def all_pairs_tar_at_far(
         ConfigError: a FAR is outside [0, 1].
         DataError: the numbers of rows differ, or there are no pairs of one person or none of two.
     """
-    fars, (rows, labels) = list(fars), _rows(embeddings, labels)
+    fars, (rows, labels) = several("fars", fars, "rates"), _rows(embeddings, labels)
     sizes = labels.unique(return_counts=True)[1]
     num_genuine = int((sizes * (sizes - 1) // 2).sum())
     num_impostors = len(rows) * (len(rows) - 1) // 2 - num_genuine
@@ -88,7 +100,7 @@ def open_set_identification(
         ConfigError: a FAR is outside [0, 1].
         DataError: the numbers of rows differ, or the trial has no genuine probes or no impostors.
     """
-    fars, (rows, labels) = list(fars), _rows(embeddings, labels)
+    fars, (rows, labels) = several("fars", fars, "rates"), _rows(embeddings, labels)
     gallery, people = rows[trial.gallery.to(rows.device)], labels[trial.gallery.to(rows.device)]
     genuine: list[Tensor] = []
     impostors: list[Tensor] = []
@@ -171,9 +183,10 @@ def rank_1_identification(
 
     Raises:
         ConfigError: a size is below 1.
-        DataError: the numbers of probes differ, no person has two images, or there are too few distractors.
+        DataError: the numbers of probes or of dimensions differ, no person has two images, or there are too few
+            distractors.
     """
-    sizes = sorted(set(sizes))
+    sizes = sorted(set(several("sizes", sizes, "numbers")))
     if not sizes or sizes[0] < 1:
         raise ConfigError(f"identification: found {sizes} distractors, must be one number or more, each ≥ 1")
     rows, labels = _rows(probes, labels)
@@ -184,11 +197,12 @@ def rank_1_identification(
     stream, pending, seen = iter(distractors), rows[:0], 0
     for size in sizes:
         while seen < size:
-            if len(pending) == 0:
+            while len(pending) == 0:
                 chunk = next(stream, None)
                 if chunk is None:
                     raise DataError(f"identification: {seen} distractors; {size} are asked for")
-                pending = as_tensor(chunk)
+                pending = as_rows(chunk)
+                require_same_dim("identification, probes and distractors", rows, pending)
             taken, pending = pending[: size - seen], pending[size - seen :]
             seen += len(taken)
             for columns in taken.split(2 * tile_size):
@@ -205,10 +219,10 @@ def shuffled(num_distractors: int, seed: int) -> Int64[Tensor, " distractors"]:
 
 def _rows(embeddings: Embeddings, labels: Labels) -> tuple[Float[Tensor, "images dim"], Int64[Tensor, " images"]]:
     """Directions in float64, and labels on their device."""
-    embeddings, labels = as_tensor(embeddings), as_tensor(labels)
+    embeddings, labels = as_rows(embeddings), as_labels("identification", labels)
     if len(labels) != len(embeddings):
         raise DataError(f"identification: {len(labels)} labels for {len(embeddings)} embeddings")
-    return unit_rows(embeddings.double()), labels.to(embeddings.device, torch.int64)
+    return unit_rows(embeddings.double()), labels.to(embeddings.device)
 
 
 def _similarities(rows: Float[Tensor, "rows dim"], others: Float[Tensor, "others dim"]) -> Float[Tensor, "rows others"]:

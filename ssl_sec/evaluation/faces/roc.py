@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.arrays import Same, Scores, as_same, as_tensor
+from ssl_sec.evaluation.arrays import Same, Scores, as_scores, several
 
 
 class ROC(NamedTuple):
@@ -49,9 +49,7 @@ def tar_at_far(scores: Scores, same: Same, fars: Iterable[float]) -> dict[float,
         ConfigError: a FAR is outside [0, 1], or `fars` is one number.
         DataError: the numbers differ, or there are no genuine pairs or no impostors.
     """
-    if not isinstance(fars, Iterable):
-        raise ConfigError(f"fars: found {fars}, must be several rates, such as [{fars}]")
-    fars = list(fars)
+    fars = several("fars", fars, "rates")
     genuine, impostors = _split(scores, same)
     highest = impostors.topk(num_decisive(fars, len(impostors))).values
     return share_accepted(genuine, highest, len(impostors), fars)
@@ -150,12 +148,7 @@ def _num_accepted(far: float, num_impostors: int) -> int:
 
 def _split(scores: Scores, same: Same) -> tuple[Float[Tensor, " genuine"], Float[Tensor, " impostors"]]:
     """The scores of the genuine pairs and of the impostors, without NaN."""
-    scores, same = as_tensor(scores), as_same(same)
-    if scores.ndim != 1:
-        raise DataError(f"verification: found scores of shape {list(scores.shape)}, must be [pairs]")
-    if len(scores) != len(same):
-        raise DataError(f"verification: {len(scores)} scores for {len(same)} pairs")
-    same = same.to(scores.device)
+    scores, same = as_scores(scores, same)
     genuine, impostors = scores[same], scores[~same]
     if len(genuine) == 0 or len(impostors) == 0:
         raise DataError(f"verification: {len(genuine)} genuine pairs and {len(impostors)} impostors; 1 or more of each")

@@ -19,7 +19,18 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.arrays import Labels, Rows, Same, Scores, as_rows, as_same, as_tensor, rounded, unit_rows
+from ssl_sec.evaluation.arrays import (
+    Labels,
+    Rows,
+    Same,
+    Scores,
+    as_rows,
+    as_same,
+    as_scores,
+    as_tensor,
+    rounded,
+    unit_rows,
+)
 from ssl_sec.evaluation.faces.components import fit_components
 
 Folds = int | np.integer[Any] | Labels
@@ -114,10 +125,7 @@ def kfold_accuracy_of_scores(scores: Scores, same: Same, folds: Folds = 10) -> F
         ConfigError: `folds` is outside its range.
         DataError: the numbers of pairs differ, or there is one fold only.
     """
-    scores, same = as_tensor(scores), as_same(same)
-    if len(scores) != len(same):
-        raise DataError(f"verification: {len(scores)} scores for {len(same)} pairs")
-    same = same.to(scores.device)
+    scores, same = as_scores(scores, same)
     return over_folds(lambda is_test: accuracy_of_scores(scores, same, is_test), folds, same)
 
 

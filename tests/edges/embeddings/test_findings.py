@@ -13,6 +13,7 @@ from ssl_sec.data.selection.left_out import without_listed
 from ssl_sec.edges.embeddings.findings import Findings
 from ssl_sec.edges.embeddings.neighbours import run_neighbours
 from ssl_sec.embeddings.parts import Rows, encoded
+from ssl_sec.errors import ConfigError
 from tests.jobs import configured
 from tests.test_library import blocks
 
@@ -32,6 +33,19 @@ def write(folder: Path, split: str, classes: dict[str, np.ndarray]) -> Path:
 def find(embeddings: Path, output: Path, *overrides: str) -> Findings:
     given = [f"embeddings={embeddings}", f"output={output}", "runtime=local", "k=1", *overrides]
     return run_neighbours(configured("neighbours", given))
+
+
+def test_a_folder_may_have_the_name_of_a_file(tmp_path: Path):
+    folder = write(tmp_path / "as_of_spark.parquet", "train", {"cat": CATS, "dog": DOGS})
+    assert find(folder, tmp_path / "out").num_images == 8
+    with pytest.raises(ConfigError, match="^output: found .*as_of_spark.parquet, the folder of the embeddings"):
+        find(folder, folder)
+
+
+def test_one_pair_is_counted_in_the_singular(tmp_path: Path):
+    cats = np.concatenate([CATS[:3], CATS[:1]])
+    lines = find(write(tmp_path / "cats", "train", {"cat": cats, "dog": DOGS}), tmp_path / "out").lines()
+    assert "near-duplicates: 1 pair of cosine 0.95 or more in 1 group of 2 images, the largest of 2" in lines
 
 
 @pytest.fixture

@@ -223,6 +223,17 @@ def test_an_export_that_is_interrupted_while_it_takes_its_place_keeps_the_old_on
     assert (output / "README.md").read_text() == "an older export"
 
 
+def test_exports_of_one_process_id_to_one_folder_leave_each_other_alone(tmp_path: Path):
+    output = tmp_path / "encoder"  # as of two containers, in each of which the job is process 1
+    with pytest.raises(ConfigError, match="encoder already exists"), ExportFolder(output).filled(False) as first:
+        (first / "encoder.pt").touch()
+        with ExportFolder(output).filled(False) as second:
+            (second / "README.md").touch()
+        assert (first / "encoder.pt").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["encoder"]
+    assert [path.name for path in output.iterdir()] == ["README.md"]
+
+
 def test_an_export_that_fails_its_check_keeps_the_old_output(finished, monkeypatch, tmp_path: Path):
     save = formats.save_weights
 
@@ -235,7 +246,7 @@ def test_an_export_that_fails_its_check_keeps_the_old_output(finished, monkeypat
 
     monkeypatch.setattr(formats, "save_weights", other)
     with pytest.raises(ConfigError, match="safetensors was written, but differs from the trained network by"):
-        run_export(export_config(finished, "safetensors", f"output={tmp_path / 'new'}"))
+        run_export(export_config(finished, "safetensors", f"output={tmp_path / 'some' / 'folders' / 'new'}"))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,11 +1,13 @@
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from mlflow.utils.validation import _validate_metric_name
 
 from ssl_sec.edges.study.comparison import Comparison, curves_of
-from ssl_sec.figures.study import Cause, causes_figure, curves_figure
+from ssl_sec.figures.study import Cause, Interval, causes_figure, curves_figure, values_figure
 from tests.edges.study.test_cells import kept
 
 
@@ -63,6 +65,17 @@ def test_a_point_is_compared_within_itself():
         ["sec", "l2reg"],
     )
     assert len(made.forest().axes) == 2
+
+
+def test_mlflow_takes_the_metrics_of_arms_and_points_of_any_name():
+    points = ("probe.decay_at=[0.5,0.9]", "encoder.weights=/a//b/")
+    made = Comparison.of(cells(points), "probe/top1", "none", 2)
+    rows = [replace(row, arm="sec+dcl (0.1)") if row.arm == "sec" else row for row in made.rows]
+    found = replace(made, rows=rows).metrics()
+    assert {"study/mean probe.decay_at 0.5 0.9 sec dcl 0.1", "study/difference encoder.weights a b l2reg"} <= {*found}
+    assert len(found) == 2 * (3 + 2 * 3)
+    for name in found:
+        _validate_metric_name(name)
 
 
 def test_the_title_over_one_panel_of_values_is_not_cut_off():
@@ -133,6 +146,26 @@ def test_the_ratios_on_the_axis_of_causes_do_not_overlap(ratios):
     ticks = [tick for tick in figure.axes[0].xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
     boxes = [tick.label1.get_window_extent() for tick in ticks]
     assert len(boxes) >= 2
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
+def test_the_legend_of_causes_names_arms_that_the_first_panel_lacks():
+    arms = [Cause("sec", "", {"turn": 2.0, "norm": 0.5}, 0.5, 0.2), Cause("l2reg", "", {"norm": 0.7}, 0.1, 0.2)]
+    figure = causes_figure(arms, {"turn": "turn", "norm": "mean norm"}, "probe top-1 %", "none")
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["none", "sec", "l2reg"]
+
+
+@pytest.mark.parametrize("first", [0.1, 0.0])  # a logarithmic axis and another
+def test_many_values_on_an_axis_do_not_overlap(first: float):
+    entries = [(value / 10, Interval("sec", 0.5, 0.2, [0.4, 0.6])) for value in range(1, 31)]
+    figure = values_figure(
+        {"eta": {"sec": [(first, entries[0][1]), *entries]}, "other": {"sec": entries[:2]}}, "top-1 %", "none"
+    )
+    FigureCanvasAgg(figure).draw()
+    ticks = figure.axes[0].get_xticklabels()
+    boxes = [tick.get_window_extent() for tick in ticks]
+    assert len(boxes) >= 5 and ticks[0].get_text() == f"{first:g}"
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 

@@ -44,6 +44,7 @@ def test_one_pair_has_no_interval():
         # Three of 360 images, as they are measured and as they are kept.
         ({0: 100 * 307 / 360, 1: 100 * 315 / 360}, {0: 100 * 304 / 360, 1: 100 * 312 / 360}, "+0.83"),
         ({0: 85.2778, 1: 87.5}, {0: 84.4444, 1: 86.6667}, "+0.83"),
+        ({0: 0.300001, 1: 0.4}, {0: 0.1, 1: 0.2}, "+0.20"),  # a loss below 1
     ],
 )
 def test_equal_differences_have_no_interval(arm, baseline, shown):

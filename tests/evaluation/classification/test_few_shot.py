@@ -55,6 +55,15 @@ def test_draws_do_not_depend_on_their_number_nor_on_the_memory(monkeypatch):
     assert few_shot(TRAIN, TEST, 5, seed=0, num_draws=7).draws == pytest.approx(many.draws[:7])
 
 
+def test_one_draw_has_no_interval_and_may_label_all_images_of_a_class():
+    labels = TRAIN[1]
+    least = int(labels.bincount().min())
+    found = few_shot(TRAIN, TEST, least, seed=0, num_draws=1)
+    assert (found.interval, found.top1) == (0.0, found.draws[0])
+    with pytest.raises(DataError, match=f"has {least} training images; {least + 1} labels are asked for"):
+        few_shot(TRAIN, TEST, least + 1, seed=0)
+
+
 def test_more_labels_score_more():
     one, ten = (few_shot(TRAIN, TEST, count, seed=0).top1 for count in (1, 10))
     assert ten > one + 0.05

@@ -161,6 +161,16 @@ def test_identification_of_ordinary_embeddings(dtype):
     assert rank_1_identification(rows.numpy(), labels.numpy(), chunks, [500, 10, 100]) == found
 
 
+def test_chunks_without_distractors_change_nothing():
+    generator = torch.Generator().manual_seed(0)
+    probes, others = torch.randn(12, 3, generator=generator), torch.randn(30, 3, generator=generator)
+    labels = torch.arange(12) // 3
+    expected = rank_1_identification(probes, labels, [others], [4, 9])
+    assert expected[4] > expected[9] > 0
+    chunks = [others[:0], others[:4], others[:0], others[:0], others[4:]]
+    assert rank_1_identification(probes, labels, chunks, [4, 9]) == expected
+
+
 def test_a_difference_that_float32_rounding_hides_decides():
     """A distractor a little farther than the mate, then one as near: sums in float32 order such cosines at random."""
     step = 7.2e-7
@@ -256,3 +266,10 @@ def test_wrong_arguments_are_refused():
         rank_1_identification(rows, labels, [rows, rows], [10])
     with pytest.raises(DataError, match="4 probes, no two of one person"):
         rank_1_identification(rows, torch.arange(4), [rows], [1])
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_distractors_of_other_dimensions_are_refused():
+    rows, labels = torch.eye(4), torch.tensor([0, 0, 1, 1])
+    with pytest.raises(DataError, match="^identification, probes and distractors: found rows of 4 and of 3 dimensions"):
+        rank_1_identification(rows, labels, [rows[:, :3]], [1])

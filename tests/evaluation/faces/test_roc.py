@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.faces.roc import equal_error_rate, roc, tar_at_far
+from ssl_sec.evaluation.faces.roc import accepted_at_far, equal_error_rate, roc, tar_at_far
 
 FARS = [1.0, 0.5, 0.3, 0.1, 1e-2, 1e-3, 1e-6, 0.0]
 
@@ -52,6 +52,7 @@ def test_tar_is_that_of_the_best_threshold(case):
     scores, same = case
     expected = {far: slowly(scores.tolist(), same.tolist(), far) for far in FARS}
     assert tar_at_far(scores, same, FARS) == expected
+    assert {far: accepted_at_far(scores, same, far).double().mean().item() for far in FARS} == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
@@ -125,10 +126,18 @@ def test_equal_error_rate_is_where_the_errors_meet():
     assert equal_error_rate(torch.tensor([1.0, 0.0]), torch.tensor([False, True])) == 1
 
 
+@pytest.mark.usefixtures("unchecked_types")
+def test_scores_may_be_whole_numbers():
+    scores, same = torch.tensor([3, 2, 1, 0]), torch.tensor([1, 0, 1, 0])
+    for found, expected in zip(roc(scores, same), roc(scores.double(), same), strict=True):
+        assert torch.equal(found, expected)
+
+
 def test_nan_scores_never_help():
     same = torch.tensor([True, True, False, False])
     assert tar_at_far(torch.tensor([0.9, math.nan, 0.1, 0.2]), same, [0.0, 1.0]) == {0.0: 0.5, 1.0: 0.5}
     assert tar_at_far(torch.tensor([0.9, math.inf, 0.1, math.nan]), same, [0.0, 0.5]) == {0.0: 0, 0.5: 1}
+    assert tar_at_far(torch.tensor([0.9, -math.inf, 0.1, -math.inf]), same, [0.0, 0.5]) == {0.0: 0.5, 0.5: 0.5}
     assert area(torch.tensor([math.nan, math.nan, 0.1, 0.2]), same) == 0
     assert area(torch.full((4,), math.nan), same) == 0
     assert equal_error_rate(torch.full((4,), math.nan), same) == 1
