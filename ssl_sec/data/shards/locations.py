@@ -104,8 +104,13 @@ def query_mask(
 
 
 def stamp(file_system: AbstractFileSystem, path: str) -> list[str]:
-    """A file's address, size and modification time, which show whether it has changed."""
-    info = file_system.info(path)
+    """A file's address, size and modification time, which show whether it has changed.
+
+    Raises:
+        DataError: it is not there, or its storage does not answer.
+    """
+    with one_line(path):
+        info = file_system.info(path)
     # Each storage has its own name for the modification time; the last keys are for stores that never overwrite.
     times = ("mtime", "LastModified", "last_modified", "updated", "ETag", "etag", "created")
     changed = next((str(info[key]) for key in times if info.get(key)), "")

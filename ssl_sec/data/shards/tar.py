@@ -181,8 +181,7 @@ def open_shards(files: Sequence[File], cache_folder: Path) -> Shards:
 
 
 def _digest(file: File) -> str:
-    with one_line(file[1]):
-        return hashlib.sha256(json.dumps([_LAYOUT, stamp(*file)]).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([_LAYOUT, stamp(*file)]).encode()).hexdigest()[:32]
 
 
 def _index(file: File, digest: str, cache_folder: Path) -> pa.Table:
