@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
@@ -206,7 +206,8 @@ def _scan(file: File) -> pa.Table:
         file_system.open(path, "rb", cache_type="readahead") as opened,
         _archive(opened, path) as archive,
     ):
-        for member in archive:
+        while (member := archive.next()) is not None:
+            cast(Any, archive).members.clear()  # those of all samples, which it keeps, need more memory than the index
             folder, _, base = member.name.rpartition("/")
             stem, _, extension = base.partition(".")
             key = f"{folder}/{stem}"

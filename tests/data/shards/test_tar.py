@@ -51,6 +51,24 @@ def opened(tmp_path, location, **more):
     return open_webdataset("train", location, None, cache_folder=tmp_path / "cache", **more)
 
 
+def test_a_scan_keeps_few_members_of_a_shard(tmp_path, monkeypatch):
+    alive, most = set(), []
+
+    class Member(tarfile.TarInfo):
+        def __init__(self, name=""):
+            super().__init__(name)
+            alive.add(id(self))
+            most.append(len(alive))
+
+        def __del__(self):
+            alive.discard(id(self))
+
+    write_shards(tmp_path, num_shards=1, num_images=40)
+    monkeypatch.setattr(tarfile.TarFile, "tarinfo", Member)
+    assert len(opened(tmp_path, tmp_path / "00.tar")) == 40
+    assert len(most) >= 120 and max(most) < 10
+
+
 @pytest.mark.parametrize(
     ("more", "kind"),
     [
