@@ -75,11 +75,7 @@ def open_records(root: str | Path, decoding: Decoding = AS_THEY_ARE) -> ImageSet
         DataError: a file is damaged or truncated, a label is not a class, or an image cannot be read.
     """
     root = Path(root)
-    path, index = root / "train.rec", root / "train.idx"
-    if not os.path.isfile(path):
-        raise MissingDataError(
-            f"{printable(str(path))}: no such file; data.root must hold train.rec, train.idx and property"
-        )
+    path, index = find_record_file(root), root / "train.idx"
     if index.exists():
         keys, offsets = _read_index(index)
     else:
@@ -99,6 +95,20 @@ def open_records(root: str | Path, decoding: Decoding = AS_THEY_ARE) -> ImageSet
         description=f"{len(keys)} images of {num_classes} classes in {path}",
         decoding=decoding,
     )
+
+
+def find_record_file(root: Path) -> Path:
+    """The path of train.rec.
+
+    Raises:
+        MissingDataError: there is no such file.
+    """
+    path = root / "train.rec"
+    if not os.path.isfile(path):
+        raise MissingDataError(
+            f"{printable(str(path))}: no such file; data.root must hold train.rec, train.idx and property"
+        )
+    return path
 
 
 def read_record(content: bytes | mmap.mmap, offset: int, name: str) -> tuple[bytes, int]:

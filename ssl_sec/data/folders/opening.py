@@ -64,8 +64,7 @@ def open_folder(
     check_option("split", split, Split)
     root = Path(root)
     try:
-        require_folder(root, _LAYOUT)
-        train = _find_train(root)
+        train = find_train_folder(root)
         folders = (train,) if split == "train" else _find_test(root)
         if split == "train":
             _warn_of_names(root, train, needs_gallery=shared_classes is False)
@@ -111,8 +110,13 @@ def find_test_folders(root: Path) -> tuple[Path, ...]:
     return tuple(parts)
 
 
-def _find_train(root: Path) -> Path:
-    """The folder of the training images: without splits, the whole folder."""
+def find_train_folder(root: Path) -> Path:
+    """The folder of the training images: without splits, the whole folder.
+
+    Raises:
+        MissingDataError: the folder does not exist, or there are test images without root/train/.
+    """
+    require_folder(root, _LAYOUT)
     if (root / "train").is_dir():
         return root / "train"
     if found := find_test_folders(root):
