@@ -76,6 +76,7 @@ def open_records(root: str | Path, decoding: Decoding = AS_THEY_ARE) -> ImageSet
     """
     root = Path(root)
     path, index = find_record_file(root), root / "train.idx"
+    _map_file.cache_clear()  # it may have been replaced since this process opened it
     if index.exists():
         keys, offsets = _read_index(index)
     else:
@@ -176,7 +177,8 @@ def read_labels(
     content = _map_file(path)
     words = np.frombuffer(content, "<u4", len(content) // 4)
     labels, has_image = np.zeros(len(keys), np.float32), np.zeros(len(keys), bool)
-    rows = np.flatnonzero((offsets >= 0) & (offsets % 4 == 0) & (offsets + _PART.size + _HEADER.size <= 4 * len(words)))
+    last = 4 * len(words) - _PART.size - _HEADER.size
+    rows = np.flatnonzero((offsets >= 0) & (offsets % 4 == 0) & (offsets <= last))
     at = offsets[rows] // 4
     kinds, lengths = words[at + 1] >> _LENGTH_BITS, (words[at + 1] % 2**_LENGTH_BITS).astype(np.int64)
     num_labels = words[at + 2].astype(np.int64)
