@@ -187,7 +187,9 @@ def _list_classes(
     for folder in folders:
         if unknown := [name for name, place in found if place.parent == folder and name not in classes]:
             listed = ", ".join(map(display, unknown[:5]))
-            raise DataError(f"{printable(str(folder))}: classes that {train.name} does not have: {listed}")
+            only_own = all(name not in classes for name in present)
+            hint = "; metric learning takes splits of different classes (in Python, shared_classes=False)" * only_own
+            raise DataError(f"{printable(str(folder))}: classes that {train.name} does not have: {listed}{hint}")
         beside = [name for name, is_folder in names_inside(folder, root).items() if is_image(name) and not is_folder]
         if beside:
             shown = display(str(folder)), counted(len(beside), "image"), display(beside[0])
