@@ -241,7 +241,7 @@ def read_pair_table(path: Path) -> list[NamedPair]:
         DataError: a column is missing, a line is malformed, or there are no pairs or those of one kind.
     """
     printed = printable(str(path))
-    rows = csv.reader(read_text(path).splitlines(), strict=True)
+    rows = csv.reader(read_text(path).rstrip().splitlines(), strict=True)
     pairs: list[NamedPair] = []
     try:
         columns = next(rows, [])

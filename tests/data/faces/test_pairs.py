@@ -167,7 +167,8 @@ def test_a_table_of_a_folder(tmp_path):
     assert shown(pairs) == [(1, 2, True, 0), (3, 4, False, 1)]
     assert pairs.people == {"Ann_Li", "Bo", "Cy"} and len(pairs.images) == 4
     unfolded = "\ufeffsame,second,first\r\n1,Ann_Li_0002.png,Ann_Li_0001.jpg\r\n0,Cy_0001.jpg,Bo_0003.jpg\r\n"
-    assert shown(open_pair_table(*write_table(tmp_path, unfolded))) == [(1, 2, True, 0), (3, 4, False, 0)]
+    for table in (unfolded, f"{unfolded}\r\n\n"):
+        assert shown(open_pair_table(*write_table(tmp_path, table))) == [(1, 2, True, 0), (3, 4, False, 0)]
 
 
 def test_a_folder_without_people(tmp_path):
