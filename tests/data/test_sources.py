@@ -127,6 +127,12 @@ def test_an_unknown_split_is_refused(tmp_path, split):
         assert message.startswith(f"split: found '{split}'; ") and message.endswith("allowed: test, train")
 
 
+@pytest.mark.usefixtures("unchecked_types")
+def test_an_unknown_action_on_bad_images_is_refused():
+    told = line(lambda: Decoding(on_bad_image="Skip"), ConfigError)
+    assert told == "data.on_bad_image: found 'Skip'; did you mean 'skip'? allowed: raise, skip"
+
+
 def test_missing_cifar(tmp_path, monkeypatch):
     message = line(lambda: open_cifar10("train", tmp_path), MissingDataError)
     assert str(tmp_path / "cifar-10-batches-py") in message and "data.download=true" in message
