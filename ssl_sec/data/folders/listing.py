@@ -93,14 +93,19 @@ def _log_left_out(root: Path, every: Sequence[_Found]) -> None:
 
 def _log_first(level: int, message: str, root: Path, noun: str, every: Sequence[_LeftOut]) -> None:
     count = sum(left_out.count for left_out in every)
-    if rank() == 0 and count:
+    if count:
         first = min(left_out.first for left_out in every if left_out.count)
-        _log_once(level, message, display(str(root)), counted(count, noun), display(os.path.relpath(first, root)))
+        log_once(level, message, display(str(root)), counted(count, noun), display(os.path.relpath(first, root)))
+
+
+def log_once(level: int, message: str, *shown: str) -> None:
+    """Worker 0 logs a message, once in a process; a job opens its images several times."""
+    if rank() == 0:
+        _log(level, message, *shown)
 
 
 @cache
-def _log_once(level: int, message: str, *shown: str) -> None:
-    """Logs a message once in a process; a job opens its images several times."""
+def _log(level: int, message: str, *shown: str) -> None:
     logger.log(level, message, *shown)
 
 
