@@ -373,4 +373,4 @@ def test_processes_can_make_the_cache_concurrently(tmp_path, file, monkeypatch):
     with ThreadPoolExecutor(6) as pool:
         paths = list(pool.map(lambda _: cache.cached_table(files, tmp_path / "cache"), range(6)))
     assert len(set(paths)) == 1 and len(written) == 1
-    assert not list((tmp_path / "cache").glob("*.tmp"))
+    assert sorted(path.suffix for path in (tmp_path / "cache").iterdir()) == [".arrow", ".lock"]
