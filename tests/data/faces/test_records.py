@@ -164,6 +164,14 @@ def test_a_truncated_file_names_the_record(tmp_path, index, whole, left, number)
     assert f"train.rec record {number}: truncated, " in line(lambda: open_records(root))
 
 
+def test_a_file_may_end_at_any_byte_of_a_record(tmp_path):
+    before = len(record(PLAIN[0]))
+    for left in range(48):
+        root = write_records(tmp_path / str(left), dict(list(PLAIN.items())[:2]))
+        (root / "train.rec").write_bytes((root / "train.rec").read_bytes()[: before + left])
+        assert line(lambda root=root: open_records(root)).startswith(f"{root}/train.rec record 1: truncated, ")
+
+
 def test_a_file_that_ends_between_records(tmp_path):
     root = write_records(tmp_path, PLAIN)
     (root / "train.rec").write_bytes((root / "train.rec").read_bytes()[: -len(record(PLAIN[3]))])
