@@ -62,19 +62,23 @@ class DataSetConfig(Settings, key="data", is_base=True):
         return {**self.places, "leave_out": self.leave_out}
 
     def require_places(self, *, with_test: bool) -> None:
-        """Checks that the paths of the images exist on this machine, without opening them, and reads the lists.
+        """Checks that the images have places on this machine, without opening them, and reads the lists.
 
         Args:
             with_test: whether those of the test images are needed, too.
 
         Raises:
-            DataError: one does not exist, or a list of images that are left out cannot be read.
+            DataError: one does not exist or holds no such set, or a list cannot be read.
         """
         for key, places in self.all_places.items():
             for place in places if with_test or key not in _OF_TEST_IMAGES else ():
                 if not _URL_OR_PATTERN.search(place):
                     require_path(f"data.{key}", place)
+        self._require_layout()
         require_lists([place for place in self.leave_out if not _URL_OR_PATTERN.search(place)])
+
+    def _require_layout(self) -> None:
+        """Checks that the places hold a set of this kind, as far as that is known at once."""
 
     @property
     def channels(self) -> int:

@@ -8,10 +8,10 @@ from typing import Literal
 from ssl_sec.data.base_config import ByRowConfig, DataSetConfig, FilesConfig, title_of_place
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
-from ssl_sec.data.faces.records import open_records
-from ssl_sec.data.folders.opening import find_test_folders, open_folder
+from ssl_sec.data.faces.records import find_record_file, open_records
+from ssl_sec.data.folders.opening import find_test_folders, find_train_folder, open_folder
 from ssl_sec.data.image_set import ImageSet, Split
-from ssl_sec.data.retrieval_sets import RetrievalSet, open_retrieval_set
+from ssl_sec.data.retrieval_sets import RetrievalSet, open_retrieval_set, read_listing
 from ssl_sec.data.selection.class_splits import own_classes
 from ssl_sec.data.shards.config import ParquetConfig, WebDatasetConfig
 from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits, open_mnist, require_downloaded
@@ -118,18 +118,17 @@ class FolderConfig(_InFolderConfig):
         root = Path(self.root).expanduser()
         return not root.is_dir() or bool(find_test_folders(root))
 
-    def _open(self, split: Split, crop: Crop | None) -> ImageSet:
-        return self._open_folder(split, crop, shared_classes=True)
+    def _require_layout(self) -> None:
+        find_train_folder(Path(self.root).expanduser())
+
+    def _open(self, split: Split, crop: Crop | None, shared_classes: bool | None = True) -> ImageSet:
+        return open_folder(split, Path(self.root).expanduser(), self._decoding(crop), shared_classes, self.labels)
 
     def _open_any_classes(self, split: Split, crop: Crop | None) -> ImageSet:
-        return self._open_folder(split, crop, shared_classes=None)
+        return self._open(split, crop, shared_classes=None)
 
     def _open_own_classes(self, split: Split, crop: Crop | None) -> ImageSet:
-        return self._open_folder(split, crop, shared_classes=False)
-
-    def _open_folder(self, split: Split, crop: Crop | None, shared_classes: bool | None) -> ImageSet:
-        root = Path(self.root).expanduser()
-        return open_folder(split, root, self._decoding(crop), shared_classes, self.labels)
+        return self._open(split, crop, shared_classes=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,11 +146,13 @@ class RecordsConfig(_InFolderConfig):
         """False: the files hold only training images."""
         return False
 
+    def _require_layout(self) -> None:
+        find_record_file(Path(self.root).expanduser())
+
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         if split == "test":
-            raise ConfigError(
-                f"data.num_train_classes: found null, must be given: {self.name!r} has no test split of its own"
-            )
+            needed = f"must be given: {self.name!r} has no test split of its own"
+            raise ConfigError(f"data.num_train_classes: found null, {needed}")
         return open_records(Path(self.root).expanduser(), self._decoding(crop))
 
     def _open_own_classes(self, split: Split, crop: Crop | None) -> ImageSet:
@@ -176,6 +177,9 @@ class _RetrievalConfig(DataSetConfig):
     def places(self) -> Mapping[str, Sequence[str]]:
         """The folder."""
         return {"root": (self.root,)}
+
+    def _require_layout(self) -> None:
+        read_listing(self.name, Path(self.root).expanduser())
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         if crop is None:

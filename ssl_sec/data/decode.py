@@ -32,7 +32,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
 from ssl_sec.data.crops import CentreSquare, Crop
-from ssl_sec.errors import ConfigError, DataError, first_line, printable
+from ssl_sec.errors import ConfigError, DataError, check_option, first_line, printable
 
 OnBadImage = Literal["raise", "skip"]
 
@@ -84,6 +84,8 @@ class Decoding:
             raise ConfigError(f"data.num_channels: found {self.num_channels}, must be 1 or 3")
         if self.image_size_px is not None and self.image_size_px < 1:
             raise ConfigError(f"data.image_size_px: found {self.image_size_px}, must be ≥ 1, or null")
+        if self.on_bad_image is not None:
+            check_option("data.on_bad_image", self.on_bad_image, OnBadImage)
 
     @property
     def square(self) -> Crop | None:

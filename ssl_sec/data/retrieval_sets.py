@@ -158,8 +158,22 @@ def open_retrieval_set(name: RetrievalSet, split: Split, root: str | Path, decod
         DataError: a list is damaged, names a missing file or one outside of `root`, or has other numbers of
             images and classes than were published.
     """
+    return read_listing(name, Path(root)).open(split, decoding)
+
+
+def read_listing(name: RetrievalSet, root: Path) -> Listing:
+    """The images that the lists of a set name, in the numbers that were published; whether they exist is not checked.
+
+    Args:
+        name: name of the set.
+        root: folder of the set, as for its `read_...`.
+
+    Raises:
+        MissingDataError: there is no such set.
+        DataError: a list is damaged, or has other numbers of images and classes than were published.
+    """
     read, counts = RETRIEVAL_SETS[name]
-    return read(Path(root), counts).open(split, decoding)
+    return read(root, counts)
 
 
 def read_cub(root: Path, counts: Mapping[str, Counts]) -> Listing:

@@ -104,13 +104,16 @@ def _open_torchvision(dataset: Any, name: str, split: Split, root: Path, downloa
     except _TORCHVISION_ERRORS as error:
         if not download:
             raise _missing(name, root) from error
+    folder = root / _FOLDERS[name]
+    # Files of MNIST that are there, perhaps cut off by a download that was killed, are not fetched again.
+    hint = f"; if {folder} is damaged, remove it" if folder.is_dir() else ""
     try:
         root.mkdir(parents=True, exist_ok=True)
         # One process of each machine downloads; the others wait and find the files.
         with locked(root / f".{name}.lock"):
             return dataset(str(root), train=split == "train", download=True)
     except _TORCHVISION_ERRORS as error:
-        raise DataError(f"{name}: cannot be downloaded to {root}: {first_line(error)}") from error
+        raise DataError(f"{name}: cannot be downloaded to {root}: {first_line(error)}{hint}") from error
 
 
 def require_downloaded(name: str, root: Path) -> None:

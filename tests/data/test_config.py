@@ -18,6 +18,7 @@ from ssl_sec.data.config import (
     InShopConfig,
     MNISTConfig,
     ParquetConfig,
+    RecordsConfig,
     SOPConfig,
     same_set,
 )
@@ -26,6 +27,7 @@ from ssl_sec.data.image_set import EncodedImages, ResidentImages
 from ssl_sec.data.stores import limit_images
 from ssl_sec.errors import ConfigError, DataError, MissingDataError
 from tests.data.files import plain, write_folder, write_parquet
+from tests.data.test_sources import line
 
 CROP = CentreCrop(short_side_px=8, size_px=8)
 
@@ -43,6 +45,24 @@ def test_a_folder_has_test_images_if_it_has_a_folder_of_them_or_is_elsewhere(tmp
     write_folder(tmp_path, {f"{split}/cat/1.png": plain(1)})
     assert FolderConfig(root=str(tmp_path)).has_test_images == has_test
     assert FolderConfig(root=str(tmp_path / "missing")).has_test_images
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (FolderConfig(root="photos"), "photos: found test/ without train/"),
+        (RecordsConfig(root="photos"), "photos/train.rec: no such file"),
+        *((kind(root="photos"), "not there; the set is") for kind in (CUBConfig, Cars196Config, SOPConfig)),
+        (InShopConfig(root="photos"), "photos/Eval/list_eval_partition.txt: not there; the set is"),
+    ],
+)
+def test_a_folder_that_holds_no_such_set_is_refused_without_opening_it(tmp_path, monkeypatch, data, message):
+    monkeypatch.chdir(tmp_path)
+    write_folder(tmp_path, {"photos/test/cat/1.png": plain(1)})
+    for use in (lambda: data.require_places(with_test=False), lambda: data.open("train", CROP)):
+        assert message in line(use, MissingDataError)
+    write_folder(tmp_path, {"plain/1.png": plain(1)})
+    FolderConfig(root="plain").require_places(with_test=True)
 
 
 def test_the_channels_of_a_set_are_known_before_it_is_opened():

@@ -173,6 +173,20 @@ def test_unknown_classes_are_named_with_their_folder(tmp_path):
     assert told == f"{tmp_path}/gallery: classes that train does not have: d"
 
 
+def test_splits_of_different_classes_are_said_to_be_for_metric_learning(tmp_path):
+    write_files(tmp_path, ["train/a/1.png", "train/b/2.png", "test/c/3.png", "test/d/4.png"])
+    hint = "; metric learning takes splits of different classes (in Python, shared_classes=False)"
+    told = line(lambda: open_folder("test", tmp_path))
+    assert told == f"{tmp_path}/test: classes that train does not have: c, d{hint}"
+    assert open_folder("test", tmp_path, shared_classes=False).class_names == ("c", "d")
+
+
+def test_a_class_without_images_counts_only_its_own_files(tmp_path):
+    write_files(tmp_path, ["train/a/1.png", "train/a/2.nef", "train/b/3.dng"])
+    told = line(lambda: open_folder("train", tmp_path))
+    assert told.startswith(f"{tmp_path}/train/b: no images in it or below it but 1 of other formats, as 3.dng; ")
+
+
 @pytest.mark.parametrize(("one", "other"), [("query", "gallery"), ("gallery", "query")])
 def test_queries_need_a_gallery_and_the_reverse(tmp_path, one, other, caplog):
     write_files(tmp_path, [file for file in RETRIEVAL if not file.startswith(other)])
@@ -241,10 +255,14 @@ def test_images_of_other_formats_are_left_out_with_one_warning(tmp_path, caplog,
     assert message.startswith(f"{tmp_path}/phone: no images in it or below it but 2 of other formats, as 1.HEIC; ")
 
 
-def test_an_image_beside_folders_of_images_takes_their_labels_with_a_warning(tmp_path, caplog):
+def test_an_image_beside_folders_of_images_takes_their_labels_with_a_warning(tmp_path, caplog, monkeypatch):
     write_folder(tmp_path, {"train/cat/1.png": plain(1), "train/dog/2.png": plain(2), "train/3.png": plain(3)})
-    assert open_folder("train", tmp_path).class_names == ()
-    (record,) = caplog.records
+    with monkeypatch.context() as patch:
+        patch.setattr(listing, "rank", lambda: 1)
+        assert open_folder("train", tmp_path).class_names == () and not caplog.records
+    for _ in range(2):
+        assert open_folder("train", tmp_path).class_names == ()
+    (record,) = caplog.records  # of the first worker, once
     assert record.getMessage().startswith(
         f"{tmp_path}/train: the folders are not taken as classes, because of 1 image beside them, first: 3.png;"
     )

@@ -109,6 +109,8 @@ def test_mnist(tmp_path):
         (folder / "train-images-idx3-ubyte").write_bytes(content)
         message = line(lambda: open_mnist("train", tmp_path, download=False), MissingDataError)
         assert f"mnist: {folder} is missing or incomplete; set data.download=true" in message
+        message = line(lambda: open_mnist("train", tmp_path, download=True))
+        assert message.endswith(f"; if {folder} is damaged, remove it")
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -127,6 +129,12 @@ def test_an_unknown_split_is_refused(tmp_path, split):
         assert message.startswith(f"split: found '{split}'; ") and message.endswith("allowed: test, train")
 
 
+@pytest.mark.usefixtures("unchecked_types")
+def test_an_unknown_action_on_bad_images_is_refused():
+    told = line(lambda: Decoding(on_bad_image="Skip"), ConfigError)
+    assert told == "data.on_bad_image: found 'Skip'; did you mean 'skip'? allowed: raise, skip"
+
+
 def test_missing_cifar(tmp_path, monkeypatch):
     message = line(lambda: open_cifar10("train", tmp_path), MissingDataError)
     assert str(tmp_path / "cifar-10-batches-py") in message and "data.download=true" in message
@@ -136,7 +144,7 @@ def test_missing_cifar(tmp_path, monkeypatch):
 
     monkeypatch.setattr(CIFAR10, "download", fail)
     message = line(lambda: open_cifar10("train", tmp_path / "new", download=True))
-    assert "cannot be downloaded" in message and "no network" in message
+    assert message == f"cifar10: cannot be downloaded to {tmp_path}/new: <urlopen error no network"
 
 
 FOLDER = {

@@ -11,6 +11,7 @@ from ssl_sec.data.faces.pairs import (
     open_bin,
     open_lfw_pairs,
     open_pair_table,
+    read_bin_pairs,
     read_lfw_pairs,
     read_pair_table,
 )
@@ -45,11 +46,12 @@ class _PairsConfig(Settings, key="test_sets"):
     def _list(self) -> str:
         """The file that lists the pairs."""
 
+    @abstractmethod
     def require_list(self) -> None:
-        """Checks the lines of a list, without its images; a file that holds the images, too, is not read.
+        """Checks the list of the pairs, without decoding images.
 
         Raises:
-            DataError: a line is malformed, or there are too few or too many.
+            DataError: it is damaged, a line is malformed, or there are too few pairs, or those of one kind.
         """
 
     @abstractmethod
@@ -71,6 +73,10 @@ class BinPairsConfig(_PairsConfig):
     @property
     def _list(self) -> str:
         return self.path
+
+    def require_list(self) -> None:
+        """Reads the file, some tens of MB in a tenth of a second, and checks the pairs."""
+        read_bin_pairs(Path(self.path).expanduser())
 
     def open(self, decoding: Decoding) -> VerificationPairs:
         """The pairs with their images."""

@@ -168,7 +168,7 @@ def read_video_pairs(path: str | Path) -> VideoPairs:
     printed = printable(str(path))
     positions: dict[str, int] = {}
     pairs: list[tuple[int, int, int, int]] = []
-    rows = csv.reader(read_text(Path(path)).splitlines(), skipinitialspace=True, quoting=csv.QUOTE_NONE)
+    rows = csv.reader(read_text(Path(path)).rstrip().splitlines(), skipinitialspace=True, quoting=csv.QUOTE_NONE)
     for number, row in enumerate(rows, start=1):
         fields = [field.strip() for field in row]
         if number == 1:

@@ -103,19 +103,13 @@ def open_bin(path: str | Path, name: str | None = None, decoding: Decoding = AS_
         DataError: it is damaged or holds other objects, or an image cannot be read.
     """
     path = Path(path)
-    printed = printable(str(path))
-    encoded, same = read_bin(path)
-    if len(encoded) != 2 * len(same) or len(same) < BIN_FOLDS:
-        raise DataError(
-            f"{printed}: {len(encoded)} images and {len(same)} pairs; needed: two for each, {BIN_FOLDS} pairs or more"
-        )
+    encoded, same = read_bin_pairs(path)
     # The file repeats an image for each pair that has it.
     rows: dict[bytes, int] = {}
     positions = torch.tensor([rows.setdefault(image, len(rows)) for image in encoded])
     firsts = {row: place for place, row in reversed(list(enumerate(positions.tolist())))}
-    names = [f"{printed} image {firsts[row]}" for row in range(len(rows))]
+    names = [f"{printable(str(path))} image {firsts[row]}" for row in range(len(rows))]
     parts = torch.arange(len(same)).tensor_split(BIN_FOLDS)
-    require_both_kinds(torch.tensor(same), printed)
     name = name or path.stem
     return VerificationPairs(
         name=name,
@@ -129,7 +123,7 @@ def open_bin(path: str | Path, name: str | None = None, decoding: Decoding = AS_
         ),
         first=positions[::2],
         second=positions[1::2],
-        same=torch.tensor(same),
+        same=same,
         folds=torch.cat([torch.full_like(part, fold) for fold, part in enumerate(parts)]),
         people=frozenset(),
     )
@@ -187,6 +181,23 @@ def open_pair_table(
     return _open_named(name or table.stem, pairs, table, listed, decoding)
 
 
+def read_bin_pairs(path: Path) -> tuple[list[bytes], Bool[Tensor, " pairs"]]:
+    """The encoded images of a .bin, two for each pair, and whether those of a pair show one person.
+
+    Raises:
+        MissingDataError: there is no such file.
+        DataError: it is damaged or holds other objects, or too few pairs or those of one kind.
+    """
+    printed = printable(str(path))
+    encoded, same = read_bin(path)
+    if len(encoded) != 2 * len(same) or len(same) < BIN_FOLDS:
+        raise DataError(
+            f"{printed}: {len(encoded)} images and {len(same)} pairs; needed: two for each, {BIN_FOLDS} pairs or more"
+        )
+    require_both_kinds(torch.tensor(same), printed)
+    return encoded, torch.tensor(same)
+
+
 def read_lfw_pairs(path: Path) -> list[NamedPair]:
     """The pairs of a list of LFW, without the endings of the images' names.
 
@@ -227,10 +238,10 @@ def read_pair_table(path: Path) -> list[NamedPair]:
 
     Raises:
         MissingDataError: there is no such table.
-        DataError: a column is missing, a line is malformed, or there are no pairs.
+        DataError: a column is missing, a line is malformed, or there are no pairs or those of one kind.
     """
     printed = printable(str(path))
-    rows = csv.reader(read_text(path).splitlines(), strict=True)
+    rows = csv.reader(read_text(path).rstrip().splitlines(), strict=True)
     pairs: list[NamedPair] = []
     try:
         columns = next(rows, [])
@@ -255,6 +266,7 @@ def read_pair_table(path: Path) -> list[NamedPair]:
         raise DataError(f"{printed} line {rows.line_num}: {first_line(error)}") from error
     if not pairs:
         raise DataError(f"{printed}: no pairs")
+    require_both_kinds(torch.tensor([pair.same for pair in pairs]), printed)
     return pairs
 
 
@@ -321,7 +333,6 @@ def _open_named(
     used, positions = named.unique(return_inverse=True)
     shown = [listed.people[row] for row in used.tolist()]
     same = torch.tensor([pair.same for pair in pairs])
-    require_both_kinds(same, printable(str(path)))
     # Folders that hold everyone are not people: then both images of every pair, even of two people, are in one.
     are_people = any(shown[first] != shown[second] for first, second in positions[~same].tolist())
     # If only some names are known, people cannot be left out of a training set reliably.

@@ -75,11 +75,8 @@ def open_records(root: str | Path, decoding: Decoding = AS_THEY_ARE) -> ImageSet
         DataError: a file is damaged or truncated, a label is not a class, or an image cannot be read.
     """
     root = Path(root)
-    path, index = root / "train.rec", root / "train.idx"
-    if not os.path.isfile(path):
-        raise MissingDataError(
-            f"{printable(str(path))}: no such file; data.root must hold train.rec, train.idx and property"
-        )
+    path, index = find_record_file(root), root / "train.idx"
+    _map_file.cache_clear()  # it may have been replaced since this process opened it
     if index.exists():
         keys, offsets = _read_index(index)
     else:
@@ -99,6 +96,20 @@ def open_records(root: str | Path, decoding: Decoding = AS_THEY_ARE) -> ImageSet
         description=f"{len(keys)} images of {num_classes} classes in {path}",
         decoding=decoding,
     )
+
+
+def find_record_file(root: Path) -> Path:
+    """The path of train.rec.
+
+    Raises:
+        MissingDataError: there is no such file.
+    """
+    path = root / "train.rec"
+    if not os.path.isfile(path):
+        raise MissingDataError(
+            f"{printable(str(path))}: no such file; data.root must hold train.rec, train.idx and property"
+        )
+    return path
 
 
 def read_record(content: bytes | mmap.mmap, offset: int, name: str) -> tuple[bytes, int]:
@@ -166,7 +177,8 @@ def read_labels(
     content = _map_file(path)
     words = np.frombuffer(content, "<u4", len(content) // 4)
     labels, has_image = np.zeros(len(keys), np.float32), np.zeros(len(keys), bool)
-    rows = np.flatnonzero((offsets >= 0) & (offsets % 4 == 0) & (offsets + _PART.size + _HEADER.size <= 4 * len(words)))
+    last = 4 * len(words) - _PART.size - _HEADER.size
+    rows = np.flatnonzero((offsets >= 0) & (offsets % 4 == 0) & (offsets <= last))
     at = offsets[rows] // 4
     kinds, lengths = words[at + 1] >> _LENGTH_BITS, (words[at + 1] % 2**_LENGTH_BITS).astype(np.int64)
     num_labels = words[at + 2].astype(np.int64)

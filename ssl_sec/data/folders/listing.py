@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -38,52 +39,84 @@ def images_below(folders: Sequence[Path], root: Path, wanted: str) -> list[list[
     Raises:
         DataError: a folder has no images, or a link leads out of `root`.
     """
-    unread: list[str] = []
-    runs: list[str] = []
-    every: list[list[str]] = []
+    every: list[_Found] = []
     for folder in folders:
-        every.append(_find_images(folder, root, unread, runs))
-        if not every[-1]:
-            raise DataError(f"{_no_images(folder, unread)}; {wanted}")
-    _log_left_out(root, unread, runs)
-    return every
+        every.append(_find_images(folder, root))
+        if not every[-1].images:
+            raise DataError(f"{_no_images(folder, every[-1])}; {wanted}")
+    _log_left_out(root, every)
+    return [found.images for found in every]
 
 
-def _no_images(folder: Path, unread: Sequence[str]) -> str:
+@dataclass(kw_only=True)
+class _LeftOut:
+    """Files or folders that are left out: their number, and the first of their paths; all of them may be many."""
+
+    count: int = 0
+    first: str = ""
+
+    def add(self, path: str) -> None:
+        self.count += 1
+        self.first = min(self.first or path, path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What is in a folder and below it.
+
+    Attributes:
+        images: paths of the images, in no order.
+        unread: images whose format is not read.
+        runs: folders of runs.
+    """
+
+    images: list[str] = field(default_factory=list)
+    unread: _LeftOut = field(default_factory=_LeftOut)
+    runs: _LeftOut = field(default_factory=_LeftOut)
+
+
+def _no_images(folder: Path, found: _Found) -> str:
     """The error of a folder without images; names the format of those that are not read."""
-    others = f" but {len(unread)} of other formats, as {display(os.path.basename(min(unread)))}" if unread else ""
+    unread = found.unread
+    others = (
+        f" but {unread.count} of other formats, as {display(os.path.basename(unread.first))}" if unread.count else ""
+    )
     allowed = ", ".join(sorted(EXTENSIONS))
     return f"{printable(str(folder))}: no images in it or below it{others}; allowed: {allowed}"
 
 
-def _log_left_out(root: Path, unread: Sequence[str], runs: Sequence[str]) -> None:
-    if rank() > 0:
-        return
-    if runs:
-        shown = display(str(root)), counted(len(runs), "folder"), display(os.path.relpath(min(runs), root))
-        _log_once(logging.INFO, "%s: left out: %s of runs, first: %s", *shown)
-    if unread:
-        shown = display(str(root)), counted(len(unread), "image"), display(os.path.relpath(min(unread), root))
-        left_out = "%s: left out: %s of formats that are not read, first: %s; convert them to JPEG, PNG or WebP"
-        _log_once(logging.WARNING, left_out, *shown)
+def _log_left_out(root: Path, every: Sequence[_Found]) -> None:
+    _log_first(logging.INFO, "%s: left out: %s of runs, first: %s", root, "folder", [found.runs for found in every])
+    message = "%s: left out: %s of formats that are not read, first: %s; convert them to JPEG, PNG or WebP"
+    _log_first(logging.WARNING, message, root, "image", [found.unread for found in every])
+
+
+def _log_first(level: int, message: str, root: Path, noun: str, every: Sequence[_LeftOut]) -> None:
+    count = sum(left_out.count for left_out in every)
+    if count:
+        first = min(left_out.first for left_out in every if left_out.count)
+        log_once(level, message, display(str(root)), counted(count, noun), display(os.path.relpath(first, root)))
+
+
+def log_once(level: int, message: str, *shown: str) -> None:
+    """Worker 0 logs a message, once in a process; a job opens its images several times."""
+    if rank() == 0:
+        _log(level, message, *shown)
 
 
 @cache
-def _log_once(level: int, message: str, *shown: str) -> None:
-    """Logs a message once in a process; a job opens its images several times."""
+def _log(level: int, message: str, *shown: str) -> None:
     logger.log(level, message, *shown)
 
 
-def _find_images(folder: Path, root: Path, unread: list[str], runs: list[str]) -> list[str]:
-    """Paths of the images in a folder and all folders below it, in no order; not the plots of runs.
+def _find_images(folder: Path, root: Path) -> _Found:
+    """The images in a folder and all folders below it; not the plots of runs.
 
     Args:
         folder: the folder.
         root: the folder that no link may lead out of.
-        unread: list to which the images are added whose format is not read.
-        runs: list to which the folders of runs are added.
     """
-    found: list[str] = []
+    found = _Found()
     # Links may form cycles, and lead up to the folders of other classes.
     real_folders = {str(parent) for parent in Path(os.path.realpath(folder)).parents}
     waiting = [str(folder)]
@@ -95,7 +128,7 @@ def _find_images(folder: Path, root: Path, unread: list[str], runs: list[str]) -
         real_folders.add(real)
         names = names_inside(Path(current), root)
         if current != str(folder) and not _OF_RUNS.isdisjoint(names):
-            runs.append(current)
+            found.runs.add(current)
             continue
         for name, is_folder in names.items():
             path = os.path.join(current, name)
@@ -103,9 +136,9 @@ def _find_images(folder: Path, root: Path, unread: list[str], runs: list[str]) -
                 if name not in ARTIFACTS:
                     waiting.append(path)
             elif is_image(name):
-                found.append(path)
+                found.images.append(path)
             elif _extension(name) in UNREAD_EXTENSIONS:
-                unread.append(path)
+                found.unread.add(path)
     return found
 
 
@@ -120,19 +153,17 @@ def image_paths(folder: Path, root: Path | None = None) -> list[str]:
         MissingDataError: there is no such folder.
         DataError: there are no images, a folder cannot be read, or a link leads out of `root`.
     """
-    unread: list[str] = []
-    runs: list[str] = []
     try:
         require_folder(folder, "it must hold images, or folders of them")
-        found = _find_images(folder, folder if root is None else root, unread, runs)
+        found = _find_images(folder, folder if root is None else root)
     except DataError:
         raise
     except OSError as error:
         raise DataError(f"{printable(str(folder))}: cannot be read: {first_line(error)}") from error
-    if not found:
-        raise DataError(_no_images(folder, unread))
-    _log_left_out(folder, unread, runs)
-    paths = map(os.fsdecode, relative(found, folder))
+    if not found.images:
+        raise DataError(_no_images(folder, found))
+    _log_left_out(folder, [found])
+    paths = map(os.fsdecode, relative(found.images, folder))
     return sorted(paths, key=lambda path: ("/" in path, path.split("/")))
 
 

@@ -14,6 +14,7 @@ from ssl_sec.data.folders.listing import (
     holds_images,
     images_below,
     is_image,
+    log_once,
     names_inside,
     relative,
     require_folder,
@@ -22,8 +23,6 @@ from ssl_sec.data.image_set import UNLABELLED, ImageSet, Split
 from ssl_sec.data.selection.class_splits import require_disjoint
 from ssl_sec.data.stores import FileStore, from_store
 from ssl_sec.errors import DataError, MissingDataError, check_option, counted, first_line, printable
-
-logger = logging.getLogger("ssl_sec.data")
 
 TEST_FOLDERS = ("test", "val")  # names of the folder of test images; the first that exists is used
 QUERY_AND_GALLERY = ("query", "gallery")  # in place of it
@@ -64,8 +63,7 @@ def open_folder(
     check_option("split", split, Split)
     root = Path(root)
     try:
-        require_folder(root, _LAYOUT)
-        train = _find_train(root)
+        train = find_train_folder(root)
         folders = (train,) if split == "train" else _find_test(root)
         if split == "train":
             _warn_of_names(root, train, needs_gallery=shared_classes is False)
@@ -111,8 +109,13 @@ def find_test_folders(root: Path) -> tuple[Path, ...]:
     return tuple(parts)
 
 
-def _find_train(root: Path) -> Path:
-    """The folder of the training images: without splits, the whole folder."""
+def find_train_folder(root: Path) -> Path:
+    """The folder of the training images: without splits, the whole folder.
+
+    Raises:
+        MissingDataError: the folder does not exist, or there are test images without root/train/.
+    """
+    require_folder(root, _LAYOUT)
     if (root / "train").is_dir():
         return root / "train"
     if found := find_test_folders(root):
@@ -148,7 +151,8 @@ def _warn_of_names(root: Path, train: Path, *, needs_gallery: bool) -> None:
     splits = ("train", *TEST_FOLDERS, *(QUERY_AND_GALLERY if has_both or is_error else ()))
     if train == root:
         if capitals := [f"{display(name)}/" for name in folders if name.lower() in splits]:
-            logger.warning(
+            log_once(
+                logging.WARNING,
                 "%s: all images are trained on, those in %s too; splits are named train/ and test/",
                 display(str(root)),
                 ", ".join(capitals),
@@ -156,7 +160,8 @@ def _warn_of_names(root: Path, train: Path, *, needs_gallery: bool) -> None:
         return
     others = [name for name in folders if name not in splits and name not in ARTIFACTS and not name.startswith(".")]
     if unread := [f"{display(name)}/" for name in others if holds_images(root / name)]:
-        logger.warning(
+        log_once(
+            logging.WARNING,
             "%s: the images in %s%s are not read, as train/ is there; rename train/ if it is one of the classes",
             display(str(root)),
             ", ".join(unread[:5]),
@@ -183,11 +188,13 @@ def _list_classes(
     for folder in folders:
         if unknown := [name for name, place in found if place.parent == folder and name not in classes]:
             listed = ", ".join(map(display, unknown[:5]))
-            raise DataError(f"{printable(str(folder))}: classes that {train.name} does not have: {listed}")
+            only_own = all(name not in classes for name in present)
+            hint = "; metric learning takes splits of different classes (in Python, shared_classes=False)" * only_own
+            raise DataError(f"{printable(str(folder))}: classes that {train.name} does not have: {listed}{hint}")
         beside = [name for name, is_folder in names_inside(folder, root).items() if is_image(name) and not is_folder]
         if beside:
             shown = display(str(folder)), counted(len(beside), "image"), display(beside[0])
-            logger.warning("%s: left out: %s beside the class folders, first: %s", *shown)
+            log_once(logging.WARNING, "%s: left out: %s beside the class folders, first: %s", *shown)
     paths: list[bytes] = []
     labels: list[int] = []
     every = images_below([place for _, place in found], root, _LAYOUT)
@@ -206,7 +213,8 @@ def _has_classes(folder: Path, root: Path) -> bool:
     beside = [name for name, is_folder in names.items() if is_image(name) and not is_folder]
     if has_folders and beside:
         shown = display(str(folder)), counted(len(beside), "image"), display(beside[0])
-        logger.warning(
+        log_once(
+            logging.WARNING,
             "%s: the folders are not taken as classes, because of %s beside them, first: %s; "
             "data.labels=true takes them, data.labels=false says that they are none",
             *shown,

@@ -29,6 +29,8 @@ CACHE_LAYOUT = 1
 
 # Time since the last opening after which a copy is removed if its files have changed.
 _KEPT_S = 30 * 24 * 3600
+# Time without a write after which a copy that is not finished is one of a process that was killed.
+_ABANDONED_S = 3600
 
 
 def cached_table(parquet_files: ParquetFiles, cache_folder: Path) -> Path:
@@ -36,6 +38,7 @@ def cached_table(parquet_files: ParquetFiles, cache_folder: Path) -> Path:
 
     Copies that were made before the same files changed are removed once no process has opened them for 30 days: a
     process on another machine with this folder may still map them. On one machine, a mapped file stays readable.
+    Unfinished copies of processes that were killed are removed once nobody has written to them for an hour.
 
     Args:
         parquet_files: files to copy.
@@ -50,9 +53,12 @@ def cached_table(parquet_files: ParquetFiles, cache_folder: Path) -> Path:
     stamps = _stamps(parquet_files)
     of_files = _digest(parquet_files, [address for address, *_ in stamps])[:16]
     path = cache_folder / f"{of_files}-{_digest(parquet_files, stamps)}.arrow"
+    with suppress(OSError):  # a folder that cannot be read; first, as the copy may need the space
+        _remove_unfinished(cache_folder.glob(f".{of_files}-*.arrow.*"))
     made_table(path, lambda file: _write_table(parquet_files, file))
-    with suppress(OSError):  # a folder that cannot be written
+    with suppress(OSError):  # a file that cannot be written
         os.utime(path, (time.time(), path.stat().st_mtime))
+    with suppress(OSError):
         _remove_former(path, cache_folder.glob(f"{of_files}-*.arrow"))
     return path
 
@@ -76,15 +82,26 @@ def _digest(parquet_files: ParquetFiles, of_files: list[Any]) -> str:
 def _remove_former(path: Path, copies: Iterable[Path]) -> None:
     """Removes the copies beside `path` that were not opened for long, and logs the others."""
     for copy in copies:
-        about = copy.stat()
         if copy == path:
             continue
-        if time.time() - about.st_atime > _KEPT_S:
-            copy.unlink()
-            found = "removed"
-        else:
-            found = "removed 30 days after it was last opened; delete it earlier if no run reads it"
-        logger.info("%s: a copy of %.1f MiB from before its files changed: %s", copy, about.st_size / 2**20, found)
+        with suppress(OSError):  # it cannot be removed, or another process removes it now
+            about = copy.stat()
+            if time.time() - about.st_atime > _KEPT_S:
+                copy.unlink()
+                found = "removed"
+            else:
+                found = "removed 30 days after it was last opened; delete it earlier if no run reads it"
+            logger.info("%s: a copy of %.1f MiB from before its files changed: %s", copy, about.st_size / 2**20, found)
+
+
+def _remove_unfinished(copies: Iterable[Path]) -> None:
+    """Removes the temporary files of `ssl_sec.files.replaced` that processes have left behind."""
+    for copy in copies:
+        with suppress(OSError):
+            about = copy.stat()
+            if time.time() - about.st_mtime > _ABANDONED_S:
+                copy.unlink()
+                logger.info("%s: an unfinished copy of %.1f MiB: removed", copy, about.st_size / 2**20)
 
 
 def _write_table(parquet_files: ParquetFiles, file: BinaryIO) -> None:

@@ -58,6 +58,8 @@ def made_table(path: Path, write: Callable[[BinaryIO], None]) -> Any:
 
 
 def _is_table(path: Path) -> bool:
+    if not path.exists():  # removed, although this process may still have it mapped
+        return False
     try:
         mapped_table(path)
     except (OSError, ValueError) as error:

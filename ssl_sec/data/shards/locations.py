@@ -33,7 +33,7 @@ def find_files(locations: Locations, kind: str, keys: str = _KEYS) -> list[File]
 
     Raises:
         MissingDataError: a path does not exist, or a glob matches nothing.
-        DataError: the file system is unknown or does not answer, or a file is found twice.
+        DataError: the file system is unknown or does not answer, a range is empty, or a file is found twice.
     """
     found: list[File] = []
     given = [locations] if isinstance(locations, str | Path) else locations
@@ -104,8 +104,13 @@ def query_mask(
 
 
 def stamp(file_system: AbstractFileSystem, path: str) -> list[str]:
-    """A file's address, size and modification time, which show whether it has changed."""
-    info = file_system.info(path)
+    """A file's address, size and modification time, which show whether it has changed.
+
+    Raises:
+        DataError: it is not there, or its storage does not answer.
+    """
+    with one_line(path):
+        info = file_system.info(path)
     # Each storage has its own name for the modification time; the last keys are for stores that never overwrite.
     times = ("mtime", "LastModified", "last_modified", "updated", "ETag", "etag", "created")
     changed = next((str(info[key]) for key in times if info.get(key)), "")
@@ -146,11 +151,17 @@ def _address(file: File) -> str:
 
 
 def _in_range(location: str) -> Iterator[str]:
-    """The locations of a range of numbers, with leading zeros; the location itself if it has no range."""
+    """The locations of a range of numbers, with leading zeros; the location itself if it has no range.
+
+    Raises:
+        DataError: the last number is below the first.
+    """
     match = _RANGE.search(location)
     if match is None:
         yield location
         return
     first, last = match.groups()
+    if int(first) > int(last):
+        raise DataError(f"{printable(location)}: the range {match[0]} is empty; allowed: {{{last}..{first}}}")
     for number in range(int(first), int(last) + 1):
         yield from _in_range(f"{location[: match.start()]}{number:0{len(first)}d}{location[match.end() :]}")

@@ -9,13 +9,12 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ssl_sec.data.decode import AS_THEY_ARE, Decoding
+from ssl_sec.data.folders.listing import log_once
 from ssl_sec.data.image_set import CACHE_FOLDER, UNLABELLED, ImageSet, Locations, Split, check_num_classes
 from ssl_sec.data.shards.gallery import QueriesAndGallery, all_locations
 from ssl_sec.data.shards.streamed import streamed
 from ssl_sec.data.stores import decode_all, first_shape, from_store
 from ssl_sec.errors import ConfigError, MissingDataError, check_option
-
-logger = logging.getLogger("ssl_sec.data")
 
 
 def open_webdataset(
@@ -58,7 +57,7 @@ def open_webdataset(
     shards = tar.open_shards(files, Path(cache_folder).expanduser(), index_folder)
     name = f"webdataset/{split}"
     for reason, (count, first) in shards.left_out.items():
-        logger.warning("%s: %d %s, first: %s", name, count, reason, first)
+        log_once(logging.WARNING, "%s: %s %s, first: %s", name, str(count), reason, first)
     labels = shards.labels
     encoded = (
         (shards.image_name(block, row), image, int(label))

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
@@ -194,8 +194,7 @@ def open_shards(files: Sequence[File], cache_folder: Path, index_folder: str | N
 
 
 def _digest(file: File) -> str:
-    with one_line(file[1]):
-        return hashlib.sha256(json.dumps([_LAYOUT, stamp(*file)]).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([_LAYOUT, stamp(*file)]).encode()).hexdigest()[:32]
 
 
 def _index(file: File, digest: str, cache_folder: Path, shared: SharedFolder | None) -> pa.Table:
@@ -240,7 +239,8 @@ def _scan(file: File) -> pa.Table:
         file_system.open(path, "rb", cache_type="readahead") as opened,
         _archive(opened, path) as archive,
     ):
-        for member in archive:
+        while (member := archive.next()) is not None:
+            cast(Any, archive).members.clear()  # those of all samples, which it keeps, need more memory than the index
             folder, _, base = member.name.rpartition("/")
             stem, _, extension = base.partition(".")
             key = f"{folder}/{stem}"

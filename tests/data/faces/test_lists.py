@@ -92,7 +92,7 @@ def test_names_that_are_not_utf_8(path):
 
 
 def test_pairs_of_videos(path):
-    path.write_text(SPLITS_HEADER + "1, 1, Ann/0, Bob/3, 0\n1, 2, Ann/0, Ann/1, 1\n10, 1, Bob/3, Ann/1, 0\n")
+    path.write_text(SPLITS_HEADER + "1, 1, Ann/0, Bob/3, 0\n1, 2, Ann/0, Ann/1, 1\n10, 1, Bob/3, Ann/1, 0\n\n")
     pairs = read_video_pairs(path)
     assert pairs.videos == ("Ann/0", "Bob/3", "Ann/1")
     assert pairs.first.tolist() == [0, 0, 1] and pairs.second.tolist() == [1, 2, 2]

@@ -167,7 +167,8 @@ def test_a_table_of_a_folder(tmp_path):
     assert shown(pairs) == [(1, 2, True, 0), (3, 4, False, 1)]
     assert pairs.people == {"Ann_Li", "Bo", "Cy"} and len(pairs.images) == 4
     unfolded = "\ufeffsame,second,first\r\n1,Ann_Li_0002.png,Ann_Li_0001.jpg\r\n0,Cy_0001.jpg,Bo_0003.jpg\r\n"
-    assert shown(open_pair_table(*write_table(tmp_path, unfolded))) == [(1, 2, True, 0), (3, 4, False, 0)]
+    for table in (unfolded, f"{unfolded}\r\n\n"):
+        assert shown(open_pair_table(*write_table(tmp_path, table))) == [(1, 2, True, 0), (3, 4, False, 0)]
 
 
 def test_a_folder_without_people(tmp_path):
@@ -294,3 +295,16 @@ def test_configs_open_their_sets(tmp_path):
     for name, config in opened.items():
         pairs = config.open(Decoding(image_size_px=4, num_channels=1))
         assert pairs.name == name and pairs.images.image_shape == (1, 4, 4)
+
+
+def test_lists_of_pairs_are_checked_without_their_images(tmp_path):
+    file = tmp_path / "a.bin"
+    file.write_bytes(pickle.dumps(([b"not decoded"] * 22, SAME), 4))
+    BinPairsConfig(path=str(file)).require_list()
+    for content, message in ((IMAGES[:-1], "21 images and 11 pairs"), (["text"] * 22, "image 0: found str")):
+        file.write_bytes(pickle.dumps((content, SAME), 4))
+        assert message in line(BinPairsConfig(path=str(file)).require_list)
+    table, root = map(str, write_table(tmp_path, "first,second,same\na.png,b.png,1\n"))
+    assert line(PairTableConfig(pairs=table, images=root).require_list) == (
+        f"{table}: all 1 pairs show one person; both are needed"
+    )

@@ -164,6 +164,14 @@ def test_a_truncated_file_names_the_record(tmp_path, index, whole, left, number)
     assert f"train.rec record {number}: truncated, " in line(lambda: open_records(root))
 
 
+def test_a_file_may_end_at_any_byte_of_a_record(tmp_path):
+    before = len(record(PLAIN[0]))
+    for left in range(48):
+        root = write_records(tmp_path / str(left), dict(list(PLAIN.items())[:2]))
+        (root / "train.rec").write_bytes((root / "train.rec").read_bytes()[: before + left])
+        assert line(lambda root=root: open_records(root)).startswith(f"{root}/train.rec record 1: truncated, ")
+
+
 def test_a_file_that_ends_between_records(tmp_path):
     root = write_records(tmp_path, PLAIN)
     (root / "train.rec").write_bytes((root / "train.rec").read_bytes()[: -len(record(PLAIN[3]))])
@@ -231,6 +239,22 @@ def test_a_folder_instead_of_a_file(tmp_path, file):
     (root / file).mkdir()
     kind = MissingDataError if file == "train.rec" else DataError
     assert line(lambda: open_records(root), kind).startswith(f"{root / file}: ")
+
+
+def test_a_replaced_file_is_read_anew(tmp_path):
+    for first in (1, 101):
+        root = write_records(tmp_path / str(first), {key: entry(key % 2, plain(first + key)) for key in range(6)})
+        (tmp_path / "faces").mkdir(exist_ok=True)
+        for path in root.iterdir():
+            path.replace(tmp_path / "faces" / path.name)
+        images = open_records(tmp_path / "faces", Decoding(resident_limit_mib=0))
+        assert values(images.read(torch.arange(6))) == [first + key for key in range(6)]
+
+
+def test_an_offset_near_the_largest_number(tmp_path):
+    root = write_records(tmp_path, PLAIN)
+    (root / "train.idx").write_text(f"0\t{2**63 - 8}\n")
+    assert line(lambda: open_records(root)).startswith(f"{root / 'train.rec'} record 0: truncated")
 
 
 def test_labels_may_begin_anywhere_in_a_large_file(tmp_path):

@@ -4,6 +4,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -285,6 +286,54 @@ def test_copies_of_changed_files_are_removed_when_they_are_old(tmp_path, file, c
     assert not caplog.messages and time.time() - second.stat().st_atime < month
 
 
+def test_a_copy_that_cannot_be_removed_leaves_the_others_to_be_removed(tmp_path, file, monkeypatch):
+    folder = tmp_path / "cache"
+    made: list[Path] = []
+    for second in range(3):
+        os.utime(file, (0, second))
+        made.append(cache.cached_table(inspect(file), folder))
+    for path in made:
+        os.utime(path, (0, path.stat().st_mtime))
+    refused, unlink = [], Path.unlink
+
+    def refuse_once(path, **options):
+        if path in made and not refused:
+            refused.append(path)
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", refuse_once)
+    cache.cached_table(inspect(file), folder)
+    assert {path for path in made if path.exists()} == {*refused, made[-1]} and len(refused) == 1
+
+
+def test_an_unfinished_copy_of_a_killed_process_is_removed_after_an_hour(tmp_path, file, caplog):
+    folder = tmp_path / "cache"
+    whole = cache.cached_table(inspect(file), folder)
+    killed, written = (folder / f".{whole.name}.{name}" for name in ("killed", "written"))
+    for path in (killed, written):
+        path.write_bytes(b"half")
+    os.utime(killed, (time.time(), time.time() - 3610))
+    with caplog.at_level("INFO", "ssl_sec.data"):
+        assert cache.cached_table(inspect(file), folder) == whole
+    assert caplog.messages == [f"{killed}: an unfinished copy of 0.0 MiB: removed"]
+    assert written.exists() and not killed.exists() and whole.exists()
+
+
+def test_a_copy_that_was_removed_while_it_is_mapped_is_made_again(tmp_path, file):
+    path = cache.cached_table(inspect(file), tmp_path / "cache")
+    path.unlink()
+    assert cache.cached_table(inspect(file), tmp_path / "cache") == path and path.exists()
+
+
+def test_a_file_that_is_gone_before_it_is_copied_is_one_line(tmp_path, file):
+    files = inspect(file)
+    file.unlink()
+    for use in (cache.digest, lambda files: cache.cached_table(files, tmp_path / "cache")):
+        with pytest.raises(MissingDataError, match=f"^{file}: no such file"):
+            use(files)
+
+
 def test_a_full_disk_is_one_line(tmp_path, file, monkeypatch):
     def write(files, target):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -324,4 +373,4 @@ def test_processes_can_make_the_cache_concurrently(tmp_path, file, monkeypatch):
     with ThreadPoolExecutor(6) as pool:
         paths = list(pool.map(lambda _: cache.cached_table(files, tmp_path / "cache"), range(6)))
     assert len(set(paths)) == 1 and len(written) == 1
-    assert not list((tmp_path / "cache").glob("*.tmp"))
+    assert sorted(path.suffix for path in (tmp_path / "cache").iterdir()) == [".arrow", ".lock"]

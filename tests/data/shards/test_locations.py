@@ -44,3 +44,9 @@ def test_a_list_as_in_webdataset_is_refused(tmp_path, files):
     assert file_system.cat_file(path) == files[0].read_bytes()
     ((file_system, path),) = find_files(f"tar://a.png::file://{files[0]}", "tar")
     assert file_system.cat_file(path) == plain(1)
+
+
+def test_an_empty_range_is_refused_also_beside_other_files(tmp_path, files):
+    location = f"{tmp_path}/{{0..1}}-{{10..9}}.tar"
+    expected = f"{location.replace('{0..1}', '0')}: the range {{10..9}} is empty; allowed: {{9..10}}"
+    assert line(lambda: find_files([files[0], location], "tar"), DataError) == expected

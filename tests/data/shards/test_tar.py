@@ -12,6 +12,7 @@ import torch
 from ssl_sec.data.config import WebDatasetConfig
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.decode import Decoding
+from ssl_sec.data.folders import listing
 from ssl_sec.data.image_set import UNLABELLED, EncodedImages, ResidentImages
 from ssl_sec.data.shards import tar
 from ssl_sec.data.shards.locations import find_files
@@ -49,6 +50,24 @@ def write_shards(folder, num_shards=3, num_images=5, labelled=True):
 
 def opened(tmp_path, location, **more):
     return open_webdataset("train", location, None, cache_folder=tmp_path / "cache", **more)
+
+
+def test_a_scan_keeps_few_members_of_a_shard(tmp_path, monkeypatch):
+    alive, most = set(), []
+
+    class Member(tarfile.TarInfo):
+        def __init__(self, name=""):
+            super().__init__(name)
+            alive.add(id(self))
+            most.append(len(alive))
+
+        def __del__(self):
+            alive.discard(id(self))
+
+    write_shards(tmp_path, num_shards=1, num_images=40)
+    monkeypatch.setattr(tarfile.TarFile, "tarinfo", Member)
+    assert len(opened(tmp_path, tmp_path / "00.tar")) == 40
+    assert len(most) >= 120 and max(most) < 10
 
 
 @pytest.mark.parametrize(
@@ -113,6 +132,7 @@ def test_images_whose_names_have_a_further_dot_are_counted_in_one_warning(tmp_pa
     location = str(tmp_path / "{0..2}.tar")
     for _ in range(2):  # scanned, and from the cached index
         mapped_table.cache_clear()
+        listing._log.cache_clear()
         caplog.clear()
         assert values(opened(tmp_path, location).read(torch.arange(4))) == [0, 1, 2, 3]
         assert caplog.messages == [
@@ -120,7 +140,8 @@ def test_images_whose_names_have_a_further_dot_are_counted_in_one_warning(tmp_pa
             f"{tmp_path}/1.tar member b.0.png"
         ]
     caplog.clear()
-    opened(tmp_path, str(tmp_path / "0.tar"))
+    for quiet in (location, tmp_path / "0.tar"):  # told already, and without such images
+        opened(tmp_path, str(quiet))
     assert caplog.messages == []
 
 
