@@ -218,6 +218,13 @@ def test_pixels_are_features_and_embeddings_without_a_network():
         HEAD_CONFIGS["identity"](dim=47).build(encoder.num_features, 0)
 
 
+def test_networks_without_weights_take_no_file():
+    with pytest.raises(ConfigError, match="^encoder.weights: found 'w.pt', must be null: the pixels have no weights$"):
+        PixelsConfig(weights="w.pt")
+    with pytest.raises(ConfigError, match="^head.weights: found 'w.pt', must be null: head=identity has no weights$"):
+        HEAD_CONFIGS["identity"](dim=5, weights="w.pt")
+
+
 @pytest.mark.parametrize(
     "config",
     [HEAD_CONFIGS[name](dim=5) for name in ("mlp", "bn_fc", "fc", "fc_bn", "maxout")],
