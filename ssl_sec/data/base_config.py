@@ -23,6 +23,8 @@ _GENERIC_WORDS = frozenset(("", "data", "dataset", "images", "img", "train", "tr
 _OF_TEST_IMAGES = frozenset(("test", "query", "gallery"))
 # A URL of fsspec, which may be chained, or a pattern: whether there are such files is known once they are opened.
 _URL_OR_PATTERN = re.compile(r"://|::|[*?\[{]")
+# Published sets whose images are small.
+_SMALL_SETS = ("digits", "mnist", "cifar10", "cifar100")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,11 @@ class DataSetConfig(Settings, key="data", is_base=True):
     def channels(self) -> int:
         """Channels of the images: 3 for colours, 1 for grey."""
         return 3
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether its training images open in a second: those of a published set that needs no download."""
+        return self.name in _SMALL_SETS and not getattr(self, "download", False)
 
     @property
     def read_size_px(self) -> int | None:

@@ -10,7 +10,7 @@ import torch
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.data.samplers import worker_counts
+from ssl_sec.data.samplers import check_batch_size, worker_counts
 from ssl_sec.effects import NoEffect
 from ssl_sec.errors import MissingDataError
 from ssl_sec.evaluation.config import ProbeConfig
@@ -201,6 +201,7 @@ class TrainingConfig(RunConfig, is_base=True):
         """Checks that the files which the run reads exist on this machine, and can be read as far as they are small.
 
         Raises:
+            ConfigError: a batch has more images than a set that opens in a second.
             DataError: one does not exist, or a list of images that are left out cannot be read.
             StorageError: a file of weights cannot be read as such, or has those of another encoder or head.
         """
@@ -209,6 +210,12 @@ class TrainingConfig(RunConfig, is_base=True):
             self._require_encoder_weights(Path(self.encoder.weights).expanduser())
         if self.head.weights is not None:
             self._require_head_weights(Path(self.head.weights).expanduser())
+        if self.data.is_at_hand:
+            check_batch_size(self.global_batch_size, self.num_trained_on(self.data.open("train")))
+
+    def num_trained_on(self, image_set: ImageSet) -> int:
+        """How many images of a training split the run trains on, at most."""
+        return len(image_set)
 
     def _require_encoder_weights(self, path: Path) -> None:
         if isinstance(self.encoder, TimmConfig):  # whose layers may depend on the size of the images

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
@@ -28,12 +27,8 @@ from ssl_sec.evaluation.classification.logistic import mean_per_class
 from ssl_sec.evaluation.features import readable_rows
 from ssl_sec.evaluation.linear_probe import confusion_of, top5_accuracy, top_k_accuracy
 from ssl_sec.evaluation.splits import (
-    labelled_share,
-    labelled_subset,
     opening_test_images,
-    require_held_out,
     require_same_classes,
-    stratified_split,
     with_test_images,
 )
 from ssl_sec.networks import Encoder, Network
@@ -211,29 +206,9 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
 
 
 def labelled_images(config: FinetuneConfig, train_set: ImageSet) -> LabelledImages:
-    """The images that are trained on and those that are watched, drawn by the seed.
-
-    Held-out images are the same for any number of labels. The share of labels refers to all training images; if fewer
-    images remain beside the held-out ones, as with a share of 1, all of them are labelled.
-
-    Args:
-        config: the run's configuration.
-        train_set: all training images.
-
-    Raises:
-        ConfigError: a class has fewer images than labels.
-        DataError: no image can be held out.
-    """
-    labels, kept, held_out = train_set.labels, torch.arange(len(train_set)), None
-    if config.held_out_share > 0:
-        kept, held_out = stratified_split(labels, config.held_out_share, config.seed)
-        require_held_out(held_out, train_set.name)
-    left = labels.cpu()[kept]
-    if config.labels_per_class is not None:
-        chosen = labelled_subset(left, config.labels_per_class, config.seed, key="labels_per_class")
-    else:
-        chosen = labelled_share(left, config.labels_share, config.seed, of=labels.cpu().bincount())
-    trained_on = subset(train_set, kept[chosen], "labelled")
+    """The images that are trained on and those that are watched; errors as for `FinetuneConfig.divided`."""
+    chosen, held_out = config.divided(train_set)
+    trained_on = subset(train_set, chosen, "labelled")
     watched = trained_on if held_out is None else subset(train_set, held_out, "held out")
     return LabelledImages(
         trained_on=trained_on,
