@@ -37,6 +37,7 @@ from ssl_sec.recipes.assembly import RunStore, assemble, building_for, extractor
 from ssl_sec.recipes.finetuning.config import TEST_SEED, FinetuneConfig
 from ssl_sec.recipes.finetuning.objective import MixedObjective
 from ssl_sec.recipes.stopping import until_a_stop
+from ssl_sec.settings import check
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.recipe import Recipe
 from ssl_sec.training.step import Runtime, log_once
@@ -226,9 +227,11 @@ def build_recipe(config: FinetuneConfig, image_set: ImageSet, runtime: Runtime) 
         runtime: this worker's runtime.
 
     Raises:
-        ConfigError: the encoder has fewer stages than are to be trained, or the workers cannot share the batch, in
-            pairs for mixup.
+        ConfigError: the encoder has fewer stages than are to be trained, the head has outputs for another number of
+            classes, or the workers cannot share the batch, in pairs for mixup.
     """
+    num_classes, dim = len(image_set.class_names), config.head.dim
+    check(dim in (None, num_classes), "head.dim", dim, f"null or {num_classes}, the number of classes")
     batch_size, seed = config.global_batch_size, config.seed
     sampler = ShuffledBatches(num_images=len(image_set), global_batch_size=batch_size, seed=seed)
     views: Views = config.augment.views_for(image_set, seed)
@@ -244,7 +247,7 @@ def build_recipe(config: FinetuneConfig, image_set: ImageSet, runtime: Runtime) 
             freeze_all_but(network.encoder.backbone, config.trained_stages, key="trained_stages")
 
     return assemble(
-        replace(config, head=replace(config.head, dim=len(image_set.class_names))),
+        replace(config, head=replace(config.head, dim=num_classes)),
         image_set,
         runtime,
         sampler=sampler,
