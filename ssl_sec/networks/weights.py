@@ -24,11 +24,12 @@ _UNFIT = " does not fit "
 _STATE_DICTS = ("state_dict", "model", "model_state_dict")
 # Parts of the names of a trained network's moving averages, as in MoCo, BYOL and their reimplementations.
 _AVERAGES = ("momentum", "encoder_k", "target")
-# Keys that a backbone lacks: those of a classifier, and of the batch norm after InsightFace's linear layer (whose
-# name, `features`, is elsewhere the prefix of whole backbones).
+# Keys that a backbone lacks: those of a classifier, of SwAV's head, and of the batch norm after InsightFace's linear
+# layer (whose name, `features`, is elsewhere the prefix of whole backbones).
 _NORM_VALUES = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-_CLASSIFIER_KEYS = ("fc.", "head.", "classifier.", "head_dist.", "last_linear.", "aux1.", "aux2.") + tuple(
-    f"features.{name}" for name in _NORM_VALUES
+_CLASSIFIER_KEYS = (
+    *("fc.", "head.", "classifier.", "head_dist.", "last_linear.", "aux1.", "aux2.", "projection_head.", "prototypes."),
+    *(f"features.{name}" for name in _NORM_VALUES),
 )
 # Keys of the batch norms before and after the linear layer of some heads; the layer alone is not what was trained.
 _HEAD_NORM_KEYS = tuple(f"{layer}.{name}" for layer in ("bn", "features") for name in _NORM_VALUES)
@@ -75,7 +76,7 @@ def load_weights(backbone: nn.Module, path: str | Path) -> bool:
     are interpolated.
 
     Returns:
-        Whether the file also has a classifier, as published weights do; it is left out.
+        Whether the file also has a classifier or SwAV's head, as published weights do; it is left out.
 
     Raises:
         MissingDataError: if there is no such file.

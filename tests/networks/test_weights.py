@@ -106,6 +106,11 @@ def others_checkpoints() -> dict[str, Any]:
                 "projector.0.weight": torch.ones(2, 2),
             }
         },
+        "SwAV": {
+            **{f"module.{name}": value for name, value in state.items()},
+            "module.projection_head.0.weight": torch.ones(2, 2),
+            "module.prototypes.weight": torch.ones(2, 2),
+        },
         "MoCo": {
             "state_dict": {
                 **{name.replace("encoder_q", "encoder_k"): copy[name.split(".", 2)[2]] for name in moco},
