@@ -86,9 +86,9 @@ class _EncoderConfig(Settings, key="encoder"):
                     *(",".join(f"{value:g}" for value in values) for values in usual),
                 )
         if self.freeze_batch_norm:
-            check(self._has_weights, "encoder.freeze_batch_norm", True, "together with encoder.weights=<file>")
             has_some = any(isinstance(module, _BatchNorm) for module in backbone.modules())
             check(has_some, "encoder.freeze_batch_norm", True, "false: the encoder has no batch norm")
+            check(self._has_weights, "encoder.freeze_batch_norm", True, "together with encoder.weights=<file>")
             backbone = freeze_batch_norm(backbone)
         return Encoder(backbone, num_features, mean, std, num_channels)
 

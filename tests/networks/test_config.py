@@ -223,6 +223,8 @@ def test_networks_without_weights_take_no_file():
         PixelsConfig(weights="w.pt")
     with pytest.raises(ConfigError, match="^head.weights: found 'w.pt', must be null: head=identity has no weights$"):
         HEAD_CONFIGS["identity"](dim=5, weights="w.pt")
+    with pytest.raises(ConfigError, match="^encoder.freeze_batch_norm: found true, must be false: the encoder has no "):
+        PixelsConfig(freeze_batch_norm=True).build(3, 8)
 
 
 @pytest.mark.parametrize(
