@@ -86,6 +86,11 @@ class DataSetConfig(Settings, key="data", is_base=True):
         return 3
 
     @property
+    def is_at_hand(self) -> bool:
+        """Whether the set opens at once and needs no files, so that it may be opened to check a configuration."""
+        return False
+
+    @property
     def read_size_px(self) -> int | None:
         """Side that all images are resized and cropped to as they are read; None if they keep their own."""
         return None

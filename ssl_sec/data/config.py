@@ -31,6 +31,11 @@ class DigitsConfig(DataSetConfig):
         """One, grey."""
         return 1
 
+    @property
+    def is_at_hand(self) -> bool:
+        """True."""
+        return True
+
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         return open_digits(split)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from ssl_sec.networks.backbones.googlenet import GOOGLENET_MEAN, GOOGLENET_STD
 from ssl_sec.networks.backbones.ir import IRName
 from ssl_sec.networks.backbones.timm import timm_arguments, timm_scaling
 from ssl_sec.networks.heads import Dim
+from ssl_sec.networks.memory import check_memory
 from ssl_sec.settings import Declared, NotEmpty, Range, Settings, check, declare_settings
 
 logger = logging.getLogger("ssl_sec")
@@ -48,14 +48,6 @@ IMAGENET_SCALING = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Width = Annotated[float, Range(gt=0, le=64)]
 Mean = Annotated[tuple[Annotated[float, Range(ge=-1000, le=1000)], ...], NotEmpty()]
 Std = Annotated[tuple[Annotated[float, Range(ge=1e-6, le=1000)], ...], NotEmpty()]
-
-
-def check_memory(key: str, found: object, module: nn.Module) -> None:
-    """Raises a ConfigError if this machine cannot hold a module's weights, their gradients and momenta."""
-    needed = 3 * sum(each.numel() * each.element_size() for each in module.parameters())
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    allowed = f"less: training its layers needs {needed / 2**30:.0f} GiB, and this machine has {memory / 2**30:.0f}"
-    check(needed <= memory, key, found, allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +86,11 @@ class _EncoderConfig(Settings, key="encoder"):
                     *(",".join(f"{value:g}" for value in values) for values in usual),
                 )
         if self.freeze_batch_norm:
-            check(self._has_weights, "encoder.freeze_batch_norm", True, "together with encoder.weights=<file>")
             has_some = any(isinstance(module, _BatchNorm) for module in backbone.modules())
             check(has_some, "encoder.freeze_batch_norm", True, "false: the encoder has no batch norm")
+            check(self._has_weights, "encoder.freeze_batch_norm", True, "together with encoder.weights=<file>")
             backbone = freeze_batch_norm(backbone)
-        return Encoder(backbone, num_features, mean, std)
+        return Encoder(backbone, num_features, mean, std, num_channels)
 
     @abstractmethod
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
@@ -289,6 +281,10 @@ class PixelsConfig(_EncoderConfig):
     mean: Mean | None = FACE_MEAN
     std: Std | None = FACE_STD
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.weights is None, "encoder.weights", self.weights, "null: the pixels have no weights")
+
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
         """A network without weights."""
         return OwnNetwork(title="the pixels")
@@ -355,6 +351,11 @@ class _HeadConfig(Declared, key="head"):
 
     dim: Dim
     weights: Content | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.component is heads.IdentityHead:
+            check(self.weights is None, "head.weights", self.weights, "null: head=identity has no weights")
 
     def build(self, num_features: int, seed: int) -> nn.Module:
         """The head for an encoder's features, with its initial weights; the seed is that of its dropout."""

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ssl_sec.errors import ConfigError, first_line
+from ssl_sec.errors import ConfigError, DataError, first_line
 from ssl_sec.modes import evaluating
 
 
@@ -21,6 +21,7 @@ class Encoder(nn.Module):
         num_features: width of the backbone's output.
         mean: mean that is subtracted from the pixels, one value for each channel or one for all; 0 as in SimCLR.
         std: divisor of the pixels, likewise, > 0.
+        num_channels: channels of the images; None for any that the backbone takes.
     """
 
     mean: Tensor
@@ -32,10 +33,12 @@ class Encoder(nn.Module):
         num_features: int,
         mean: Sequence[float] = (0.0,),
         std: Sequence[float] = (1.0,),
+        num_channels: int | None = None,
     ) -> None:
         super().__init__()
         self.backbone = backbone
         self.num_features = num_features
+        self.num_channels = num_channels
         self.register_buffer("mean", torch.tensor(list(mean)).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(list(std)).view(-1, 1, 1), persistent=False)
 
@@ -47,9 +50,15 @@ class Encoder(nn.Module):
 
         Raises:
             TypeError: they are whole numbers, as pixels from 0 to 255 are.
+            DataError: they have other channels than the encoder was built for.
         """
         if not images.is_floating_point():
             raise TypeError(f"images: found {images.dtype}, must be floats in [0, 1], as images.float() / 255 is")
+        expected = self.num_channels
+        # A shape is no number while torch.jit records it.
+        is_recorded = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+        if expected is not None and not is_recorded and (images.dim() != 4 or images.shape[1] != expected):
+            raise DataError(f"images: found shape {list(images.shape)}, must be [batch, {expected}, height, width]")
         return self.backbone((images - self.mean) / self.std)
 
 

@@ -82,7 +82,6 @@ def _freeze(backbone: nn.Module, names: Collection[str]) -> None:
     for name, parameter in backbone.named_parameters():
         if name in names:
             parameter.requires_grad_(False)
-    for name, layer in list(backbone.named_modules()):
+    for name, layer in backbone.named_modules():
         if isinstance(layer, _BatchNorm) and f"{name}.weight" in names:
-            above, _, last = name.rpartition(".")
-            backbone.get_submodule(above).add_module(last, replace_batch_norm(layer, FrozenBatchNorm))
+            replace_batch_norm(layer, FrozenBatchNorm)

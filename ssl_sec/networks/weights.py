@@ -24,11 +24,15 @@ _UNFIT = " does not fit "
 _STATE_DICTS = ("state_dict", "model", "model_state_dict")
 # Parts of the names of a trained network's moving averages, as in MoCo, BYOL and their reimplementations.
 _AVERAGES = ("momentum", "encoder_k", "target")
-# Keys that a backbone lacks: those of a classifier, and of the batch norm after InsightFace's linear layer (whose
-# name, `features`, is elsewhere the prefix of whole backbones).
-_CLASSIFIER_KEYS = ("fc.", "head.", "classifier.", "head_dist.", "last_linear.", "aux1.", "aux2.") + tuple(
-    f"features.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+# Keys that a backbone lacks: those of a classifier, of SwAV's head, and of the batch norm after InsightFace's linear
+# layer (whose name, `features`, is elsewhere the prefix of whole backbones).
+_NORM_VALUES = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+_CLASSIFIER_KEYS = (
+    *("fc.", "head.", "classifier.", "head_dist.", "last_linear.", "aux1.", "aux2.", "projection_head.", "prototypes."),
+    *(f"features.{name}" for name in _NORM_VALUES),
 )
+# Keys of the batch norms before and after the linear layer of some heads; the layer alone is not what was trained.
+_HEAD_NORM_KEYS = tuple(f"{layer}.{name}" for layer in ("bn", "features") for name in _NORM_VALUES)
 
 
 class UnfitWeightsError(StorageError):
@@ -72,7 +76,7 @@ def load_weights(backbone: nn.Module, path: str | Path) -> bool:
     are interpolated.
 
     Returns:
-        Whether the file also has a classifier, as published weights do; it is left out.
+        Whether the file also has a classifier or SwAV's head, as published weights do; it is left out.
 
     Raises:
         MissingDataError: if there is no such file.
@@ -105,13 +109,18 @@ def load_head_weights(head: nn.Module, path: str | Path) -> None:
     Raises:
         MissingDataError: if there is no such file.
         StorageError: if it cannot be read.
-        UnfitWeightsError: if its shapes are not the head's.
+        UnfitWeightsError: if its names or shapes are not the head's, or its linear layer has a batch norm that the head
+            lacks.
     """
-    path = Path(path)
-    tensors = _state_dict("head.weights", path)
-    layers = dict(head.named_children())
-    of_layers = {name: value for name, value in tensors.items() if name.partition(".")[0] in layers}
-    head.load_state_dict(_fitting(head, of_layers, "head.weights", path))
+    head.load_state_dict(_head_weights(head, Path(path)))
+
+
+def require_head_weights(head: nn.Module, path: Path) -> None:
+    """Checks that a file has a head's weights; arguments and errors as for `load_head_weights`.
+
+    The head may be on torch's meta device.
+    """
+    _head_weights(head, path)
 
 
 def require_weights(key: str, path: Path) -> None:
@@ -188,6 +197,16 @@ def _backbone_weights(backbone: nn.Module, path: Path) -> tuple[dict[str, Tensor
     kept = {name: value for name, value in tensors.items() if name in wanted or not name.startswith(_CLASSIFIER_KEYS)}
     fitting = _fitting(backbone, resampled_weights(backbone, kept), "encoder.weights", path)
     return fitting, prefix, len(kept) < len(tensors)
+
+
+def _head_weights(head: nn.Module, path: Path) -> dict[str, Tensor]:
+    layers = dict(head.named_children())
+    of_head = {
+        name: value
+        for name, value in _state_dict("head.weights", path).items()
+        if name.partition(".")[0] in layers or name in _HEAD_NORM_KEYS
+    }
+    return _fitting(head, of_head, "head.weights", path)
 
 
 def _without_prefix(tensors: dict[str, Tensor], wanted: Collection[str], path: Path) -> tuple[dict[str, Tensor], str]:

@@ -10,15 +10,16 @@ import torch
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.data.samplers import worker_counts
+from ssl_sec.data.samplers import check_batch_size, worker_counts
 from ssl_sec.effects import NoEffect
 from ssl_sec.errors import MissingDataError
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.losses import PAIR_LOSSES, Loss
 from ssl_sec.losses.angular import DisjointLoss
 from ssl_sec.losses.config import ClassLossConfig, PairLossConfig, TeacherLossConfig
+from ssl_sec.networks import Encoder
 from ssl_sec.networks.config import EncoderConfig, HeadConfig, TimmConfig
-from ssl_sec.networks.weights import require_backbone_weights, require_weights
+from ssl_sec.networks.weights import require_backbone_weights, require_head_weights, require_weights
 from ssl_sec.recipes.tracking import OutputDir, TrackingConfig
 from ssl_sec.settings import Count, Name, Range, Seed, Settings, check
 from ssl_sec.training.config import ConstraintConfig, RayConfig, RuntimeConfig
@@ -27,6 +28,9 @@ from ssl_sec.training.optimisers.layer_rates import LayeredOptimiserConfig
 
 # What a share of test images must be if the encoder has learned from their labels; of the set with that title.
 UNLEARNED = "null: the encoder has learned from the labels of images of {!r}"
+
+# A size that every encoder takes, except for some timm models.
+_ANY_SIZE_PX = 224
 
 # The name of the constraint of a network that is not trained.
 UNTRAINED = "random"
@@ -197,22 +201,51 @@ class TrainingConfig(RunConfig, is_base=True):
         """Checks that the files which the run reads exist on this machine, and can be read as far as they are small.
 
         Raises:
+            ConfigError: a batch has more images than a set that needs no files.
             DataError: one does not exist, or a list of images that are left out cannot be read.
-            StorageError: a file of weights cannot be read as such, or has those of another encoder.
+            StorageError: a file of weights cannot be read as such, or has those of another encoder or head.
         """
         self.data.require_places(with_test=self.reads_test_images)
         if self.encoder.weights is not None:
             self._require_encoder_weights(Path(self.encoder.weights).expanduser())
         if self.head.weights is not None:
-            require_weights("head.weights", Path(self.head.weights).expanduser())
+            self._require_head_weights(Path(self.head.weights).expanduser())
+        if self.data.is_at_hand:
+            check_batch_size(self.global_batch_size, self.num_trained_on(self.data.open("train")))
+
+    def num_trained_on(self, image_set: ImageSet) -> int:
+        """How many images of a training split the run trains on, at most."""
+        return len(image_set)
 
     def _require_encoder_weights(self, path: Path) -> None:
         if isinstance(self.encoder, TimmConfig):  # whose layers may depend on the size of the images
             require_weights("encoder.weights", path)
             return
+        require_backbone_weights(self._encoder_without_values(_ANY_SIZE_PX).backbone, path)
+
+    def _require_head_weights(self, path: Path) -> None:
+        num_features = self._num_features()
+        if num_features is None or self.head.dim is None:  # the number of classes, before the data is opened
+            require_weights("head.weights", path)
+            return
         with torch.device("meta"):
-            encoder = replace(self.encoder, weights=None, freeze_batch_norm=False).build(self.data.channels, 224)
-        require_backbone_weights(encoder.backbone, path)
+            head = replace(self.head, weights=None).build(num_features, self.seed)
+        require_head_weights(head, path)
+
+    def _num_features(self) -> int | None:
+        """The width of the encoder's features; None if it depends on a size of images that is not known yet."""
+        if isinstance(self.encoder, TimmConfig):
+            return None
+        size_px = self.data.read_size_px if self.evaluated_crop is None else None
+        widths = {
+            self._encoder_without_values(each).num_features
+            for each in ((_ANY_SIZE_PX, 2 * _ANY_SIZE_PX) if size_px is None else (size_px,))
+        }
+        return widths.pop() if len(widths) == 1 else None
+
+    def _encoder_without_values(self, image_size_px: int) -> Encoder:
+        with torch.device("meta"):
+            return replace(self.encoder, weights=None, freeze_batch_norm=False).build(self.data.channels, image_size_px)
 
     @property
     def evaluated_crop(self) -> Crop | None:

@@ -39,6 +39,9 @@ class Cosine:
     total_steps: int
     warmup_steps: int = 0
 
+    def __post_init__(self) -> None:
+        _require_lengths(self.total_steps, self.warmup_steps)
+
     def __call__(self, step: int) -> float:
         """The value at the 0-based global step."""
         if step < self.warmup_steps:
@@ -55,11 +58,20 @@ class Polynomial:
     warmup_steps: int = 0
     power: float = 2.0
 
+    def __post_init__(self) -> None:
+        _require_lengths(self.total_steps, self.warmup_steps)
+
     def __call__(self, step: int) -> float:
         """The value at the 0-based global step."""
         if step < self.warmup_steps:
             return self.value * (step + 1) / self.warmup_steps
         return self.value * (1 - _progress(step, self.total_steps, self.warmup_steps)) ** self.power
+
+
+def _require_lengths(total_steps: int, warmup_steps: int = 0) -> None:
+    """Checks numbers of steps; a run without steps, which only measures its network, has schedules, too."""
+    check(total_steps >= 0, "total_steps", total_steps, "≥ 0")
+    check(warmup_steps >= 0, "warmup_steps", warmup_steps, "≥ 0")
 
 
 def _progress(step: int, total_steps: int, warmup_steps: int) -> float:
@@ -73,6 +85,9 @@ class TeacherMomentum:
 
     value: float
     total_steps: int
+
+    def __post_init__(self) -> None:
+        _require_lengths(self.total_steps)
 
     def __call__(self, step: int) -> float:
         """The value at the 0-based global step."""
@@ -100,7 +115,7 @@ class LinearRamp:
     total_steps: int
 
     def __post_init__(self) -> None:
-        check(self.total_steps >= 0, "total_steps", self.total_steps, "≥ 0")
+        _require_lengths(self.total_steps)
 
     def __call__(self, step: int) -> float:
         """The value at the 0-based global step; `value` from the end of the run on."""
@@ -134,7 +149,7 @@ class CappedRamp:
     total_steps: int
 
     def __post_init__(self) -> None:
-        check(self.total_steps >= 0, "total_steps", self.total_steps, "≥ 0")
+        _require_lengths(self.total_steps)
 
     def __call__(self, step: int) -> float:
         """The value at the 0-based global step."""

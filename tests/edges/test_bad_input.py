@@ -14,13 +14,14 @@ from ssl_sec.edges.report.report import run_report
 from ssl_sec.edges.run.driver import require_files
 from ssl_sec.edges.run.worker import Worker, work
 from ssl_sec.errors import MissingDataError, UserError
-from ssl_sec.networks.config import ResNetConfig
+from ssl_sec.networks.config import HEAD_CONFIGS, ResNetConfig
 from ssl_sec.training.config import LocalConfig, RayConfig
 from tests.edges.conftest import QUICK
-from tests.jobs import ablate, align, configured, export, face, metric_learning, pretrain, probe, replay
+from tests.jobs import ablate, align, configured, export, face, finetune, metric_learning, pretrain, probe, replay
 
 JOBS = {
     "pretrain": pretrain,
+    "finetune": finetune,
     "metric_learning": metric_learning,
     "face": face,
     "ablate": ablate,
@@ -195,6 +196,33 @@ def test_weights_of_another_network_leave_neither_a_folder_nor_a_run(refused, tm
     assert refused("pretrain", ["encoder.width=0.125", "encoder.weights=w.pt"], code=4) == grey
     deeper = ["encoder=resnet34", "encoder.width=0.125", "encoder.freeze_batch_norm=true", "encoder.weights=w.pt"]
     assert " does not fit the encoder: conv1.weight has shape (8, 3, 3, 3), " in refused("pretrain", deeper, code=4)
+
+
+def test_weights_of_another_head_leave_neither_a_folder_nor_a_run(refused, tmp_path: Path):
+    torch.save(HEAD_CONFIGS["fc"](dim=5).build(64, 0).state_dict(), tmp_path / "w.pt")
+    given = ["head=fc", "head.weights=w.pt", "encoder.width=0.125"]
+    narrow = "head.weights: w.pt does not fit the head: fc.weight has shape (5, 64), the head (5, 128)"
+    assert refused("pretrain", [*given, "head.dim=5", "encoder.width=0.25"], code=4) == narrow
+    short = "head.weights: w.pt does not fit the head: fc.bias has shape (5,), the head (6,) and 1 more"
+    assert refused("metric_learning", ["experiment=digits_retrieval", *given, "head.dim=6"], code=4) == short
+    faces = ["data=folder", "data.root=.", "encoder=ir18", *given, "head.dim=5"]
+    of_maps = "head.weights: w.pt does not fit the head: fc.weight has shape (5, 64), the head (5, 256)"
+    assert refused("face", [*faces, "data.image_size_px=32"], code=4) == of_maps
+
+
+@pytest.mark.parametrize(
+    ("job", "arguments", "allowed"),
+    [
+        ("pretrain", [], "1437, the number of images; set global_batch_size=1024"),
+        ("pretrain", ["data.max_images=100"], "100, the number of images; set global_batch_size=64"),
+        ("finetune", ["labels_share=0.1"], "142, the number of images; set global_batch_size=128"),
+        ("finetune", ["labels_share=1", "test_share=0.5"], "649, the number of images; set global_batch_size=512"),
+    ],
+)
+def test_batches_of_more_images_than_there_are_leave_neither_a_folder_nor_a_run(refused, job, arguments, allowed):
+    experiment = {"pretrain": "digits", "finetune": "digits_finetune"}[job]
+    given = [f"experiment={experiment}", "global_batch_size=2000", *arguments]
+    assert refused(job, given) == f"global_batch_size: found 2000, must be 1 to {allowed}"
 
 
 def test_data_of_a_cluster_are_looked_for_by_its_workers_alone(tmp_path: Path, monkeypatch):

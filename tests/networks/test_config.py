@@ -7,7 +7,7 @@ import timm
 import torch
 from torch import nn
 
-from ssl_sec.errors import ConfigError, MissingDataError
+from ssl_sec.errors import ConfigError, DataError, MissingDataError
 from ssl_sec.networks import save_weights
 from ssl_sec.networks.config import (
     HEAD_CONFIGS,
@@ -218,6 +218,15 @@ def test_pixels_are_features_and_embeddings_without_a_network():
         HEAD_CONFIGS["identity"](dim=47).build(encoder.num_features, 0)
 
 
+def test_networks_without_weights_take_no_file():
+    with pytest.raises(ConfigError, match="^encoder.weights: found 'w.pt', must be null: the pixels have no weights$"):
+        PixelsConfig(weights="w.pt")
+    with pytest.raises(ConfigError, match="^head.weights: found 'w.pt', must be null: head=identity has no weights$"):
+        HEAD_CONFIGS["identity"](dim=5, weights="w.pt")
+    with pytest.raises(ConfigError, match="^encoder.freeze_batch_norm: found true, must be false: the encoder has no "):
+        PixelsConfig(freeze_batch_norm=True).build(3, 8)
+
+
 @pytest.mark.parametrize(
     "config",
     [HEAD_CONFIGS[name](dim=5) for name in ("mlp", "bn_fc", "fc", "fc_bn", "maxout")],
@@ -239,3 +248,13 @@ def test_a_mean_for_each_channel_needs_as_many_channels():
     assert encoder.build(num_channels=3, image_size_px=8).mean.shape == (3, 1, 1)
     with pytest.raises(ConfigError, match="encoder.mean: .* must be one value, or one for each of 1 channels"):
         encoder.build(num_channels=1, image_size_px=8)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("mean", [(0.5,), (0.1, 0.2, 0.3)])
+@pytest.mark.parametrize("shape", [(2, 1, 8, 8), (2, 4, 8, 8), (2, 8, 8, 3), (3, 8, 8)])
+def test_images_of_other_channels_are_refused(shape, mean):
+    encoder = ResNetConfig(name="resnet18", width=0.125, mean=mean).build(3, 8)
+    found = ", ".join(map(str, shape))
+    with pytest.raises(DataError, match=rf"^images: found shape \[{found}\], must be \[batch, 3, height, width\]$"):
+        encoder(torch.rand(shape))

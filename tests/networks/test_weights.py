@@ -14,7 +14,7 @@ from torch import nn
 
 from ssl_sec.errors import MissingDataError, StorageError
 from ssl_sec.networks import load_head_weights, load_weights, resnet, save_weights, weights
-from ssl_sec.networks.heads import BatchNormLinearHead, LinearBatchNormHead
+from ssl_sec.networks.heads import BatchNormLinearHead, LinearBatchNormHead, LinearHead
 
 CLASSIFIERS = ("fc.", "head.", "classifier.", "head_dist.", "last_linear.", "aux1.fc1.", "aux2.conv.conv.", "features.")
 
@@ -105,6 +105,11 @@ def others_checkpoints() -> dict[str, Any]:
                 **{f"momentum_backbone.{name}": value for name, value in copy.items()},
                 "projector.0.weight": torch.ones(2, 2),
             }
+        },
+        "SwAV": {
+            **{f"module.{name}": value for name, value in state.items()},
+            "module.projection_head.0.weight": torch.ones(2, 2),
+            "module.prototypes.weight": torch.ones(2, 2),
         },
         "MoCo": {
             "state_dict": {
@@ -233,13 +238,23 @@ def test_a_head_loads_only_its_own_layers(tmp_path):
     assert_equal_weights(target, source)
     for head, problem in (
         (LinearBatchNormHead(4, 2), r"fc.bias has shape \(3,\), the head \(2,\) and 5 more"),
-        (BatchNormLinearHead(4, 3), "bn.bias is missing and 3 more"),
+        (BatchNormLinearHead(4, 3), "bn.bias is missing and 8 more"),
     ):
         with pytest.raises(StorageError, match=f"^head.weights: {tmp_path}/w.pt does not fit the head: {problem}$"):
             load_head_weights(head, tmp_path / "w.pt")
     (tmp_path / "w.pt").write_bytes(b"anything")
     with pytest.raises(StorageError, match=f"^head.weights: {tmp_path}/w.pt cannot be read as weights: ."):
         load_head_weights(target, tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize(("kind", "norm"), [(BatchNormLinearHead, "bn"), (LinearBatchNormHead, "features")])
+def test_a_linear_layer_is_not_loaded_without_the_batch_norm_that_it_was_trained_with(tmp_path, kind, norm):
+    save_weights(kind(4, 3), tmp_path / "head.safetensors")
+    into = LinearHead(4, 3)
+    before = into.fc.weight.clone()
+    with pytest.raises(StorageError, match=f"does not fit the head: {norm}.bias is unknown and 4 more$"):
+        load_head_weights(into, tmp_path / "head.safetensors")
+    torch.testing.assert_close(into.fc.weight, before, rtol=0, atol=0)
 
 
 class Foreign:

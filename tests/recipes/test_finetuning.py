@@ -337,6 +337,11 @@ def test_other_seeds_have_other_labels_and_more_labels_contain_fewer():
             ConfigError,
             "^global_batch_size: found 1000, must be 1 to 142, the number of images; set global_batch_size=128$",
         ),
+        (
+            {"head": {"name": "classifier", "dim": 3}},
+            ConfigError,
+            "^head.dim: found 3, must be null or 10, the number of classes$",
+        ),
         ({"loss": {"name": "cross_entropy", "label_smoothing": 1.0}}, ConfigError, "^loss.label_smoothing: found 1.0"),
         ({"optimiser": {"name": "nesterov", "layer_decay": 0.0}}, ConfigError, "^optimiser.layer_decay: found 0.0"),
         ({"optimiser": {"name": "lars"}}, ConfigError, "^optimiser.name: found 'lars'"),

@@ -40,12 +40,16 @@ def test_the_ramp_of_eta_is_0_at_the_start_and_linear():
 @pytest.mark.parametrize(
     ("ramp", "key", "count", "allowed"),
     [
+        (Cosine, "total_steps", -1, "≥ 0"),
+        (Polynomial, "total_steps", -1, "≥ 0"),
+        (TeacherMomentum, "total_steps", -1, "≥ 0"),
+        (lambda value, count: Cosine(value, 9, count), "warmup_steps", -1, "≥ 0"),
         (LinearRamp, "total_steps", -1, "≥ 0"),
         (CappedRamp, "total_steps", -1, "≥ 0"),
         (FaceRamp, "steps_per_epoch", 0, "≥ 1"),
     ],
 )
-def test_a_ramp_of_a_number_of_steps_that_is_not_allowed_is_refused(ramp, key, count, allowed):
+def test_a_schedule_over_a_number_of_steps_that_is_not_allowed_is_refused(ramp, key, count, allowed):
     with pytest.raises(ConfigError, match=f"^{key}: found {count}, must be {allowed}$"):
         ramp(0.25, count)
 

@@ -3,12 +3,22 @@
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, Self
 
+import torch
+from torch import Tensor
+
 from ssl_sec.augment.config import CropConfig
 from ssl_sec.data.config import DataConfig, same_set
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import worker_counts
 from ssl_sec.effects import NoEffect
+from ssl_sec.evaluation.splits import (
+    labelled_share,
+    labelled_subset,
+    require_held_out,
+    stratified_split,
+    with_test_images,
+)
 from ssl_sec.losses.config import CrossEntropyConfig
 from ssl_sec.networks.config import ClassifierConfig
 from ssl_sec.recipes.config import UNLEARNED, CheckpointConfig, TrainingConfig
@@ -129,6 +139,37 @@ class FinetuneConfig(TrainingConfig):
         if are_among_ours and is_whole and same_set(data, self.data, _READING):
             return test_share is not None and data.title in self.start_labels
         return super().has_learned(data, test_share, seed)
+
+    def divided(self, image_set: ImageSet) -> tuple[Tensor, Tensor | None]:
+        """The positions of the labelled images, int64 [labelled], and of the held-out ones, int64 [held_out] or None.
+
+        Both are drawn by the seed. Held-out images are the same for any number of labels. The share of labels refers to
+        all training images; if fewer images remain beside the held-out ones, as with a share of 1, all of them are
+        labelled.
+
+        Args:
+            image_set: all training images.
+
+        Raises:
+            ConfigError: a class has fewer images than labels.
+            DataError: no image can be held out.
+        """
+        labels, kept, held_out = image_set.labels.cpu(), torch.arange(len(image_set)), None
+        if self.held_out_share > 0:
+            kept, held_out = stratified_split(labels, self.held_out_share, self.seed)
+            require_held_out(held_out, image_set.name)
+        left = labels[kept]
+        if self.labels_per_class is not None:
+            chosen = labelled_subset(left, self.labels_per_class, self.seed, key="labels_per_class")
+        else:
+            chosen = labelled_share(left, self.labels_share, self.seed, of=labels.bincount())
+        return kept[chosen], held_out
+
+    def num_trained_on(self, image_set: ImageSet) -> int:
+        """How many images of a training split are labelled."""
+        if self.test_share is not None:
+            image_set, _ = with_test_images(image_set, self.test_share, TEST_SEED)
+        return len(self.divided(image_set)[0])
 
     @property
     def worker_counts(self) -> list[int]:

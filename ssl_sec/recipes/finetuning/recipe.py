@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor, nn
 
 from ssl_sec.augment.mixup import Mixup
@@ -24,21 +23,14 @@ from ssl_sec.data.stores import with_crop
 from ssl_sec.errors import ConfigError
 from ssl_sec.evaluation.classification.scores import Scores, confusion_values, in_parts, top_k_accuracy
 from ssl_sec.evaluation.features import readable_rows
-from ssl_sec.evaluation.splits import (
-    labelled_share,
-    labelled_subset,
-    opening_test_images,
-    require_held_out,
-    require_same_classes,
-    stratified_split,
-    with_test_images,
-)
+from ssl_sec.evaluation.splits import opening_test_images, require_same_classes, with_test_images
 from ssl_sec.networks import Encoder, Network
 from ssl_sec.networks.stages import freeze_all_but
 from ssl_sec.recipes.assembly import RunStore, assemble, building_for, extractor, save_network, train_recipe
 from ssl_sec.recipes.finetuning.config import TEST_SEED, FinetuneConfig
 from ssl_sec.recipes.finetuning.objective import MixedObjective
 from ssl_sec.recipes.stopping import until_a_stop
+from ssl_sec.settings import check
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.recipe import Recipe
 from ssl_sec.training.step import Runtime, log_once
@@ -184,29 +176,9 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
 
 
 def labelled_images(config: FinetuneConfig, train_set: ImageSet) -> LabelledImages:
-    """The images that are trained on and those that are watched, drawn by the seed.
-
-    Held-out images are the same for any number of labels. The share of labels refers to all training images; if fewer
-    images remain beside the held-out ones, as with a share of 1, all of them are labelled.
-
-    Args:
-        config: the run's configuration.
-        train_set: all training images.
-
-    Raises:
-        ConfigError: a class has fewer images than labels.
-        DataError: no image can be held out.
-    """
-    labels, kept, held_out = train_set.labels, torch.arange(len(train_set)), None
-    if config.held_out_share > 0:
-        kept, held_out = stratified_split(labels, config.held_out_share, config.seed)
-        require_held_out(held_out, train_set.name)
-    left = labels.cpu()[kept]
-    if config.labels_per_class is not None:
-        chosen = labelled_subset(left, config.labels_per_class, config.seed, key="labels_per_class")
-    else:
-        chosen = labelled_share(left, config.labels_share, config.seed, of=labels.cpu().bincount())
-    trained_on = subset(train_set, kept[chosen], "labelled")
+    """The images that are trained on and those that are watched; errors as for `FinetuneConfig.divided`."""
+    chosen, held_out = config.divided(train_set)
+    trained_on = subset(train_set, chosen, "labelled")
     watched = trained_on if held_out is None else subset(train_set, held_out, "held out")
     return LabelledImages(
         trained_on=trained_on,
@@ -224,9 +196,11 @@ def build_recipe(config: FinetuneConfig, image_set: ImageSet, runtime: Runtime) 
         runtime: this worker's runtime.
 
     Raises:
-        ConfigError: the encoder has fewer stages than are to be trained, or the workers cannot share the batch, in
-            pairs for mixup.
+        ConfigError: the encoder has fewer stages than are to be trained, the head has outputs for another number of
+            classes, or the workers cannot share the batch, in pairs for mixup.
     """
+    num_classes, dim = len(image_set.class_names), config.head.dim
+    check(dim in (None, num_classes), "head.dim", dim, f"null or {num_classes}, the number of classes")
     batch_size, seed = config.global_batch_size, config.seed
     sampler = ShuffledBatches(num_images=len(image_set), global_batch_size=batch_size, seed=seed)
     views: Views = config.augment.views_for(image_set, seed)
@@ -242,7 +216,7 @@ def build_recipe(config: FinetuneConfig, image_set: ImageSet, runtime: Runtime) 
             freeze_all_but(network.encoder.backbone, config.trained_stages, key="trained_stages")
 
     return assemble(
-        replace(config, head=replace(config.head, dim=len(image_set.class_names))),
+        replace(config, head=replace(config.head, dim=num_classes)),
         image_set,
         runtime,
         sampler=sampler,

@@ -149,7 +149,7 @@ def test_a_taken_name_is_refused_and_generated_names_are_free(stored, s3):
 
 def test_a_run_that_never_started_leaves_nothing(stored, s3):
     with pytest.raises(ConfigError):
-        run_training(PRETRAIN, pretrain_config([*stored, "run_name=impossible", "global_batch_size=100000"]))
+        run_training(PRETRAIN, pretrain_config([*stored, "run_name=impossible", "encoder.mean=[0,0]"]))
     assert Bucket(s3).files() == {}
 
 

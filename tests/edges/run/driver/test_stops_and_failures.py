@@ -350,8 +350,8 @@ def test_a_data_error_leaves_no_folder_and_a_failed_run(tmp_path: Path):
 
 
 def test_a_run_that_failed_at_its_start_is_no_run_to_resume(quick, tmp_path: Path):
-    with pytest.raises(ConfigError, match="^global_batch_size: "):
-        run_training(PRETRAIN, pretrain_config([*quick, "run_name=small", "global_batch_size=100000"]))
+    with pytest.raises(ConfigError, match="^encoder.mean: "):
+        run_training(PRETRAIN, pretrain_config([*quick, "run_name=small", "encoder.mean=[0,0]"]))
     said = "run: found 'small', which has failed or was killed before its first checkpoint; allowed: a finished run"
     for job, given in ((export, ["format=safetensors"]), (embed, ["output=x", "runtime=local"])):
         with pytest.raises(ConfigError, match=f"^{said}$"):
