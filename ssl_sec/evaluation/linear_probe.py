@@ -21,7 +21,7 @@ from torch.nn import functional
 from ssl_sec.data.image_set import check_num_classes
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.arrays import Labels, Rows, as_labelled, require_same_dim
-from ssl_sec.evaluation.classification.scores import Part, Scores, in_parts, top1_accuracy
+from ssl_sec.evaluation.classification.scores import Part, Scores, in_parts, scores_of, top1_accuracy
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.splits import labelled_subset, require_held_out, stratified_split
 from ssl_sec.seeding import derived_seed
@@ -88,7 +88,7 @@ class LinearProbes:
         return in_parts(lambda rows: one.logits(rows)[0], features, labels, self.weight.shape[1])
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ProbeResult(Scores):
     """The result of a linear evaluation on the test set.
 
@@ -285,5 +285,5 @@ def evaluate_probe(
         test_features: features of the test images.
         test_labels: classes of the test images.
     """
-    parts = probes.parts(learning_rate, test_features, test_labels)
-    return ProbeResult.of(parts, learning_rate=learning_rate, held_out_top1=held_out_top1)
+    scores = scores_of(probes.parts(learning_rate, test_features, test_labels))
+    return ProbeResult(**vars(scores), learning_rate=learning_rate, held_out_top1=held_out_top1)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from ssl_sec.evaluation.classification.scores import Scores, confusion_from, confusion_values
+from ssl_sec.evaluation.classification.scores import confusion_from, confusion_values, scores_of
 from ssl_sec.figures.confusion import confusion_figure
 
 
@@ -69,7 +69,7 @@ def test_a_confusion_is_the_same_after_json(num_classes):
     logits = torch.randn(300, num_classes, generator=generator)
     labels = torch.randint(num_classes, (300,), generator=generator)
     logits[:150] += 9 * torch.nn.functional.one_hot(labels[:150], num_classes)
-    found = Scores.of([(logits[:100], labels[:100]), (logits[100:], labels[100:])])
+    found = scores_of([(logits[:100], labels[:100]), (logits[100:], labels[100:])])
     expected = torch.zeros(num_classes, num_classes, dtype=torch.int64)
     for true, predicted in zip(labels.tolist(), logits.argmax(1).tolist(), strict=True):
         expected[true, predicted] += 1

@@ -12,6 +12,7 @@ from ssl_sec.collectives import rank, world_size
 from ssl_sec.data.config import DigitsConfig
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.errors import ConfigError, MissingDataError, Stopped, StorageError
+from ssl_sec.evaluation.classification.scores import scores_of
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.splits import with_test_images
 from ssl_sec.recipes.finetuning import recipe as finetuning
@@ -134,7 +135,7 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path):
 
 @pytest.mark.parametrize(("num_classes", "has_top5"), [(5, False), (6, True)])
 def test_top5_is_reported_with_more_than_five_classes(num_classes, has_top5):
-    metrics = Classified.of([(torch.eye(num_classes), torch.arange(num_classes))]).metrics()
+    metrics = Classified(**vars(scores_of([(torch.eye(num_classes), torch.arange(num_classes))]))).metrics()
     assert ("finetune/top5" in metrics) == has_top5
     assert metrics["finetune/top1"] == 100
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -11,10 +10,8 @@ from torch import Tensor
 from ssl_sec.evaluation.arrays import tiles
 from ssl_sec.evaluation.classification.calibration import Calibration, calibration_of, confidences
 
-# Logits and labels of some of the images.
-Part = tuple[Float[Tensor, "images classes"], Int64[Tensor, " images"]]
-
-Kind = TypeVar("Kind", bound="Scores")
+# Logits and labels of some of the images, one row and one label for each.
+Part = tuple[Float[Tensor, "_ classes"], Int64[Tensor, " _"]]
 
 # Largest number of logits of a part.
 _AT_ONCE = 2**24
@@ -42,7 +39,7 @@ def in_parts(
         yield logits, labels[some].to(logits.device)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Scores:
     """The results of a classifier on images.
 
@@ -61,31 +58,29 @@ class Scores:
     confusion: Int64[Tensor, "classes classes"]
     calibration: Calibration
 
-    @classmethod
-    def of(cls: type[Kind], parts: Iterable[Part], **more: Any) -> Kind:
-        """Measures logits.
 
-        Args:
-            parts: logits and labels, one image or more.
-            more: further attributes.
-        """
-        found: list[tuple[Tensor, ...]] = []
-        num_classes = 0
-        for logits, labels in parts:
-            num_classes = logits.shape[1]
-            hits = is_in_top_k(logits, labels, 1)
-            among_five = is_in_top_k(logits, labels, 5) if num_classes > 5 else hits
-            found.append((hits, among_five, labels, _predicted(logits, labels, hits), *confidences(logits, labels)))
-        hits, among_five, labels, predicted, confidence, is_right = map(torch.cat, zip(*found, strict=True))
-        _, places, counts = labels.unique(return_inverse=True, return_counts=True)
-        return cls(
-            top1=hits.double().mean().item(),
-            top5=among_five.double().mean().item() if num_classes > 5 else None,
-            mean_per_class=(places.bincount(hits.double()) / counts).mean().item(),
-            confusion=_counted(labels, predicted, num_classes),
-            calibration=calibration_of(confidence, is_right),
-            **more,
-        )
+def scores_of(parts: Iterable[Part]) -> Scores:
+    """Measures logits.
+
+    Args:
+        parts: logits and labels, one image or more.
+    """
+    found: list[tuple[Tensor, ...]] = []
+    num_classes = 0
+    for logits, labels in parts:
+        num_classes = logits.shape[1]
+        hits = is_in_top_k(logits, labels, 1)
+        among_five = is_in_top_k(logits, labels, 5) if num_classes > 5 else hits
+        found.append((hits, among_five, labels, _predicted(logits, labels, hits), *confidences(logits, labels)))
+    hits, among_five, labels, predicted, confidence, is_right = map(torch.cat, zip(*found, strict=True))
+    _, places, counts = labels.unique(return_inverse=True, return_counts=True)
+    return Scores(
+        top1=hits.double().mean().item(),
+        top5=among_five.double().mean().item() if num_classes > 5 else None,
+        mean_per_class=(places.bincount(hits.double()) / counts).mean().item(),
+        confusion=_counted(labels, predicted, num_classes),
+        calibration=calibration_of(confidence, is_right),
+    )
 
 
 def top_k_accuracy(logits: Float[Tensor, "images classes"], labels: Int64[Tensor, " images"], k: int) -> float:

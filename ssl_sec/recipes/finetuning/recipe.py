@@ -21,7 +21,7 @@ from ssl_sec.data.samplers import ShuffledBatches, worker_rows
 from ssl_sec.data.shards.streamed import require_any_order
 from ssl_sec.data.stores import with_crop
 from ssl_sec.errors import ConfigError
-from ssl_sec.evaluation.classification.scores import Scores, confusion_values, in_parts, top_k_accuracy
+from ssl_sec.evaluation.classification.scores import Scores, confusion_values, in_parts, scores_of, top_k_accuracy
 from ssl_sec.evaluation.features import readable_rows
 from ssl_sec.evaluation.splits import opening_test_images, require_same_classes, with_test_images
 from ssl_sec.networks import Encoder, Network
@@ -64,7 +64,7 @@ class LabelledImages:
     watched_name: str
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Classified(Scores):
     """The results of a classifier on the test images."""
 
@@ -158,7 +158,7 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
         best.restore()
     log_once(runtime, "measuring the classifier on %s test images", f"{len(test):,}")
     logits, labels = readable_rows(until_a_stop(extract, runtime), runtime.device, test)
-    found = Classified.of(in_parts(lambda rows: rows, logits, labels, logits.shape[1]))
+    found = Classified(**vars(scores_of(in_parts(lambda rows: rows, logits, labels, logits.shape[1]))))
     if runtime.rank == 0:
         store.describe_test_data({f"{config.data.title}/test": test})
         epoch = config.epochs if best is None or best.epoch is None else best.epoch
