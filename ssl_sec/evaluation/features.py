@@ -11,7 +11,7 @@ from ssl_sec.augment.views import unit_range
 from ssl_sec.collectives import gather_rows, max_over_workers, rank, world_size
 from ssl_sec.data.image_set import DecodedImages, ImageSet
 from ssl_sec.data.loading import batches
-from ssl_sec.errors import DataError, first_line, out_of_memory
+from ssl_sec.errors import DataError
 from ssl_sec.evaluation.arrays import as_tensor
 from ssl_sec.modes import evaluating
 from ssl_sec.progress import logged
@@ -51,8 +51,7 @@ def extract_features(
 
     Raises:
         ConfigError: `batch_size` is below 1.
-        DataError: there are no indices, one is outside the set, or the encoder fails on the first images, as one of
-            other channels does.
+        DataError: there are no indices, one is outside the set, or an `Encoder` was built for other channels.
     """
     Range(ge=1).check("batch_size", batch_size)
     indices = _as_indices(image_set, indices)
@@ -72,31 +71,13 @@ def extract_features(
             if before_batch is not None:
                 before_batch()
             images = unit_range(batch.images)
-            images = (images if corrupt is None else corrupt(images, batch.indices)).to(dtype)
-            rows = encoder(images) if done else _first_rows(encoder, images, image_set)
+            rows = encoder((images if corrupt is None else corrupt(images, batch.indices)).to(dtype))
             rows = rows if rows.dtype == torch.float64 else rows.float()
             if not done:
                 features = rows.new_empty((per_worker, *rows.shape[1:]))
             features[done : done + len(rows)], labels[done : done + len(rows)] = rows, batch.labels
             done += len(rows)
     return gather_rows(features)[: len(indices)], gather_rows(labels)[: len(indices)]
-
-
-def _first_rows(encoder: nn.Module, images: Tensor, image_set: ImageSet) -> Tensor:
-    """The features of the first images.
-
-    Raises:
-        DataError: the encoder does not take them.
-    """
-    try:
-        return encoder(images)
-    except RuntimeError as error:
-        if out_of_memory(error) is not None:
-            raise
-        shape = " x ".join(map(str, images.shape[1:]))
-        raise DataError(
-            f"{image_set.name}: found images of {shape}, which the encoder does not take: {first_line(error)}"
-        ) from error
 
 
 def _as_indices(image_set: ImageSet, indices: Indices | None) -> Int64[Tensor, " images"]:

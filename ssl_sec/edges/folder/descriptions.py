@@ -137,7 +137,7 @@ class DataDescription:
         """
         try:
             return {name: from_values(cls, each) for name, each in json.loads(path.read_text()).items()}
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             raise StorageError(f"{path} cannot be read: {first_line(error)}") from error
 
 

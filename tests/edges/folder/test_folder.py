@@ -269,6 +269,13 @@ def test_a_damaged_description_of_the_data_is_one_line(name, folder: RunFolder):
         folder.data()
 
 
+@pytest.mark.parametrize("content", ["[1]", "null", '{"digits/test": 3}', "{"])
+def test_a_damaged_description_of_the_test_images_is_one_line(content, folder: RunFolder):
+    folder.test_data_path.write_text(content)
+    with pytest.raises(StorageError, match=r"/run/test_data.json cannot be read: "):
+        folder.test_data()
+
+
 def test_the_folder_of_a_probe_or_with_a_damaged_configuration_has_no_encoder_to_load(folder: RunFolder):
     folder.encoder_path.write_bytes(b"weights of another run")
     with pytest.raises(ConfigError, match="/run, which holds no trained encoder; allowed: the folder of a run"):
