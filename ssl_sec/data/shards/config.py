@@ -141,8 +141,9 @@ class WebDatasetConfig(_ShardsConfig):
     """Tar shards, <key>.jpg and, with labels, <key>.cls, local or by any fsspec URL: data.train=[…] data.test=[…].
 
     Attributes:
-        index_folder: a folder that all machines see, or an fsspec URL, where they share the places of the images in
-            the shards, which are found once, by all machines together; null if each machine reads all shards for that.
+        index_folder: a folder that all machines see, or an fsspec URL, in which they share the positions of the images
+            in the shards, so that all machines together read each shard once to find them; null if each machine reads
+            all shards.
     """
 
     name: Literal["webdataset"] = "webdataset"
