@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.settings import Range
 
 T = TypeVar("T")
 
@@ -167,5 +168,10 @@ def rounded(cosines: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def tiles(count: int, size: int) -> Iterator[slice]:
-    """Consecutive slices of `size`; the last one has the rest."""
+    """Consecutive slices of `size`, ≥ 1; the last one has the rest.
+
+    Raises:
+        ConfigError: `size` is outside its range.
+    """
+    Range(ge=1).check("size of a part", size)
     return (slice(start, min(start + size, count)) for start in range(0, count, size))

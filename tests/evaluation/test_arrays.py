@@ -120,3 +120,10 @@ def test_measures_of_directions_do_not_depend_on_norms(rows, scale):
     assert found == pytest.approx(expected, abs=1e-6)
     assert uniformity(scaled) == pytest.approx(uniformity(embeddings), abs=1e-5)
     assert alignment(scaled, embeddings) == pytest.approx(0, abs=1e-10)
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_parts_have_one_row_or_more(rows, size):
+    for measure in (lambda: uniformity(rows[0], chunk_size=size), lambda: recall_at_k(*rows, [1], tile_size=size)):
+        with pytest.raises(ConfigError, match=rf"^size of a part: found {size}, must be ≥ 1$"):
+            measure()
