@@ -281,10 +281,6 @@ class PixelsConfig(_EncoderConfig):
     mean: Mean | None = FACE_MEAN
     std: Std | None = FACE_STD
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self.weights is None, "encoder.weights", self.weights, "null: the pixels have no weights")
-
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
         """A network without weights."""
         return OwnNetwork(title="the pixels")
@@ -351,11 +347,6 @@ class _HeadConfig(Declared, key="head"):
 
     dim: Dim
     weights: Content | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.component is heads.IdentityHead:
-            check(self.weights is None, "head.weights", self.weights, "null: head=identity has no weights")
 
     def build(self, num_features: int, seed: int) -> nn.Module:
         """The head for an encoder's features, with its initial weights; the seed is that of its dropout."""

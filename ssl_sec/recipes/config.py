@@ -18,7 +18,7 @@ from ssl_sec.losses import PAIR_LOSSES, Loss
 from ssl_sec.losses.angular import DisjointLoss
 from ssl_sec.losses.config import ClassLossConfig, PairLossConfig, TeacherLossConfig
 from ssl_sec.networks import Encoder
-from ssl_sec.networks.config import EncoderConfig, HeadConfig, TimmConfig
+from ssl_sec.networks.config import EncoderConfig, HeadConfig, PixelsConfig, TimmConfig
 from ssl_sec.networks.weights import require_backbone_weights, require_head_weights, require_weights
 from ssl_sec.recipes.tracking import OutputDir, TrackingConfig
 from ssl_sec.settings import Count, Name, Range, Seed, Settings, check
@@ -201,14 +201,18 @@ class TrainingConfig(RunConfig, is_base=True):
         """Checks that the files which the run reads exist on this machine, and can be read as far as they are small.
 
         Raises:
-            ConfigError: a batch has more images than a set that needs no files.
+            ConfigError: a batch has more images than a set that needs no files, or a network without weights is given
+                some.
             DataError: one does not exist, or a list of images that are left out cannot be read.
             StorageError: a file of weights cannot be read as such, or has those of another encoder or head.
         """
         self.data.require_places(with_test=self.reads_test_images)
         if self.encoder.weights is not None:
+            has_some = not isinstance(self.encoder, PixelsConfig)
+            check(has_some, "encoder.weights", self.encoder.weights, "null: the pixels have no weights")
             self._require_encoder_weights(Path(self.encoder.weights).expanduser())
         if self.head.weights is not None:
+            check(self.head.name != "identity", "head.weights", self.head.weights, "null: head=identity has none")
             self._require_head_weights(Path(self.head.weights).expanduser())
         if self.data.is_at_hand:
             check_batch_size(self.global_batch_size, self.num_trained_on(self.data.open("train")))

@@ -198,6 +198,15 @@ def test_weights_of_another_network_leave_neither_a_folder_nor_a_run(refused, tm
     assert " does not fit the encoder: conv1.weight has shape (8, 3, 3, 3), " in refused("pretrain", deeper, code=4)
 
 
+def test_networks_without_weights_take_no_file(refused, tmp_path: Path):
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "w.pt")
+    given = ["constraint=none", "head.dim=64", "head=identity"]
+    pixels = "encoder.weights: found 'w.pt', must be null: the pixels have no weights"
+    assert refused("pretrain", [*given, "encoder=pixels", "encoder.weights=w.pt"]) == pixels
+    identity = "head.weights: found 'w.pt', must be null: head=identity has none"
+    assert refused("pretrain", [*given, "head.weights=w.pt"]) == identity
+
+
 def test_weights_of_another_head_leave_neither_a_folder_nor_a_run(refused, tmp_path: Path):
     torch.save(HEAD_CONFIGS["fc"](dim=5).build(64, 0).state_dict(), tmp_path / "w.pt")
     given = ["head=fc", "head.weights=w.pt", "encoder.width=0.125"]

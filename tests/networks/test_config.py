@@ -218,15 +218,6 @@ def test_pixels_are_features_and_embeddings_without_a_network():
         HEAD_CONFIGS["identity"](dim=47).build(encoder.num_features, 0)
 
 
-def test_networks_without_weights_take_no_file():
-    with pytest.raises(ConfigError, match="^encoder.weights: found 'w.pt', must be null: the pixels have no weights$"):
-        PixelsConfig(weights="w.pt")
-    with pytest.raises(ConfigError, match="^head.weights: found 'w.pt', must be null: head=identity has no weights$"):
-        HEAD_CONFIGS["identity"](dim=5, weights="w.pt")
-    with pytest.raises(ConfigError, match="^encoder.freeze_batch_norm: found true, must be false: the encoder has no "):
-        PixelsConfig(freeze_batch_norm=True).build(3, 8)
-
-
 @pytest.mark.parametrize(
     "config",
     [HEAD_CONFIGS[name](dim=5) for name in ("mlp", "bn_fc", "fc", "fc_bn", "maxout")],
@@ -258,3 +249,8 @@ def test_images_of_other_channels_are_refused(shape, mean):
     found = ", ".join(map(str, shape))
     with pytest.raises(DataError, match=rf"^images: found shape \[{found}\], must be \[batch, 3, height, width\]$"):
         encoder(torch.rand(shape))
+
+
+def test_pixels_have_no_batch_norm_to_freeze():
+    with pytest.raises(ConfigError, match="^encoder.freeze_batch_norm: found true, must be false: the encoder has no "):
+        PixelsConfig(freeze_batch_norm=True).build(3, 8)

@@ -31,6 +31,13 @@ def test_the_training_of_the_documentation_runs(tmp_path, monkeypatch, capsys):
     assert "probe/top1" in probed.metrics
 
 
+def test_the_pixels_are_a_baseline_that_is_probed(tmp_path):
+    pixels = ["encoder=pixels", "head=identity", "head.dim=64", "constraint=none", "epochs=0", "probe.enabled=true"]
+    quick = [option for option in QUICK if not option.startswith(("encoder.", "epochs="))]
+    run = train("pretrain", *quick, *pixels, "runtime=local", f"output_dir={tmp_path}")
+    assert run.metrics["probe/top1"] > 80
+
+
 def test_own_experiments_are_found_as_by_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own = tmp_path / "mine" / "experiment"
