@@ -40,7 +40,7 @@ def knn_top1(
         num_classes: number of classes.
         k: number of neighbours that vote, ≥ 1; the whole bank if it has fewer.
         temperature: a neighbour at cosine s votes with weight exp(s / temperature), > 0.
-        chunk_size: queries compared at once, ≥ 1. Beside the features, memory grows with queries · k.
+        chunk_size: queries compared at once, ≥ 1. Beside the features, memory grows with queries · (k + num_classes).
 
     Raises:
         ConfigError: `k`, `temperature` or `chunk_size` is outside its range.
@@ -67,13 +67,14 @@ def knn_votes(
     chunk_size: int = 256,
 ) -> Float[Tensor, "queries classes"]:
     """The votes of each query's nearest neighbours for each class; arguments as for `knn_top1`."""
+    bank_labels = bank_labels.to(bank.device)
     nearest = torch.empty(len(queries), 0, device=bank.device)
     classes = torch.empty(len(queries), 0, dtype=torch.int64, device=bank.device)
     # One part of the bank after another: the directions of all rows would take the memory of the features again.
     for part in logged(tiles(len(bank), BANK_ROWS), "kNN", len(bank), size=lambda part: part.stop - part.start):
         rows = unit_rows(bank[part].float())
         is_finite = rows.isfinite().all(1)
-        rows, labels = rows[is_finite], bank_labels.to(bank.device)[part][is_finite]
+        rows, labels = rows[is_finite], bank_labels[part][is_finite]
         found = [_nearest(unit_rows(chunk.to(rows)), rows, labels, k) for chunk in queries.split(chunk_size)]
         both = torch.cat([nearest, torch.cat([cosines for cosines, _ in found])], 1)
         nearest, places = both.topk(min(k, both.shape[1]), dim=1)

@@ -124,7 +124,10 @@ def _counted(labels: Tensor, predicted: Tensor, num_classes: int) -> Int64[Tenso
     if num_classes <= MOST_DENSE_CLASSES:
         return cells.bincount(minlength=num_classes**2).view(num_classes, num_classes).cpu()
     cells, counts = cells.cpu().unique(return_counts=True)
-    places = torch.stack([cells // num_classes, cells % num_classes])
+    return _sparse(torch.stack([cells // num_classes, cells % num_classes]), counts, num_classes)
+
+
+def _sparse(places: Tensor, counts: Tensor, num_classes: int) -> Int64[Tensor, "classes classes"]:
     return torch.sparse_coo_tensor(places, counts, (num_classes, num_classes), check_invariants=True).coalesce()
 
 
@@ -143,5 +146,4 @@ def confusion_from(
     if not isinstance(values, dict):
         return torch.tensor(values)
     places = torch.tensor([values["true"], values["predicted"]])
-    counts = torch.tensor(values["count"])
-    return torch.sparse_coo_tensor(places, counts, (num_classes, num_classes), check_invariants=True).coalesce()
+    return _sparse(places, torch.tensor(values["count"]), num_classes)
