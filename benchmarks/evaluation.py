@@ -45,12 +45,12 @@ from benchmarks.measure import (
 )
 from benchmarks.simclr import draw_images
 from ssl_sec.data.image_set import ResidentImages
+from ssl_sec.evaluation.classification.knn import knn_top1
+from ssl_sec.evaluation.classification.linear_probe import shuffled, train_linear_probes
 from ssl_sec.evaluation.classification.scores import top_k_accuracy
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.features import extract_features
-from ssl_sec.evaluation.knn import knn_top1
-from ssl_sec.evaluation.linear_probe import shuffled, train_linear_probes
 from ssl_sec.evaluation.retrieval import recall_at_k
 from ssl_sec.networks.config import ResNetConfig
 from ssl_sec.training.config import LocalConfig

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from ssl_sec.errors import Stopped as Stopped
     from ssl_sec.errors import StorageError as StorageError
     from ssl_sec.errors import UserError as UserError
+    from ssl_sec.evaluation.classification.knn import knn_top1 as knn_top1
+    from ssl_sec.evaluation.classification.linear_probe import ProbeResult as ProbeResult
+    from ssl_sec.evaluation.classification.linear_probe import linear_probe as linear_probe
     from ssl_sec.evaluation.clustering import kmeans_assignments as kmeans_assignments
     from ssl_sec.evaluation.clustering import nmi_f1 as nmi_f1
     from ssl_sec.evaluation.config import ProbeConfig as ProbeConfig
@@ -46,9 +49,6 @@ if TYPE_CHECKING:
     from ssl_sec.evaluation.faces.verification import kfold_accuracy as kfold_accuracy
     from ssl_sec.evaluation.faces.verification import kfold_accuracy_of_scores as kfold_accuracy_of_scores
     from ssl_sec.evaluation.features import extract_features as extract_features
-    from ssl_sec.evaluation.knn import knn_top1 as knn_top1
-    from ssl_sec.evaluation.linear_probe import ProbeResult as ProbeResult
-    from ssl_sec.evaluation.linear_probe import linear_probe as linear_probe
     from ssl_sec.evaluation.rank import alpha_req as alpha_req
     from ssl_sec.evaluation.rank import rankme as rankme
     from ssl_sec.evaluation.retrieval import RPrecision as RPrecision
@@ -168,8 +168,8 @@ _HOMES = {
     "ssl_sec.evaluation.faces.roc": "ROC equal_error_rate roc tar_at_far",
     "ssl_sec.evaluation.faces.verification": "FoldedAccuracy kfold_accuracy kfold_accuracy_of_scores",
     "ssl_sec.evaluation.features": "extract_features",
-    "ssl_sec.evaluation.knn": "knn_top1",
-    "ssl_sec.evaluation.linear_probe": "ProbeResult linear_probe",
+    "ssl_sec.evaluation.classification.knn": "knn_top1",
+    "ssl_sec.evaluation.classification.linear_probe": "ProbeResult linear_probe",
     "ssl_sec.evaluation.rank": "alpha_req rankme",
     "ssl_sec.evaluation.retrieval": "RPrecision nearest precision_at_r recall_at_k",
     "ssl_sec.evaluation.uniformity": "alignment uniformity",

@@ -18,8 +18,8 @@ from ssl_sec.data.config import DigitsConfig
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.errors import ConfigError
+from ssl_sec.evaluation.classification.linear_probe import linear_probe
 from ssl_sec.evaluation.features import extract_features
-from ssl_sec.evaluation.linear_probe import linear_probe
 from ssl_sec.losses.base import require_labels, require_range
 from ssl_sec.networks import Encoder, save_weights
 from ssl_sec.recipes.probing.config import ProbeConfig

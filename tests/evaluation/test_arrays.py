@@ -7,11 +7,11 @@ from torch.nn import functional
 
 from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.arrays import unit_rows
+from ssl_sec.evaluation.classification.knn import knn_top1
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.faces.identification import all_pairs_tar_at_far, rank_1_identification
 from ssl_sec.evaluation.faces.roc import tar_at_far
 from ssl_sec.evaluation.faces.verification import kfold_accuracy_of_scores
-from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.rank import alpha_req, rankme
 from ssl_sec.evaluation.retrieval import recall_at_k
 from ssl_sec.evaluation.uniformity import alignment, uniformity

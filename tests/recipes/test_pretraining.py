@@ -13,8 +13,8 @@ from ssl_sec.data.image_set import UNLABELLED
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.data.stores import limit_images
 from ssl_sec.errors import ConfigError, DataError, Stopped
+from ssl_sec.evaluation.classification.linear_probe import linear_probe
 from ssl_sec.evaluation.features import extract_features
-from ssl_sec.evaluation.linear_probe import linear_probe
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.pretraining.monitor import Monitor, monitored_images
 from ssl_sec.recipes.pretraining.recipe import build_recipe

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from ssl_sec.errors import DataError
+from ssl_sec.evaluation.classification.knn import knn_top1
 from ssl_sec.evaluation.features import extract_features
-from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.recipes.pretraining.monitor import Monitor, monitored_images
 from ssl_sec.recipes.pretraining.recipe import build_recipe
 from tests.data.files import encode, noise, noisy_set

@@ -12,9 +12,9 @@ from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.errors import ConfigError, DataError, Stopped
 from ssl_sec.evaluation.classification import logistic
 from ssl_sec.evaluation.classification.calibration import Calibration
+from ssl_sec.evaluation.classification.knn import knn_top1
+from ssl_sec.evaluation.classification.linear_probe import HELD_OUT_SHARE, ProbeResult
 from ssl_sec.evaluation.classification.logistic import LogisticRegression, fit_logistic
-from ssl_sec.evaluation.knn import knn_top1
-from ssl_sec.evaluation.linear_probe import HELD_OUT_SHARE, ProbeResult
 from ssl_sec.evaluation.splits import stratified_split
 from ssl_sec.networks.config import ResNetConfig
 from ssl_sec.networks.weights import save_weights

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ssl_sec.evaluation import knn
-from ssl_sec.evaluation.linear_probe import shuffled
+from ssl_sec.evaluation.classification import knn
+from ssl_sec.evaluation.classification.linear_probe import shuffled
 from tests.recipes.test_probing import QUICK, Pixels, probe
 
 

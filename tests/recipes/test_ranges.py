@@ -19,7 +19,7 @@ from ssl_sec.edges.config.neighbours import NeighboursConfig
 from ssl_sec.edges.config.study import StudyConfig
 from ssl_sec.edges.config.tune import TuneConfig
 from ssl_sec.errors import ConfigError
-from ssl_sec.evaluation.linear_probe import train_linear_probes
+from ssl_sec.evaluation.classification.linear_probe import train_linear_probes
 from ssl_sec.losses.config import ClassLossConfig, FeatureTransformConfig, GeneratorConfig, PairLossConfig, Transformed
 from ssl_sec.networks import Encoder
 from ssl_sec.recipes.face.config import FaceConfig

@@ -16,10 +16,10 @@ from ssl_sec.data.image_set import ImageSet, on_device, require_labels
 from ssl_sec.data.loading import batches
 from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.evaluation.classification.knn import knn_top1
+from ssl_sec.evaluation.classification.linear_probe import HELD_OUT_SHARE, linear_probe
+from ssl_sec.evaluation.classification.online_probe import OnlineProbe
 from ssl_sec.evaluation.features import readable
-from ssl_sec.evaluation.knn import knn_top1
-from ssl_sec.evaluation.linear_probe import HELD_OUT_SHARE, linear_probe
-from ssl_sec.evaluation.online_probe import OnlineProbe
 from ssl_sec.evaluation.rank import alpha_req, rankme
 from ssl_sec.evaluation.splits import stratified_sample, stratified_split
 from ssl_sec.evaluation.uniformity import alignment, uniformity

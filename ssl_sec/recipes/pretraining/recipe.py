@@ -8,7 +8,7 @@ import torch
 
 from ssl_sec.data.image_set import ImageSet, on_device, require_labels
 from ssl_sec.data.shards.streamed import shuffled_batches
-from ssl_sec.evaluation.linear_probe import divided_rows
+from ssl_sec.evaluation.classification.linear_probe import divided_rows
 from ssl_sec.evaluation.splits import opening_test_images, with_test_images
 from ssl_sec.losses.config import TeacherLossConfig
 from ssl_sec.networks.encoder import Network, check_size

@@ -9,10 +9,10 @@ from ssl_sec.data.image_set import ImageSet
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.classification.corruptions import STRENGTHS, corruptions
 from ssl_sec.evaluation.classification.few_shot import few_shot
+from ssl_sec.evaluation.classification.linear_probe import LinearProbes
 from ssl_sec.evaluation.classification.logistic import PENALTIES, mean_per_class, top1, tuned_logistic
 from ssl_sec.evaluation.classification.scores import top1_accuracy
 from ssl_sec.evaluation.config import ProbeConfig
-from ssl_sec.evaluation.linear_probe import LinearProbes
 from ssl_sec.recipes.stopping import stop_if_requested
 from ssl_sec.training.step import Runtime, log_once
 

@@ -23,11 +23,8 @@ from ssl_sec.data.image_set import ImageSet, on_device, require_labels, subset
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import ShuffledBatches
 from ssl_sec.data.shards.streamed import require_any_order
-from ssl_sec.evaluation.classification.scores import confusion_values
-from ssl_sec.evaluation.config import ProbeConfig
-from ssl_sec.evaluation.features import readable, readable_rows
-from ssl_sec.evaluation.knn import knn_top1
-from ssl_sec.evaluation.linear_probe import (
+from ssl_sec.evaluation.classification.knn import knn_top1
+from ssl_sec.evaluation.classification.linear_probe import (
     LinearProbes,
     ProbeResult,
     divided_rows,
@@ -36,6 +33,9 @@ from ssl_sec.evaluation.linear_probe import (
     shuffled,
     train_linear_probes,
 )
+from ssl_sec.evaluation.classification.scores import confusion_values
+from ssl_sec.evaluation.config import ProbeConfig
+from ssl_sec.evaluation.features import readable, readable_rows
 from ssl_sec.evaluation.splits import opening_test_images, require_same_classes, with_test_images
 from ssl_sec.networks.convolutions import lay_out
 from ssl_sec.recipes.assembly import building_for, extractor

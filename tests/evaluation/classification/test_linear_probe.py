@@ -6,9 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from ssl_sec.errors import DataError
-from ssl_sec.evaluation.classification.scores import top_k_accuracy
-from ssl_sec.evaluation.config import ProbeConfig
-from ssl_sec.evaluation.linear_probe import (
+from ssl_sec.evaluation.classification.linear_probe import (
     LinearProbes,
     evaluate_probe,
     linear_probe,
@@ -16,6 +14,8 @@ from ssl_sec.evaluation.linear_probe import (
     shuffled,
     train_linear_probes,
 )
+from ssl_sec.evaluation.classification.scores import top_k_accuracy
+from ssl_sec.evaluation.config import ProbeConfig
 
 NUM_CLASSES, DIM, RATES = 4, 6, (1.0, 2.0, 5.0, 10.0)
 

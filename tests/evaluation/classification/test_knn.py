@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation import knn
-from ssl_sec.evaluation.knn import knn_top1, knn_votes
+from ssl_sec.evaluation.classification import knn
+from ssl_sec.evaluation.classification.knn import knn_top1, knn_votes
 
 NUM_CLASSES = 5
 

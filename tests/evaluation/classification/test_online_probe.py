@@ -8,8 +8,8 @@ from torch.nn import functional
 from ssl_sec.batch import Batch
 from ssl_sec.collectives import rank, world_size
 from ssl_sec.data.samplers import worker_rows
-from ssl_sec.evaluation import online_probe
-from ssl_sec.evaluation.online_probe import OnlineProbe
+from ssl_sec.evaluation.classification import online_probe
+from ssl_sec.evaluation.classification.online_probe import OnlineProbe
 from tests.fakes import assert_identical
 from tests.workers import on_workers
 
