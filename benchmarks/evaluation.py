@@ -50,6 +50,7 @@ from ssl_sec.evaluation.classification.linear_probe import shuffled, train_linea
 from ssl_sec.evaluation.classification.scores import top_k_accuracy
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.config import ProbeConfig
+from ssl_sec.evaluation.feature_table import FeatureTable
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.evaluation.retrieval import recall_at_k
 from ssl_sec.networks.config import ResNetConfig
@@ -209,7 +210,7 @@ def _compare_probes(num_images: int, device: torch.device) -> list[Comparison]:
     train, test = slice(0, num_images * 9 // 10), slice(num_images * 9 // 10, None)
 
     def ours() -> float:
-        batches = shuffled(features[train], labels[train], 256, seed=0)
+        batches = shuffled(FeatureTable(features[train], labels[train]), 256, seed=0)
         config = ProbeConfig(epochs=PROBE_EPOCHS)
         probes = train_linear_probes(batches, config, RATES, num_classes=num_classes, dim=DIM, device=device)
         return max(100 * top_k_accuracy(logits, labels[test], 1) for logits in probes.logits(features[test]))

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ssl_sec.settings import BelowOne, Count, NotEmpty, Range, Seed, Settings, Side
+from ssl_sec.effects import NoEffect
+from ssl_sec.settings import BelowOne, Count, CountOrZero, NotEmpty, Range, Seed, Settings, Side
 from ssl_sec.training.optimisers.config import PositiveRate
 
 
@@ -33,6 +34,8 @@ class ProbeConfig(Settings, key="probe"):
             split.
         image_size_px: side to which images are resized and cropped on the device, pixels; None leaves them as they are.
         num_channels: number of channels, 1 or 3, to which images are converted; None leaves them as they are.
+        resident_limit_mib: size of the features of a split, MiB, up to which every worker holds them all; those of a
+            larger one are divided among the workers, which exchange each batch's.
     """
 
     enabled: bool = False
@@ -56,3 +59,4 @@ class ProbeConfig(Settings, key="probe"):
     test_share: Annotated[float, Range(gt=0, lt=1)] | None = None
     image_size_px: Side | None = None
     num_channels: Literal[1, 3] | None = None
+    resident_limit_mib: NoEffect[CountOrZero] = 16384

@@ -13,6 +13,7 @@ from ssl_sec.data.image_set import DecodedImages, ImageSet
 from ssl_sec.data.loading import batches
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.arrays import as_tensor
+from ssl_sec.evaluation.feature_table import FeatureTable
 from ssl_sec.modes import evaluating
 from ssl_sec.progress import logged
 from ssl_sec.settings import Range
@@ -21,7 +22,6 @@ Indices = Integer[Tensor, " images"] | Integer[np.ndarray, " images"] | Sequence
 Corrupt = Callable[[Float[Tensor, "batch channels height width"], Int64[Tensor, " batch"]], Tensor]
 
 
-@torch.no_grad()
 def extract_features(
     encoder: nn.Module,
     image_set: ImageSet,
@@ -53,6 +53,46 @@ def extract_features(
         ConfigError: `batch_size` is below 1.
         DataError: there are no indices, one is outside the set, or an `Encoder` was built for other channels.
     """
+    table = feature_table(
+        *(encoder, image_set, indices, device),
+        batch_size=batch_size,
+        num_loader_workers=num_loader_workers,
+        corrupt=corrupt,
+        before_batch=before_batch,
+    )
+    return table.features, table.labels
+
+
+@torch.no_grad()
+def feature_table(
+    encoder: nn.Module,
+    image_set: ImageSet,
+    indices: Indices | None = None,
+    device: torch.device | None = None,
+    *,
+    batch_size: int = 512,
+    num_loader_workers: int = 0,
+    corrupt: Corrupt | None = None,
+    before_batch: Callable[[], object] | None = None,
+    limit_mib: int | None = None,
+) -> FeatureTable:
+    """Features and labels of images, whose features stay divided among the workers if they are large.
+
+    Args:
+        encoder: as for `extract_features`, and so are the others.
+        image_set: the data set.
+        indices: indices of the images.
+        device: the encoder's device.
+        batch_size: images in a forward pass of one worker.
+        num_loader_workers: number of processes that decode a streamed set.
+        corrupt: function from images and their indices to the encoder's input.
+        before_batch: function that every worker calls before each of its batches.
+        limit_mib: size above which several workers divide the features, MiB; None for no limit.
+
+    Raises:
+        ConfigError: as for `extract_features`.
+        DataError: as for `extract_features`.
+    """
     Range(ge=1).check("batch_size", batch_size)
     indices = _as_indices(image_set, indices)
     device = next((p.device for p in encoder.parameters()), torch.device("cpu")) if device is None else device
@@ -77,7 +117,12 @@ def extract_features(
                 features = rows.new_empty((per_worker, *rows.shape[1:]))
             features[done : done + len(rows)], labels[done : done + len(rows)] = rows, batch.labels
             done += len(rows)
-    return gather_rows(features)[: len(indices)], gather_rows(labels)[: len(indices)]
+    all_labels = gather_rows(labels)[: len(indices)]
+    size = len(indices) * features[0].nbytes
+    if world_size() == 1 or limit_mib is None or size <= limit_mib * 2**20:
+        return FeatureTable(gather_rows(features)[: len(indices)], all_labels)
+    first = min(rank() * per_worker, len(indices))
+    return FeatureTable(features[: len(indices) - first], all_labels, first, is_divided=True)
 
 
 def _as_indices(image_set: ImageSet, indices: Indices | None) -> Int64[Tensor, " images"]:
@@ -107,18 +152,18 @@ def readable(
 
 
 def readable_rows(
-    extract: Callable[..., tuple[Tensor, Tensor]],
+    extract: Callable[..., FeatureTable],
     device: torch.device,
     image_set: ImageSet,
     indices: Int64[Tensor, " images"] | None = None,
     corrupt: Corrupt | None = None,
-) -> tuple[Float[Tensor, "readable dim"], Int64[Tensor, " readable"]]:
+) -> FeatureTable:
     """Features and labels of those of the images that can be read; every worker calls this function.
 
     An image that replaces an unreadable one is counted twice, and may be one that a classifier was trained on.
 
     Args:
-        extract: `extract_features` with an encoder.
+        extract: `feature_table` with an encoder.
         device: device of the features.
         image_set: the data set.
         indices: indices of the images; None takes all images.
@@ -127,10 +172,10 @@ def readable_rows(
     Raises:
         DataError: none of the images can be read.
     """
-    features, labels = extract(image_set, indices, corrupt=corrupt)
+    table = extract(image_set, indices, corrupt=corrupt)
     is_read = readable(image_set, device, indices)
     if is_read.all():
-        return features, labels
+        return table
     if not is_read.any():
-        raise DataError(f"{image_set.name}: none of {len(labels):,} images that are measured can be read")
-    return features[is_read], labels[is_read]
+        raise DataError(f"{image_set.name}: none of {len(table):,} images that are measured can be read")
+    return table.only(is_read)

@@ -24,7 +24,8 @@ from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import Sampler, worker_rows
 from ssl_sec.data.selection.class_splits import hold_out_classes
 from ssl_sec.errors import ConfigError, DataError, counted
-from ssl_sec.evaluation.features import extract_features
+from ssl_sec.evaluation.feature_table import FeatureTable
+from ssl_sec.evaluation.features import extract_features, feature_table
 from ssl_sec.losses import Loss, TeacherLoss
 from ssl_sec.losses.config import ClassLossConfig, PairLossConfig, TeacherLossConfig, Transformed
 from ssl_sec.losses.templates.softmax import sample_classes
@@ -254,6 +255,14 @@ def extractor(
     """A function that computes features and labels of a set's images; see `extract_features`."""
     loaders = computation.num_loader_workers
     return partial(extract_features, network, device=runtime.device, batch_size=batch_size, num_loader_workers=loaders)
+
+
+def table_extractor(
+    network: nn.Module, computation: Computation, runtime: Runtime, batch_size: int, limit_mib: int | None = None
+) -> Callable[..., FeatureTable]:
+    """A function that computes the features and labels of a set's images as a table; see `feature_table`."""
+    options = {"num_loader_workers": computation.num_loader_workers, "limit_mib": limit_mib}
+    return partial(feature_table, network, device=runtime.device, batch_size=batch_size, **options)
 
 
 def in_words(image_set: ImageSet) -> str:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from functools import partial
-
-from torch import Tensor
+from typing import TypeVar
 
 from ssl_sec.collectives import max_int_over_workers
 from ssl_sec.errors import Stopped
 from ssl_sec.training.step import Request, Runtime
+
+T = TypeVar("T")
 
 
 def stop_if_requested(runtime: Runtime, *, alone: bool = False) -> None:
@@ -25,8 +26,6 @@ def stop_if_requested(runtime: Runtime, *, alone: bool = False) -> None:
         raise Stopped("stopped during an evaluation")
 
 
-def until_a_stop(
-    extract: Callable[..., tuple[Tensor, Tensor]], runtime: Runtime
-) -> Callable[..., tuple[Tensor, Tensor]]:
-    """`extract_features` with a network, which a request to stop ends before a batch; all workers call it."""
+def until_a_stop(extract: Callable[..., T], runtime: Runtime) -> Callable[..., T]:
+    """`extract_features` or `feature_table` with a network; a request to stop ends it before a batch of all workers."""
     return partial(extract, before_batch=partial(stop_if_requested, runtime))

@@ -7,7 +7,7 @@ from torch import nn
 
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.features import extract_features, readable_rows
+from ssl_sec.evaluation.features import extract_features, feature_table, readable_rows
 from ssl_sec.networks import Encoder
 from tests.data.files import noisy_set
 from tests.workers import on_workers
@@ -110,7 +110,8 @@ def test_an_encoder_without_parameters_gets_single_precision():
 
 def rows_of_readable(indices):
     noise = noisy_set(11, bad=(0, 4, 9))
-    return readable_rows(partial(extract_features, nn.Flatten(), device=CPU), CPU, noise, torch.tensor(indices))
+    rows = readable_rows(partial(feature_table, nn.Flatten(), device=CPU), CPU, noise, torch.tensor(indices))
+    return rows.features, rows.labels
 
 
 @pytest.mark.distributed

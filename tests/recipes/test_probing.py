@@ -15,6 +15,7 @@ from ssl_sec.evaluation.classification.calibration import Calibration
 from ssl_sec.evaluation.classification.knn import knn_top1
 from ssl_sec.evaluation.classification.linear_probe import HELD_OUT_SHARE, ProbeResult
 from ssl_sec.evaluation.classification.logistic import LogisticRegression, fit_logistic
+from ssl_sec.evaluation.feature_table import FeatureTable
 from ssl_sec.evaluation.splits import stratified_split
 from ssl_sec.networks.config import ResNetConfig
 from ssl_sec.networks.weights import save_weights
@@ -236,7 +237,7 @@ def test_transfer_measurements_stop_on_request(options, monkeypatch):
         "fit_logistic",
         lambda *given, **more: fits.append(given) or LogisticRegression(torch.zeros(2, 3), torch.zeros(2)),
     )
-    rows = torch.randn(20, 3), torch.arange(20) % 2
+    rows = FeatureTable(torch.randn(20, 3), torch.arange(20) % 2)
     config = dataclasses.replace(QUICK, **options)
     with pytest.raises(Stopped, match="stopped during an evaluation"):
         transfer_metrics(config, rows, 10, rows, 2, FakeRuntime(stop_at=0))
@@ -293,7 +294,7 @@ def test_logistic_regression_has_no_more_labels_than_the_probe(monkeypatch):
     fitted: list[int] = []
 
     def noted(train, *arguments, **options):
-        fitted.append(len(train[1]))
+        fitted.append(len(train))
         return fit_logistic(train, *arguments, **options)
 
     monkeypatch.setattr(logistic, "fit_logistic", noted)
@@ -377,6 +378,16 @@ def found(config):
 def test_two_workers_equal_one(tmp_path, augment, batch_size):
     """The workers need not share a batch equally; a set may be smaller than a batch."""
     config = dataclasses.replace(QUICK, epochs=2, batch_size=batch_size, augment=augment)
+    one = found(config)
+    first, second = on_workers(2, tmp_path, found, config)
+    assert first == second == pytest.approx(one, rel=1e-5)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("augment", [False, True])
+def test_workers_that_divide_the_features_equal_one(tmp_path, augment):
+    options = {"epochs": 2, "resident_limit_mib": 0, "logistic": True, "few_shot": (5,), "few_shot_draws": 5}
+    config = dataclasses.replace(QUICK, augment=augment, corruptions=augment, **options)
     one = found(config)
     first, second = on_workers(2, tmp_path, found, config)
     assert first == second == pytest.approx(one, rel=1e-5)

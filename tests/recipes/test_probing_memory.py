@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ssl_sec.evaluation.classification import knn
 from ssl_sec.evaluation.classification.linear_probe import shuffled
+from ssl_sec.evaluation.feature_table import FeatureTable
 from tests.recipes.test_probing import QUICK, Pixels, probe
 
 
@@ -45,8 +46,8 @@ def test_no_step_copies_the_features(monkeypatch, options):
 @pytest.mark.parametrize("batch_size", [7, 100])
 def test_chosen_rows_are_trained_on_as_a_copy_of_them_would_be(batch_size):
     features, labels, chosen = torch.randn(200, 5), torch.arange(200), torch.arange(0, 200, 3).flip(0)
-    copied = shuffled(features[chosen], labels[chosen], batch_size, 1)
-    chosen_ones = shuffled(features, labels, batch_size, 1, chosen)
+    copied = shuffled(FeatureTable(features[chosen], labels[chosen]), batch_size, 1)
+    chosen_ones = shuffled(FeatureTable(features, labels), batch_size, 1, chosen)
     for epoch in range(3):
         for ours, theirs in zip(chosen_ones(epoch), copied(epoch), strict=True):
             assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])

@@ -12,12 +12,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from ssl_sec.collectives import sum_over_workers
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.arrays import tiles, unit_rows
+from ssl_sec.evaluation.feature_table import FeatureTable, rows_at_once
 from ssl_sec.seeding import derived_seed
-
-# Similarities, and values of labelled features, held at once: 64 MiB in float32.
-_AT_ONCE = 2**24
 
 # 95 % of a normal distribution lie within this many standard deviations.
 _NORMAL_95 = 1.959964
@@ -42,8 +41,8 @@ class FewShot:
 
 @torch.no_grad()
 def few_shot(
-    train: tuple[Float[Tensor, "train dim"], Int64[Tensor, " train"]],
-    test: tuple[Float[Tensor, "test dim"], Int64[Tensor, " test"]],
+    train: FeatureTable,
+    test: FeatureTable,
     labels_per_class: int,
     seed: int,
     *,
@@ -51,6 +50,8 @@ def few_shot(
     per_class: bool = False,
 ) -> FewShot:
     """Accuracy on all test images with few labelled training images, over many draws of the labelled ones.
+
+    The workers divide the test images; all of them call this function.
 
     Args:
         train: features, of any norm, and labels of the images that labelled ones are drawn from, without replacement.
@@ -63,7 +64,7 @@ def few_shot(
     Raises:
         DataError: a class of the training images has fewer than n.
     """
-    labels = train[1].cpu()
+    labels = train.labels.cpu()
     classes, numbers, counts = labels.unique(return_inverse=True, return_counts=True)
     if (least := int(counts.min())) < labels_per_class:
         scarce = int(classes[counts.argmin()])
@@ -71,19 +72,20 @@ def few_shot(
             f"few-shot: class {scarce} has {least} training images; {labels_per_class} labels are asked for"
         )
     chosen = torch.stack([_drawn(numbers, counts, labels_per_class, seed, draw) for draw in range(num_draws)])
-    features = train[0]
-    queries = unit_rows(test[0].to(features))
+    own, own_labels = test.share()
+    queries, true = unit_rows(own.to(train.features)), own_labels.cpu()
     # Test images of classes without training images are wrong in every draw.
-    places = torch.searchsorted(classes, test[1].cpu()).clamp(max=len(classes) - 1)
-    targets = places.masked_fill(classes[places] != test[1].cpu(), -1).to(features.device)
-    weights = _weights(test[1].cpu(), per_class).to(features.device)
+    places = torch.searchsorted(classes, true).clamp(max=len(classes) - 1)
+    targets = places.masked_fill(classes[places] != true, -1).to(queries.device)
+    weights = _weights(true, test.labels.cpu(), per_class).to(queries.device)
     accuracies: list[Tensor] = []
-    a_draw = len(classes) * (len(queries) + labels_per_class * features.shape[1])
-    for some in tiles(num_draws, max(1, _AT_ONCE // a_draw)):
-        labelled = chosen[some].to(features.device)
-        means = unit_rows(features[labelled.flatten()]).view(*labelled.shape, -1).mean(2)
+    # Similarities, and values of labelled features, as many as on the other workers.
+    a_draw = len(classes) * (len(test) + labels_per_class * train.dim)
+    for some in tiles(num_draws, rows_at_once(a_draw)):
+        labelled = chosen[some]
+        means = unit_rows(train.at(labelled.flatten())[0]).view(*labelled.shape, -1).mean(2)
         accuracies.append((_is_nearest(queries, targets, means).double() * weights).sum(1))
-    each = torch.cat(accuracies).cpu()
+    each = sum_over_workers(torch.cat(accuracies)).cpu()
     spread = each.std().item() if num_draws > 1 else 0.0
     return FewShot(
         labels_per_class=labels_per_class,
@@ -115,9 +117,9 @@ def _is_nearest(
     return ((scores >= own).sum(2) == 1) & (targets >= 0)
 
 
-def _weights(labels: Int64[Tensor, " test"], per_class: bool) -> Float[Tensor, " test"]:
-    """The share of each test image in the accuracy."""
+def _weights(labels: Int64[Tensor, " some"], of_all: Int64[Tensor, " test"], per_class: bool) -> Float[Tensor, " some"]:
+    """The share of some of the test images in the accuracy."""
     if not per_class:
-        return torch.full((len(labels),), 1 / len(labels), dtype=torch.float64)
-    _, numbers, counts = labels.unique(return_inverse=True, return_counts=True)
-    return 1 / (counts[numbers] * len(counts)).double()
+        return torch.full((len(labels),), 1 / len(of_all), dtype=torch.float64)
+    classes, counts = of_all.unique(return_counts=True)
+    return 1 / (counts[torch.searchsorted(classes, labels)] * len(counts)).double()

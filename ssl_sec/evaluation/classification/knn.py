@@ -4,11 +4,13 @@ Wu et al. 2018, "Unsupervised Feature Learning via Non-Parametric Instance Discr
 """
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
-from ssl_sec.evaluation.arrays import Labels, Rows, as_labelled, require_same_dim, tiles, unit_rows
-from ssl_sec.evaluation.classification.scores import top_k_accuracy
+from ssl_sec.collectives import sum_over_workers
+from ssl_sec.evaluation.arrays import Labels, Rows, as_labelled, require_same_dim, unit_rows
+from ssl_sec.evaluation.classification.scores import is_in_top_k, top_k_accuracy
+from ssl_sec.evaluation.feature_table import FeatureTable
 from ssl_sec.progress import logged
 from ssl_sec.settings import Range
 
@@ -53,13 +55,27 @@ def knn_top1(
     rows, labels = as_labelled("kNN, bank", bank, bank_labels, num_classes)
     query_rows, true = as_labelled("kNN, queries", queries, query_labels, num_classes)
     require_same_dim("kNN, bank and queries", rows, query_rows)
-    return top_k_accuracy(knn_votes(rows, labels, query_rows, num_classes, k, temperature, chunk_size), true, 1)
+    votes = knn_votes(FeatureTable(rows, labels), query_rows, num_classes, k, temperature, chunk_size)
+    return top_k_accuracy(votes, true, 1)
+
+
+def shared_knn_top1(bank: FeatureTable, queries: FeatureTable, num_classes: int) -> float:
+    """The `knn_top1` of queries that the workers divide; all of them call this function.
+
+    Args:
+        bank: features and labels of the training images.
+        queries: features and labels of the images to classify.
+        num_classes: number of classes, above all labels.
+    """
+    features, labels = queries.share()
+    votes = knn_votes(bank, features, num_classes)
+    hits = is_in_top_k(votes, labels.to(votes.device), 1).sum()
+    return sum_over_workers(hits).item() / len(queries)
 
 
 @torch.no_grad()
 def knn_votes(
-    bank: Float[Tensor, "bank dim"],
-    bank_labels: Int64[Tensor, " bank"],
+    bank: FeatureTable,
     queries: Float[Tensor, "queries dim"],
     num_classes: int,
     k: int = 200,
@@ -67,14 +83,14 @@ def knn_votes(
     chunk_size: int = 256,
 ) -> Float[Tensor, "queries classes"]:
     """The votes of each query's nearest neighbours for each class; arguments as for `knn_top1`."""
-    bank_labels = bank_labels.to(bank.device)
-    nearest = torch.empty(len(queries), 0, device=bank.device)
-    classes = torch.empty(len(queries), 0, dtype=torch.int64, device=bank.device)
+    device = bank.features.device
+    nearest = torch.empty(len(queries), 0, device=device)
+    classes = torch.empty(len(queries), 0, dtype=torch.int64, device=device)
     # One part of the bank after another: the directions of all rows would take the memory of the features again.
-    for part in logged(tiles(len(bank), BANK_ROWS), "kNN", len(bank), size=lambda part: part.stop - part.start):
-        rows = unit_rows(bank[part].float())
+    for part, part_labels in logged(bank.parts(BANK_ROWS), "kNN", len(bank), size=lambda part: len(part[1])):
+        rows = unit_rows(part.float())
         is_finite = rows.isfinite().all(1)
-        rows, labels = rows[is_finite], bank_labels[part][is_finite]
+        rows, labels = rows[is_finite], part_labels.to(device)[is_finite]
         found = [_nearest(unit_rows(chunk.to(rows)), rows, labels, k) for chunk in queries.split(chunk_size)]
         both = torch.cat([nearest, torch.cat([cosines for cosines, _ in found])], 1)
         nearest, places = both.topk(min(k, both.shape[1]), dim=1)

@@ -21,8 +21,9 @@ from torch.nn import functional
 from ssl_sec.data.image_set import check_num_classes
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.arrays import Labels, Rows, as_labelled, require_same_dim
-from ssl_sec.evaluation.classification.scores import Part, Scores, in_parts, scores_of, top1_accuracy
+from ssl_sec.evaluation.classification.scores import Part, Scores, in_parts, is_in_top_k, scores_of
 from ssl_sec.evaluation.config import ProbeConfig
+from ssl_sec.evaluation.feature_table import FeatureTable, rows_at_once
 from ssl_sec.evaluation.splits import labelled_subset, require_held_out, stratified_split
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.schedules import epochs_at
@@ -80,12 +81,10 @@ class LinearProbes:
         row = self.learning_rates.index(learning_rate)
         return LinearProbes(self.weight[row : row + 1], self.bias[row : row + 1], (learning_rate,))
 
-    def parts(
-        self, learning_rate: float, features: Float[Tensor, "images dim"], labels: Int64[Tensor, " images"]
-    ) -> Iterator[Part]:
+    def parts(self, learning_rate: float, rows: FeatureTable) -> Iterator[Part]:
         """The logits of one classifier, and the labels, of some images after the others."""
         one = self.only(learning_rate)
-        return in_parts(lambda rows: one.logits(rows)[0], features, labels, self.weight.shape[1])
+        return in_parts(lambda features: one.logits(features)[0], rows, self.weight.shape[1])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -135,32 +134,28 @@ def linear_probe(
     check_num_classes(num_classes, len(labels), "linear probe")
     kept, held_out = stratified_split(labels, HELD_OUT_SHARE, seed=config.seed)
     require_held_out(held_out, "linear probe, train")
+    rows = FeatureTable(features, labels)
 
     def train_on(images: Tensor, rates: Sequence[float]) -> LinearProbes:
         seed = derived_seed(config.seed, "probe")
-        batches = shuffled(features, labels, config.batch_size, seed, images)
-        dim, device = features.shape[1], features.device
-        return train_linear_probes(batches, config, rates, num_classes=num_classes, dim=dim, device=device)
+        batches = shuffled(rows, config.batch_size, seed, images)
+        return train_linear_probes(
+            batches, config, rates, num_classes=num_classes, dim=rows.dim, device=features.device
+        )
 
     probes = train_on(kept, config.learning_rates)
-    rate, held_out_top1 = select_learning_rate(probes, features[held_out], labels[held_out])
-    return evaluate_probe(
-        train_on(torch.cat([kept, held_out]), (rate,)), rate, held_out_top1, test_features, test_labels
-    )
+    rate, held_out_top1 = select_learning_rate(probes, FeatureTable(*rows.at(held_out)))
+    test_rows = FeatureTable(test_features, test_labels)
+    return evaluate_probe(train_on(torch.cat([kept, held_out]), (rate,)), rate, held_out_top1, test_rows)
 
 
 def shuffled(
-    features: Float[Tensor, "images dim"],
-    labels: Int64[Tensor, " images"],
-    batch_size: int,
-    seed: int,
-    chosen: Int64[Tensor, " chosen"] | None = None,
+    rows: FeatureTable, batch_size: int, seed: int, chosen: Int64[Tensor, " chosen"] | None = None
 ) -> Callable[[int], Iterator[FeatureBatch]]:
     """Batches of cached features, in an order that depends on (seed, epoch) alone.
 
     Args:
-        features: one row for each training image.
-        labels: class of each image.
+        rows: features and labels of the training images.
         batch_size: rows of a batch, ≥ 1; the last batch of an epoch has the rest.
         seed: seed of the order.
         chosen: the rows that are trained on, on the CPU, as a copy of them would take their memory again; None for all.
@@ -168,13 +163,15 @@ def shuffled(
     Returns:
         A function from an epoch to its batches.
     """
+    # Rows of other workers arrive for several batches at once: each exchange takes a while to start.
+    batches_at_once = max(1, rows_at_once(rows.dim) // batch_size) if rows.is_divided else 1
 
     def batches(epoch: int) -> Iterator[FeatureBatch]:
         generator = torch.Generator().manual_seed(derived_seed(seed, "probe", epoch))
-        order = torch.randperm(len(labels if chosen is None else chosen), generator=generator)
+        order = torch.randperm(len(rows if chosen is None else chosen), generator=generator)
         order = order if chosen is None else chosen[order]
-        for indices in order.to(features.device).split(batch_size):
-            yield features[indices], labels[indices.to(labels.device)]
+        for places in order.to(rows.features.device).split(batches_at_once * batch_size):
+            yield from zip(*(each.split(batch_size) for each in rows.at(places)), strict=True)
 
     return batches
 
@@ -240,17 +237,12 @@ def train_linear_probes(
     return LinearProbes(weight.view(rates, num_classes, dim), bias.view(rates, num_classes), tuple(learning_rates))
 
 
-def select_learning_rate(
-    probes: LinearProbes,
-    held_out_features: Float[Tensor, "images dim"],
-    held_out_labels: Int64[Tensor, " images"],
-) -> tuple[float, dict[float, float]]:
+def select_learning_rate(probes: LinearProbes, held_out: FeatureTable) -> tuple[float, dict[float, float]]:
     """The learning rate with the highest accuracy on held-out training images; the smallest if several have it.
 
     Args:
         probes: the trained classifiers.
-        held_out_features: features of images that are neither trained on nor in the test set.
-        held_out_labels: classes of the held-out images.
+        held_out: features and labels of images that are neither trained on nor in the test set.
 
     Returns:
         The learning rate, and the top-1 accuracy of each in [0, 1]; a classifier that diverged has 0.
@@ -262,19 +254,19 @@ def select_learning_rate(
     if not is_finite.any():
         rates = ", ".join(f"{rate:g}" for rate in probes.learning_rates)
         raise DataError(f"the linear probe diverged at every learning rate ({rates}); are the features finite?")
-    accuracies = {
-        rate: top1_accuracy(probes.parts(rate, held_out_features, held_out_labels)) for rate in probes.learning_rates
-    }
+    num_rates, num_classes, dim = probes.weight.shape
+    hits: list[Tensor] = []
+    for features, labels in held_out.parts(rows_at_once(max(num_rates * num_classes, dim))):
+        logits = probes.logits(features)
+        hits.append(torch.stack([is_in_top_k(of_one, labels.to(logits.device), 1) for of_one in logits]))
+    top1 = torch.cat(hits, 1).double().mean(1).tolist()
+    accuracies = dict(zip(probes.learning_rates, top1, strict=True))
     finite = [rate for rate, kept in zip(probes.learning_rates, is_finite.tolist(), strict=True) if kept]
     return min(finite, key=lambda rate: (-accuracies[rate], rate)), accuracies
 
 
 def evaluate_probe(
-    probes: LinearProbes,
-    learning_rate: float,
-    held_out_top1: dict[float, float],
-    test_features: Float[Tensor, "images dim"],
-    test_labels: Int64[Tensor, " images"],
+    probes: LinearProbes, learning_rate: float, held_out_top1: dict[float, float], test: FeatureTable
 ) -> ProbeResult:
     """Evaluates the chosen classifier on the test set.
 
@@ -282,8 +274,7 @@ def evaluate_probe(
         probes: the trained classifiers.
         learning_rate: the chosen learning rate, from `select_learning_rate`.
         held_out_top1: the held-out accuracies, from `select_learning_rate`.
-        test_features: features of the test images.
-        test_labels: classes of the test images.
+        test: features and labels of the test images.
     """
-    scores = scores_of(probes.parts(learning_rate, test_features, test_labels))
+    scores = scores_of(probes.parts(learning_rate, test))
     return ProbeResult(**vars(scores), learning_rate=learning_rate, held_out_top1=held_out_top1)

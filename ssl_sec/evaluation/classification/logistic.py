@@ -9,22 +9,22 @@ logarithmically spaced values between 10⁻⁶ and 10⁵, and trains again on tr
 whether its loss is the sum or the mean over the images; here it is the sum.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from ssl_sec.collectives import of_first_worker, own_rows, rank, sum_over_workers
+from ssl_sec.collectives import of_first_worker, rank, sum_over_workers
 from ssl_sec.errors import DataError
-from ssl_sec.evaluation.classification.scores import top_k_accuracy
+from ssl_sec.evaluation.classification.scores import Part, hits_of, in_parts, top1
+from ssl_sec.evaluation.feature_table import FeatureTable
 
 PENALTIES = tuple(torch.logspace(-6, 5, 45, dtype=torch.float64).tolist())
 
-Rows = tuple[Float[Tensor, "_ dim"], Int64[Tensor, " _"]]
-Measure = Callable[[Float[Tensor, "images classes"], Int64[Tensor, " images"]], float]
+Measure = Callable[[Bool[Tensor, " images"], Int64[Tensor, " images"]], float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +43,10 @@ class LogisticRegression:
         """The logits of each class, in the precision of the weights."""
         return functional.linear(features.to(self.weight), self.weight, self.bias)
 
+    def parts(self, rows: FeatureTable) -> Iterator[Part]:
+        """The logits and labels of some images after the others."""
+        return in_parts(self.logits, rows, len(self.bias))
+
 
 @dataclass(frozen=True, eq=False)
 class TunedLogisticRegression:
@@ -59,22 +63,8 @@ class TunedLogisticRegression:
     validation_scores: dict[float, float]
 
 
-def mean_per_class(logits: Float[Tensor, "images classes"], labels: Int64[Tensor, " images"]) -> float:
-    """The mean of the classes' top-1 accuracies, in [0, 1]; classes without images do not count.
-
-    The usual measure for sets whose classes differ in size, such as Oxford Pets, Caltech-101 and Flowers.
-    """
-    accuracies = [top_k_accuracy(logits[labels == label], labels[labels == label], 1) for label in labels.unique()]
-    return sum(accuracies) / len(accuracies)
-
-
-def top1(logits: Float[Tensor, "images classes"], labels: Int64[Tensor, " images"]) -> float:
-    """The share of the images that are classified correctly, in [0, 1]."""
-    return top_k_accuracy(logits, labels, 1)
-
-
 def fit_logistic(
-    rows: Rows,
+    rows: FeatureTable,
     num_classes: int,
     penalty: float,
     start: LogisticRegression | None = None,
@@ -85,13 +75,13 @@ def fit_logistic(
 ) -> LogisticRegression:
     """Minimises the penalised loss with one penalty, by L-BFGS with line searches for the strong Wolfe conditions.
 
-    Each worker computes the loss of its share of the rows; every worker must call this with the same arguments and gets
+    Each worker computes the loss of its share of the rows; every worker must call this with the same images and gets
     the same classifier. Worker 0 alone searches: processors of two kinds round differently, and a search that ends one
     evaluation earlier would leave the others waiting. Memory beyond the features grows with chunk_size · classes and
     with 20 times the classifier.
 
     Args:
-        rows: features and labels of the training images; at least one, the same on every worker.
+        rows: features and labels of the training images; at least one.
         num_classes: number of classes; labels are below it.
         penalty: weight λ ≥ 0 of the penalty.
         start: classifier at which the search starts; None for weights of 0.
@@ -105,15 +95,14 @@ def fit_logistic(
     Raises:
         DataError: a feature is not finite, or there are no rows.
     """
-    features, labels = rows
-    num_not_finite = int((~features.isfinite().all(1)).sum())
-    if len(labels) == 0 or num_not_finite:
+    features, labels = rows.share()
+    num_not_finite = int(sum_over_workers((~features.isfinite().all(1)).sum()))
+    if len(rows) == 0 or num_not_finite:
         raise DataError(
-            f"logistic regression: {num_not_finite} of {len(labels)} images have features that are not finite; "
+            f"logistic regression: {num_not_finite} of {len(rows)} images have features that are not finite; "
             "allowed: 1 image or more, all with finite features"
         )
-    own = own_rows(len(labels))
-    objective = _Objective(features[own], labels[own].to(features.device), len(labels), num_classes, chunk_size)
+    objective = _Objective(features, labels.to(features.device), len(rows), num_classes, chunk_size)
     flat = features.new_zeros(num_classes * (features.shape[1] + 1), dtype=torch.float64)
     if start is not None:
         flat.copy_(torch.cat([start.weight.flatten(), start.bias]))
@@ -144,8 +133,8 @@ def fit_logistic(
 
 
 def tuned_logistic(
-    train: Rows,
-    validation: Rows,
+    rows: FeatureTable,
+    num_trained_on: int,
     num_classes: int,
     measure: Measure = top1,
     penalties: Sequence[float] = PENALTIES,
@@ -160,10 +149,11 @@ def tuned_logistic(
     was stopped by `iterations_per_penalty`, as happens where the minimum is flat, at the smallest penalties.
 
     Args:
-        train: features and labels of the training images.
-        validation: features and labels of other images, on which the penalty is chosen.
+        rows: features and labels of the training images, followed by those of the validation images.
+        num_trained_on: number of the training images; one image or more follows them.
         num_classes: number of classes; labels are below it.
-        measure: function (logits, labels) -> score, higher is better: `top1` or `mean_per_class`.
+        measure: function (which images are classified correctly, labels) -> score, higher is better: `top1` or
+            `mean_per_class`.
         penalties: penalties λ, one or more, each ≥ 0.
         on_fit: function called after each penalty with the number of penalties tried so far.
         iterations_per_penalty: iterations of L-BFGS while the penalty is chosen, ≥ 1; the default is scikit-learn's.
@@ -173,7 +163,8 @@ def tuned_logistic(
     Raises:
         DataError: a feature is not finite, or a part has no images.
     """
-    if len(validation[1]) == 0:
+    train, validation = rows.between(0, num_trained_on), rows.between(num_trained_on, len(rows))
+    if len(validation) == 0:
         raise DataError("logistic regression: found no validation images, on which the penalty is chosen")
     scores: dict[float, float] = {}
     tried = {**search, "max_iterations": iterations_per_penalty}
@@ -181,13 +172,13 @@ def tuned_logistic(
     best: tuple[float, LogisticRegression] | None = None
     for penalty in sorted(set(penalties), reverse=True):
         current = fit_logistic(train, num_classes, penalty, current, **tried)  # pyright: ignore[reportArgumentType]
-        score = measure(current.logits(validation[0]), validation[1].to(current.weight.device))
+        score = measure(*hits_of(current.parts(validation)))
         scores[penalty] = float(of_first_worker(current.bias.new_tensor(score)))
         if best is None or scores[penalty] > scores[best[0]]:
             best = penalty, current
         on_fit(len(scores))
     assert best is not None, "one penalty or more"
-    last = (torch.cat([train[0], validation[0]]), torch.cat([train[1], validation[1]])) if refit else train
+    last = rows if refit else train
     classifier = fit_logistic(last, num_classes, *best, **search)  # pyright: ignore[reportArgumentType]
     return TunedLogisticRegression(classifier, best[0], scores)
 

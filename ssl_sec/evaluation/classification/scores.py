@@ -7,36 +7,27 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from ssl_sec.evaluation.arrays import tiles
 from ssl_sec.evaluation.classification.calibration import Calibration, calibration_of, confidences
+from ssl_sec.evaluation.feature_table import FeatureTable, rows_at_once
 
 # Logits and labels of some of the images, one row and one label for each.
 Part = tuple[Float[Tensor, "_ classes"], Int64[Tensor, " _"]]
-
-# Largest number of logits of a part.
-_AT_ONCE = 2**24
 
 # Number of classes up to which a confusion matrix is dense.
 MOST_DENSE_CLASSES = 1000
 
 
-def in_parts(
-    logits_of: Callable[[Tensor], Tensor],
-    rows: Float[Tensor, "images dim"],
-    labels: Int64[Tensor, " images"],
-    num_classes: int,
-) -> Iterator[Part]:
+def in_parts(logits_of: Callable[[Tensor], Tensor], rows: FeatureTable, num_classes: int) -> Iterator[Part]:
     """The logits of some images after the others, as those of many images for many classes need too much memory.
 
     Args:
-        logits_of: function from rows to their logits.
-        rows: one row for each image.
-        labels: class of each image.
-        num_classes: number of logits of a row.
+        logits_of: function from features to their logits.
+        rows: features and labels of the images.
+        num_classes: number of logits of an image.
     """
-    for some in tiles(len(labels), max(1, _AT_ONCE // num_classes)):
-        logits = logits_of(rows[some])
-        yield logits, labels[some].to(logits.device)
+    for features, labels in rows.parts(rows_at_once(max(num_classes, rows.dim))):
+        logits = logits_of(features)
+        yield logits, labels.to(logits.device)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,11 +64,10 @@ def scores_of(parts: Iterable[Part]) -> Scores:
         among_five = is_in_top_k(logits, labels, 5) if num_classes > 5 else hits
         found.append((hits, among_five, labels, _predicted(logits, labels, hits), *confidences(logits, labels)))
     hits, among_five, labels, predicted, confidence, is_right = map(torch.cat, zip(*found, strict=True))
-    _, places, counts = labels.unique(return_inverse=True, return_counts=True)
     return Scores(
-        top1=hits.double().mean().item(),
+        top1=top1(hits, labels),
         top5=among_five.double().mean().item() if num_classes > 5 else None,
-        mean_per_class=(places.bincount(hits.double()) / counts).mean().item(),
+        mean_per_class=mean_per_class(hits, labels),
         confusion=_counted(labels, predicted, num_classes),
         calibration=calibration_of(confidence, is_right),
     )
@@ -97,9 +87,24 @@ def top_k_accuracy(logits: Float[Tensor, "images classes"], labels: Int64[Tensor
     return is_in_top_k(logits, labels.to(logits.device), k).double().mean().item()
 
 
-def top1_accuracy(parts: Iterable[Part]) -> float:
-    """The `top_k_accuracy` of the highest logit."""
-    return torch.cat([is_in_top_k(*part, 1) for part in parts]).double().mean().item()
+def hits_of(parts: Iterable[Part]) -> tuple[Bool[Tensor, " images"], Int64[Tensor, " images"]]:
+    """Whether each image is classified correctly, as `top_k_accuracy` counts it, and its class."""
+    hits, labels = zip(*((is_in_top_k(*part, 1), part[1]) for part in parts), strict=True)
+    return torch.cat(hits), torch.cat(labels)
+
+
+def top1(hits: Bool[Tensor, " images"], labels: Int64[Tensor, " images"]) -> float:
+    """The share of the images that are classified correctly, in [0, 1]."""
+    return hits.double().mean().item()
+
+
+def mean_per_class(hits: Bool[Tensor, " images"], labels: Int64[Tensor, " images"]) -> float:
+    """The mean of the classes' shares, in [0, 1]; classes without images do not count.
+
+    The usual measure for sets whose classes differ in size, such as Oxford Pets, Caltech-101 and Flowers.
+    """
+    _, places, counts = labels.unique(return_inverse=True, return_counts=True)
+    return (places.bincount(hits.double()) / counts).mean().item()
 
 
 def is_in_top_k(

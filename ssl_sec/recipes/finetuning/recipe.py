@@ -22,11 +22,12 @@ from ssl_sec.data.shards.streamed import require_any_order
 from ssl_sec.data.stores import with_crop
 from ssl_sec.errors import ConfigError
 from ssl_sec.evaluation.classification.scores import Scores, confusion_values, in_parts, scores_of, top_k_accuracy
+from ssl_sec.evaluation.feature_table import FeatureTable
 from ssl_sec.evaluation.features import readable_rows
 from ssl_sec.evaluation.splits import opening_test_images, require_same_classes, with_test_images
 from ssl_sec.networks import Encoder, Network
 from ssl_sec.networks.stages import freeze_all_but
-from ssl_sec.recipes.assembly import RunStore, assemble, building_for, extractor, save_network, train_recipe
+from ssl_sec.recipes.assembly import RunStore, assemble, building_for, save_network, table_extractor, train_recipe
 from ssl_sec.recipes.finetuning.config import TEST_SEED, FinetuneConfig
 from ssl_sec.recipes.finetuning.objective import MixedObjective
 from ssl_sec.recipes.stopping import until_a_stop
@@ -150,15 +151,15 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
         recipe = build_recipe(config, images.trained_on, runtime)
     best = BestNetwork(recipe.encoder, recipe.head) if config.evaluated == "best" else None
     recipe = replace(recipe, best=best)
-    extract = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=256)
+    extract = table_extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=256)
     classify = partial(readable_rows, extract, runtime.device)
     monitor = _Monitor(images, classify, best, recipe.sampler.steps_per_epoch, runtime)
     train_recipe(config, recipe, runtime, store, monitor, config.monitor.every_epochs * recipe.sampler.steps_per_epoch)
     if best is not None:
         best.restore()
     log_once(runtime, "measuring the classifier on %s test images", f"{len(test):,}")
-    logits, labels = readable_rows(until_a_stop(extract, runtime), runtime.device, test)
-    found = Classified(**vars(scores_of(in_parts(lambda rows: rows, logits, labels, logits.shape[1]))))
+    logits = readable_rows(until_a_stop(extract, runtime), runtime.device, test)
+    found = Classified(**vars(scores_of(in_parts(lambda rows: rows, logits, logits.dim))))
     if runtime.rank == 0:
         store.describe_test_data({f"{config.data.title}/test": test})
         epoch = config.epochs if best is None or best.epoch is None else best.epoch
@@ -243,14 +244,15 @@ class _Monitor:
     """Top-1 accuracy of the watched images; offers the network to the best ones."""
 
     images: LabelledImages
-    classify: Callable[[ImageSet], tuple[Tensor, Tensor]]
+    classify: Callable[[ImageSet], FeatureTable]
     best: BestNetwork | None
     steps_per_epoch: int
     runtime: Runtime
 
     def __call__(self, steps_taken: int) -> dict[str, float]:
         log_once(self.runtime, "measuring the accuracy on %s images", f"{len(self.images.watched):,}")
-        top1 = 100 * top_k_accuracy(*self.classify(self.images.watched), 1)
+        logits = self.classify(self.images.watched)
+        top1 = 100 * top_k_accuracy(logits.features, logits.labels, 1)
         if self.best is not None:
             self.best.offer(top1, steps_taken / self.steps_per_epoch)
         return {f"{self.images.watched_name}/top1": top1}

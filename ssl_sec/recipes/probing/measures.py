@@ -3,27 +3,29 @@
 import time
 from collections.abc import Callable
 
-from torch import Tensor
-
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.classification.corruptions import STRENGTHS, corruptions
 from ssl_sec.evaluation.classification.few_shot import few_shot
 from ssl_sec.evaluation.classification.linear_probe import LinearProbes
-from ssl_sec.evaluation.classification.logistic import PENALTIES, mean_per_class, top1, tuned_logistic
-from ssl_sec.evaluation.classification.scores import top1_accuracy
+from ssl_sec.evaluation.classification.logistic import PENALTIES, tuned_logistic
+from ssl_sec.evaluation.classification.scores import hits_of, mean_per_class, top1
 from ssl_sec.evaluation.config import ProbeConfig
+from ssl_sec.evaluation.feature_table import FeatureTable
 from ssl_sec.recipes.stopping import stop_if_requested
 from ssl_sec.training.step import Runtime, log_once
-
-Rows = tuple[Tensor, Tensor]
 
 # Time between two messages about a long search.
 _SPACE_S = 20.0
 
 
 def transfer_metrics(
-    config: ProbeConfig, rows: Rows, num_kept: int, test: Rows, num_classes: int, runtime: Runtime
+    config: ProbeConfig,
+    rows: FeatureTable,
+    num_kept: int,
+    test: FeatureTable,
+    num_classes: int,
+    runtime: Runtime,
 ) -> dict[str, float]:
     """The metrics of logistic regression and of few labels, in percent; all workers call it.
 
@@ -40,15 +42,14 @@ def transfer_metrics(
     """
     found: dict[str, float] = {}
     if config.logistic:
-        train, held_out = divided(rows, num_kept)
         count = len(PENALTIES)
-        log_once(runtime, "fitting logistic regressions with %d penalties to %s images", count, f"{len(train[1]):,}")
+        log_once(runtime, "fitting logistic regressions with %d penalties to %s images", count, f"{num_kept:,}")
         measure = mean_per_class if config.mean_per_class else top1
         refit = config.labels_per_class is None
-        tuned = tuned_logistic(train, held_out, num_classes, measure, on_fit=_Spaced(runtime), refit=refit)
-        logits = tuned.classifier.logits(test[0])
-        found["probe/logistic_top1"] = 100 * top1(logits, test[1])
-        found["probe/logistic_mean_per_class"] = 100 * mean_per_class(logits, test[1])
+        tuned = tuned_logistic(rows, num_kept, num_classes, measure, on_fit=_Spaced(runtime), refit=refit)
+        hits = hits_of(tuned.classifier.parts(test))
+        found["probe/logistic_top1"] = 100 * top1(*hits)
+        found["probe/logistic_mean_per_class"] = 100 * mean_per_class(*hits)
         found["probe/logistic_penalty"] = tuned.penalty
     for count in config.few_shot:
         stop_if_requested(runtime)
@@ -63,15 +64,9 @@ def transfer_metrics(
     return found
 
 
-def divided(rows: Rows, num_kept: int) -> tuple[Rows, Rows]:
-    """The rows that come first and the others, as views."""
-    features, labels = rows
-    return (features[:num_kept], labels[:num_kept]), (features[num_kept:], labels[num_kept:])
-
-
 def corrupted_top1(
     probe: LinearProbes,
-    features_of: Callable[..., Rows],
+    features_of: Callable[..., FeatureTable],
     test_set: ImageSet,
     seed: int,
     runtime: Runtime,
@@ -92,8 +87,8 @@ def corrupted_top1(
     found: dict[str, list[float]] = {kind: [] for kind in STRENGTHS}
     for corruption in corruptions(seed):
         stop_if_requested(runtime)
-        features, labels = features_of(test_set, corrupt=corruption)
-        found[corruption.kind].append(top1_accuracy(probe.parts(probe.learning_rates[0], features, labels)))
+        rows = features_of(test_set, corrupt=corruption)
+        found[corruption.kind].append(top1(*hits_of(probe.parts(probe.learning_rates[0], rows))))
     return found
 
 

@@ -23,8 +23,9 @@ from ssl_sec.data.image_set import ImageSet, on_device, require_labels, subset
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import ShuffledBatches
 from ssl_sec.data.shards.streamed import require_any_order
-from ssl_sec.evaluation.classification.knn import knn_top1
+from ssl_sec.evaluation.classification.knn import shared_knn_top1
 from ssl_sec.evaluation.classification.linear_probe import (
+    FeatureBatch,
     LinearProbes,
     ProbeResult,
     divided_rows,
@@ -35,19 +36,18 @@ from ssl_sec.evaluation.classification.linear_probe import (
 )
 from ssl_sec.evaluation.classification.scores import confusion_values
 from ssl_sec.evaluation.config import ProbeConfig
+from ssl_sec.evaluation.feature_table import FeatureTable
 from ssl_sec.evaluation.features import readable, readable_rows
 from ssl_sec.evaluation.splits import opening_test_images, require_same_classes, with_test_images
 from ssl_sec.networks.convolutions import lay_out
-from ssl_sec.recipes.assembly import building_for, extractor
+from ssl_sec.recipes.assembly import building_for, table_extractor
 from ssl_sec.recipes.probing.adapting import Adapted
 from ssl_sec.recipes.probing.config import ProbedRun, ProbeJobConfig
-from ssl_sec.recipes.probing.measures import corrupted_top1, corruption_metrics, divided, transfer_metrics
+from ssl_sec.recipes.probing.measures import corrupted_top1, corruption_metrics, transfer_metrics
 from ssl_sec.recipes.stopping import stop_if_requested, until_a_stop
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.recipe import Computation
 from ssl_sec.training.step import Runtime, log_once
-
-Rows = tuple[Tensor, Tensor]
 
 logger = logging.getLogger(__name__)
 
@@ -167,14 +167,15 @@ def linear_evaluation(
     require_labels(test_set, "a linear probe")
     require_same_classes(train_set, test_set, "a probe")
     kept, held_out = divided_rows(train_set.labels, config, train_set.name)
-    extract = until_a_stop(extractor(encoder, computation, runtime, batch_size=512), runtime)
-    features_of = partial(readable_rows, extract, runtime.device)
+    extract = table_extractor(encoder, computation, runtime, 512, config.resident_limit_mib)
+    features_of = partial(readable_rows, until_a_stop(extract, runtime), runtime.device)
     everything = torch.cat([kept, held_out])
     log_once(runtime, "computing the features of %s training images", f"{len(everything):,}")
     rows = features_of(train_set, everything)
-    # Views: features of a large set take most of the memory.
+    if rows.is_divided:
+        log_once(runtime, "the features are divided among %d workers (probe.resident_limit_mib)", runtime.world_size)
     num_kept = int(readable(train_set, runtime.device, kept).sum())
-    kept_rows, held_out_rows = divided(rows, num_kept)
+    kept_rows, held_out_rows = rows.between(0, num_kept), rows.between(num_kept, len(rows))
     training = _Training(
         encoder=encoder,
         config=config,
@@ -184,7 +185,7 @@ def linear_evaluation(
     )
     log_once(runtime, "training a linear probe at %d learning rates", len(config.learning_rates))
     probes = training(subset(train_set, kept), kept_rows, config.learning_rates, first_epoch=0)
-    learning_rate, held_out_top1 = select_learning_rate(probes, *held_out_rows)
+    learning_rate, held_out_top1 = select_learning_rate(probes, held_out_rows)
     if runtime.rank == 0:
         _warn_of_an_end(learning_rate, config.learning_rates)
     has_all_labels = config.labels_per_class is None
@@ -194,8 +195,8 @@ def linear_evaluation(
     log_once(runtime, "measuring the probe and kNN on %s test images", f"{len(test_set):,}")
     test_rows = features_of(test_set)
     return ProbeFindings(
-        probe=evaluate_probe(probes, learning_rate, held_out_top1, *test_rows),
-        knn_top1=knn_top1(*(rows if has_all_labels else kept_rows), *test_rows, num_classes=len(train_set.class_names)),
+        probe=evaluate_probe(probes, learning_rate, held_out_top1, test_rows),
+        knn_top1=shared_knn_top1(rows if has_all_labels else kept_rows, test_rows, len(train_set.class_names)),
         class_names=train_set.class_names,
         corrupted_top1=(
             corrupted_top1(probes.only(learning_rate), features_of, test_set, config.seed, runtime)
@@ -235,19 +236,21 @@ class _Training:
     runtime: Runtime
     num_classes: int
 
-    def __call__(self, image_set: ImageSet, rows: Rows, rates: tuple[float, ...], first_epoch: int) -> LinearProbes:
-        config, (features, labels) = self.config, rows
+    def __call__(
+        self, image_set: ImageSet, rows: FeatureTable, rates: tuple[float, ...], first_epoch: int
+    ) -> LinearProbes:
+        config = self.config
         feature_batches = (
             self._augmented_batches(image_set)
             if config.augment
-            else shuffled(features, labels, config.batch_size, derived_seed(config.seed, "probe"))
+            else shuffled(rows, config.batch_size, derived_seed(config.seed, "probe"))
         )
         return train_linear_probes(
             feature_batches,
             config,
             rates,
             num_classes=self.num_classes,
-            dim=features.shape[1],
+            dim=rows.dim,
             device=self.runtime.device,
             on_epoch=lambda epoch, losses: self._report(first_epoch + epoch, losses),
         )
@@ -256,7 +259,7 @@ class _Training:
         self.runtime.report(epoch, {"probe/loss": float(losses.min()), "probe/epoch": epoch + 1})
         stop_if_requested(self.runtime)
 
-    def _augmented_batches(self, image_set: ImageSet) -> Callable[[int], Iterator[Rows]]:
+    def _augmented_batches(self, image_set: ImageSet) -> Callable[[int], Iterator[FeatureBatch]]:
         """Features of crops and flips, newly drawn in every epoch (SimCLR, appendix B.6)."""
         require_any_order(image_set, "probe.augment=true")
         channels, height, width = image_set.image_shape
@@ -268,7 +271,7 @@ class _Training:
         own = own_rows(batch_size)
         dtype = next((p.dtype for p in self.encoder.parameters()), torch.float32)
 
-        def epoch_batches(epoch: int) -> Iterator[Rows]:
+        def epoch_batches(epoch: int) -> Iterator[FeatureBatch]:
             steps = range(epoch * sampler.steps_per_epoch, (epoch + 1) * sampler.steps_per_epoch)
             flow = batches(
                 image_set,

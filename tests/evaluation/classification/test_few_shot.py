@@ -7,8 +7,10 @@ from sklearn.neighbors import NearestCentroid
 from torch.nn import functional
 
 from ssl_sec.errors import DataError
+from ssl_sec.evaluation import feature_table
 from ssl_sec.evaluation.classification import few_shot as module
 from ssl_sec.evaluation.classification.few_shot import few_shot
+from ssl_sec.evaluation.feature_table import FeatureTable
 
 
 def draw(count, seed):
@@ -19,20 +21,21 @@ def draw(count, seed):
     return features * (0.1 + torch.rand(count, 1, generator=generator)), labels
 
 
-TRAIN, TEST = draw(120, seed=1), draw(80, seed=2)
+TRAIN, TEST = FeatureTable(*draw(120, seed=1)), FeatureTable(*draw(80, seed=2))
 
 
 def by_scikit_learn(labels_per_class, seed, number, per_class=False):
-    _, numbers, counts = TRAIN[1].unique(return_inverse=True, return_counts=True)
+    _, numbers, counts = TRAIN.labels.unique(return_inverse=True, return_counts=True)
     chosen = module._drawn(numbers, counts, labels_per_class, seed, number)
-    rows, labels = functional.normalize(TRAIN[0])[chosen.flatten()], TRAIN[1][chosen.flatten()]
+    rows, labels = functional.normalize(TRAIN.features)[chosen.flatten()], TRAIN.labels[chosen.flatten()]
     assert labels.bincount().tolist() == [labels_per_class] * 3
     assert len(chosen.unique()) == 3 * labels_per_class
-    predicted = NearestCentroid().fit(rows.numpy(), labels.numpy()).predict(functional.normalize(TEST[0]).numpy())
-    hits = [p == t for p, t in zip(predicted.tolist(), TEST[1].tolist(), strict=True)]
+    predicted = NearestCentroid().fit(rows.numpy(), labels.numpy()).predict(functional.normalize(TEST.features).numpy())
+    true = TEST.labels.tolist()
+    hits = [p == t for p, t in zip(predicted.tolist(), true, strict=True)]
     if not per_class:
         return statistics.fmean(hits)
-    of_class = [[hit for hit, label in zip(hits, TEST[1].tolist(), strict=True) if label == each] for each in range(3)]
+    of_class = [[hit for hit, label in zip(hits, true, strict=True) if label == each] for each in range(3)]
     return statistics.fmean(map(statistics.fmean, of_class))
 
 
@@ -51,12 +54,12 @@ def test_draws_do_not_depend_on_their_number_nor_on_the_memory(monkeypatch):
     many = few_shot(TRAIN, TEST, 5, seed=0)
     assert len(many.draws) == 100
     assert few_shot(TRAIN, TEST, 5, seed=1).draws != many.draws
-    monkeypatch.setattr(module, "_AT_ONCE", 1)
+    monkeypatch.setattr(feature_table, "VALUES_AT_ONCE", 1)
     assert few_shot(TRAIN, TEST, 5, seed=0, num_draws=7).draws == pytest.approx(many.draws[:7])
 
 
 def test_one_draw_has_no_interval_and_may_label_all_images_of_a_class():
-    labels = TRAIN[1]
+    labels = TRAIN.labels
     least = int(labels.bincount().min())
     found = few_shot(TRAIN, TEST, least, seed=0, num_draws=1)
     assert (found.interval, found.top1) == (0.0, found.draws[0])
@@ -70,14 +73,14 @@ def test_more_labels_score_more():
 
 
 def test_a_collapsed_encoder_scores_nothing():
-    collapsed = [(torch.ones(len(rows), 4), labels) for rows, labels in (TRAIN, TEST)]
+    collapsed = [FeatureTable(torch.ones(len(rows), 4), rows.labels) for rows in (TRAIN, TEST)]
     assert few_shot(*collapsed, labels_per_class=5, seed=0).top1 == 0
 
 
 def test_test_images_of_unseen_classes_are_wrong():
-    labels = torch.cat([TEST[1], torch.tensor([9, 9])])
-    features = torch.cat([TEST[0], TEST[0][:2]])
-    with_unseen = few_shot(TRAIN, (features, labels), 5, seed=0, num_draws=2)
+    labels = torch.cat([TEST.labels, torch.tensor([9, 9])])
+    features = torch.cat([TEST.features, TEST.features[:2]])
+    with_unseen = few_shot(TRAIN, FeatureTable(features, labels), 5, seed=0, num_draws=2)
     alone = few_shot(TRAIN, TEST, 5, seed=0, num_draws=2)
     assert with_unseen.top1 == pytest.approx(alone.top1 * 80 / 82)
 

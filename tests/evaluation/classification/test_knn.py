@@ -7,6 +7,7 @@ from torch.nn import functional
 from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.classification import knn
 from ssl_sec.evaluation.classification.knn import knn_top1, knn_votes
+from ssl_sec.evaluation.feature_table import FeatureTable
 
 NUM_CLASSES = 5
 
@@ -40,7 +41,7 @@ def test_predictions_are_those_of_the_slow_loop(sets, k, temperature):
     bank, bank_labels, queries, query_labels = sets
     expected = [slowly(bank.tolist(), bank_labels.tolist(), query, k, temperature) for query in queries.tolist()]
     settings = {"num_classes": NUM_CLASSES, "k": k, "temperature": temperature}
-    assert knn_votes(bank, bank_labels, queries, **settings).argmax(1).tolist() == expected
+    assert knn_votes(FeatureTable(bank, bank_labels), queries, **settings).argmax(1).tolist() == expected
     accuracy = sum(map(int.__eq__, expected, query_labels.tolist())) / len(expected)
     assert 0.4 < accuracy < 1
     assert knn_top1(bank, bank_labels, queries, query_labels, **settings) == pytest.approx(accuracy)
@@ -52,14 +53,14 @@ def test_predictions_are_lightlys(sets):
     theirs = peer.knn_predict(
         functional.normalize(queries), functional.normalize(bank).T, bank_labels, NUM_CLASSES, knn_k=200
     )
-    assert torch.equal(knn_votes(bank, bank_labels, queries, NUM_CLASSES).argmax(1), theirs[:, 0])
+    assert torch.equal(knn_votes(FeatureTable(bank, bank_labels), queries, NUM_CLASSES).argmax(1), theirs[:, 0])
 
 
 @pytest.mark.parametrize("chunk_size", [1, 96, 97, 1000])
 def test_chunks_change_nothing(sets, chunk_size):
     bank, bank_labels, queries, _ = sets
-    whole = knn_votes(bank, bank_labels, queries, num_classes=NUM_CLASSES, chunk_size=97)
-    parts = knn_votes(bank, bank_labels, queries, num_classes=NUM_CLASSES, chunk_size=chunk_size)
+    whole = knn_votes(FeatureTable(bank, bank_labels), queries, num_classes=NUM_CLASSES, chunk_size=97)
+    parts = knn_votes(FeatureTable(bank, bank_labels), queries, num_classes=NUM_CLASSES, chunk_size=chunk_size)
     assert torch.equal(parts.argmax(1), whole.argmax(1))
     torch.testing.assert_close(parts, whole)
 
@@ -69,17 +70,17 @@ def test_chunks_change_nothing(sets, chunk_size):
 def test_parts_of_the_bank_change_nothing(sets, monkeypatch, bank_rows, k):
     bank, bank_labels, queries, _ = sets
     bank[::7] = math.nan
-    whole = knn_votes(bank, bank_labels, queries, NUM_CLASSES, k=k)
+    whole = knn_votes(FeatureTable(bank, bank_labels), queries, NUM_CLASSES, k=k)
     monkeypatch.setattr(knn, "BANK_ROWS", bank_rows)
-    parts = knn_votes(bank, bank_labels, queries, NUM_CLASSES, k=k)
+    parts = knn_votes(FeatureTable(bank, bank_labels), queries, NUM_CLASSES, k=k)
     assert torch.equal(parts.argmax(1), whole.argmax(1))
     torch.testing.assert_close(parts, whole)
 
 
 def test_a_low_temperature_leaves_the_nearest_neighbour(sets):
     bank, bank_labels, queries, _ = sets
-    cold = knn_votes(bank, bank_labels, queries, NUM_CLASSES, temperature=1e-6)
-    assert torch.equal(cold.argmax(1), knn_votes(bank, bank_labels, queries, NUM_CLASSES, k=1).argmax(1))
+    cold = knn_votes(FeatureTable(bank, bank_labels), queries, NUM_CLASSES, temperature=1e-6)
+    assert torch.equal(cold.argmax(1), knn_votes(FeatureTable(bank, bank_labels), queries, NUM_CLASSES, k=1).argmax(1))
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -2.0])

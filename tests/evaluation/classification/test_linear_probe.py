@@ -16,6 +16,7 @@ from ssl_sec.evaluation.classification.linear_probe import (
 )
 from ssl_sec.evaluation.classification.scores import top_k_accuracy
 from ssl_sec.evaluation.config import ProbeConfig
+from ssl_sec.evaluation.feature_table import FeatureTable
 
 NUM_CLASSES, DIM, RATES = 4, 6, (1.0, 2.0, 5.0, 10.0)
 
@@ -58,7 +59,7 @@ def by_torch(feature_batches, learning_rate, epochs=8, decay_epochs=(3, 6), mome
 
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
 def test_each_rate_follows_torchs_sgd(momentum):
-    feature_batches = shuffled(*draw(150), batch_size=32, seed=1)
+    feature_batches = shuffled(FeatureTable(*draw(150)), batch_size=32, seed=1)
     losses = []
     probes = train(feature_batches, momentum=momentum, on_epoch=lambda _, loss: losses.append(loss.tolist()))
     for row, learning_rate in enumerate(RATES):
@@ -69,7 +70,7 @@ def test_each_rate_follows_torchs_sgd(momentum):
 
 
 def test_a_rate_is_trained_the_same_beside_one_that_diverges():
-    feature_batches = shuffled(*draw(100), batch_size=25, seed=0)
+    feature_batches = shuffled(FeatureTable(*draw(100)), batch_size=25, seed=0)
     probes = train(feature_batches, learning_rates=(1e308, 1.0))
     assert not probes.weight[0].isfinite().all()
     alone = train(feature_batches, learning_rates=(1.0,))
@@ -77,7 +78,7 @@ def test_a_rate_is_trained_the_same_beside_one_that_diverges():
 
 
 def test_the_decays_of_a_short_probe_are_reached():
-    feature_batches = shuffled(*draw(60), batch_size=20, seed=0)
+    feature_batches = shuffled(FeatureTable(*draw(60)), batch_size=20, seed=0)
     short = train(feature_batches, epochs=5, decay_at=(0.6, 0.75, 0.9))
     classifier, _ = by_torch(feature_batches, RATES[-1], epochs=5, decay_epochs=(3, 4, 4))
     torch.testing.assert_close(short.weight[-1], classifier.weight.detach(), rtol=0, atol=1e-10)
@@ -85,17 +86,17 @@ def test_the_decays_of_a_short_probe_are_reached():
 
 def test_float32_and_half_precision_features_are_converted():
     features, labels = draw(200, spread=0.2)
-    feature_batches = shuffled(features.bfloat16(), labels, batch_size=50, seed=0)
+    feature_batches = shuffled(FeatureTable(features.bfloat16(), labels), batch_size=50, seed=0)
     probes = train(feature_batches, dtype=torch.float32)
     assert probes.weight.dtype == torch.float32
-    rounded = shuffled(features.bfloat16().double(), labels, batch_size=50, seed=0)
+    rounded = shuffled(FeatureTable(features.bfloat16().double(), labels), batch_size=50, seed=0)
     torch.testing.assert_close(probes.weight.double(), train(rounded).weight, rtol=1e-3, atol=1e-3)
 
 
 def test_training_leaves_no_graph_and_no_gradient():
     features, labels = draw(40)
     features.requires_grad_()
-    probes = train(shuffled(features, labels, batch_size=40, seed=0))
+    probes = train(shuffled(FeatureTable(features, labels), batch_size=40, seed=0))
     assert not probes.weight.requires_grad
     assert features.grad is None
 
@@ -108,7 +109,7 @@ def test_an_epoch_without_images_is_refused():
 def test_shuffled_depends_on_seed_and_epoch_alone():
     features = torch.arange(10.0).unsqueeze(1)
     labels = torch.arange(10)
-    batches = shuffled(features, labels, batch_size=4, seed=5)
+    batches = shuffled(FeatureTable(features, labels), batch_size=4, seed=5)
 
     def order(batches):
         return [row for _, labels in batches for row in labels.tolist()]
@@ -117,13 +118,13 @@ def test_shuffled_depends_on_seed_and_epoch_alone():
     assert all(torch.equal(rows[:, 0].long(), labels) for rows, labels in batches(3))
     later = order(batches(7))
     assert sorted(later) == list(range(10))
-    assert later == order(shuffled(features, labels, batch_size=3, seed=5)(7))
+    assert later == order(shuffled(FeatureTable(features, labels), batch_size=3, seed=5)(7))
     assert later != order(batches(8))
-    assert later != order(shuffled(features, labels, batch_size=4, seed=6)(7))
+    assert later != order(shuffled(FeatureTable(features, labels), batch_size=4, seed=6)(7))
 
 
 def test_logits_are_those_of_the_linear_layers():
-    probes = train(shuffled(*draw(80), batch_size=40, seed=0))
+    probes = train(shuffled(FeatureTable(*draw(80)), batch_size=40, seed=0))
     features, _ = draw(9, seed=3)
     logits = probes.logits(features)
     for row, rate in enumerate(RATES):
@@ -151,13 +152,15 @@ def constant_probes(*answers, rates=RATES):
 )
 def test_the_best_finite_rate_is_chosen_and_the_smallest_of_equals(answers, rates, chosen, accuracies):
     labels = torch.tensor([0] * 2 + [1] * 5 + [2] * 3)
-    selection = select_learning_rate(constant_probes(*answers, rates=rates), torch.zeros(10, DIM), labels)
+    selection = select_learning_rate(constant_probes(*answers, rates=rates), FeatureTable(torch.zeros(10, DIM), labels))
     assert selection == (chosen, pytest.approx(dict(zip(rates, accuracies, strict=True))))
 
 
 def test_a_selection_without_a_finite_probe_is_refused():
     with pytest.raises(DataError, match=r"every learning rate \(1, 2\)"):
-        select_learning_rate(constant_probes(None, None), torch.zeros(3, DIM), torch.zeros(3, dtype=torch.int64))
+        select_learning_rate(
+            constant_probes(None, None), FeatureTable(torch.zeros(3, DIM), torch.zeros(3, dtype=torch.int64))
+        )
 
 
 def test_top_k_accuracy_by_hand():
@@ -194,10 +197,10 @@ def test_a_k_out_of_range_is_an_assertion_error(k):
 
 
 def test_a_probe_learns_clusters_and_reports_the_chosen_rate():
-    probes = train(shuffled(*draw(400, spread=0.3), batch_size=64, seed=0))
-    rate, held_out_top1 = select_learning_rate(probes, *draw(100, seed=1, spread=0.3))
+    probes = train(shuffled(FeatureTable(*draw(400, spread=0.3)), batch_size=64, seed=0))
+    rate, held_out_top1 = select_learning_rate(probes, FeatureTable(*draw(100, seed=1, spread=0.3)))
     features, labels = draw(300, seed=2, spread=0.3)
-    result = evaluate_probe(probes, rate, held_out_top1, features, labels)
+    result = evaluate_probe(probes, rate, held_out_top1, FeatureTable(features, labels))
     predicted = probes.logits(features)[RATES.index(rate)].argmax(1)
     assert result.learning_rate == rate
     assert result.held_out_top1 == held_out_top1
@@ -214,14 +217,16 @@ def test_top5_is_left_out_where_every_image_would_be_a_hit():
     for num_classes, expected in ((4, None), (5, None), (6, 5 / 6)):
         probes = LinearProbes(torch.eye(num_classes).unsqueeze(0), torch.zeros(1, num_classes), (1.0,))
         features = torch.arange(float(num_classes)).repeat(num_classes, 1)
-        assert evaluate_probe(probes, 1.0, {1.0: 0.0}, features, torch.arange(num_classes)).top5 == expected
+        assert (
+            evaluate_probe(probes, 1.0, {1.0: 0.0}, FeatureTable(features, torch.arange(num_classes))).top5 == expected
+        )
 
 
 def test_top5_of_many_classes_is_not_top1():
     weight = torch.eye(8).unsqueeze(0)
     probes = LinearProbes(weight, torch.zeros(1, 8), (1.0,))
     features = torch.arange(8.0).repeat(8, 1)
-    result = evaluate_probe(probes, 1.0, {1.0: 0.0}, features, torch.arange(8))
+    result = evaluate_probe(probes, 1.0, {1.0: 0.0}, FeatureTable(features, torch.arange(8)))
     assert (result.top1, result.top5) == (1 / 8, 5 / 8)
 
 
@@ -229,7 +234,7 @@ def test_top5_of_many_classes_is_not_top1():
 def test_a_collapsed_probe_scores_0_and_its_confusion_says_the_same(value):
     probes = LinearProbes(torch.full((1, 8, DIM), value), torch.zeros(1, 8), (1.0,))
     labels = torch.arange(8).repeat(3)
-    result = evaluate_probe(probes, 1.0, {1.0: 0.0}, torch.ones(24, DIM), labels)
+    result = evaluate_probe(probes, 1.0, {1.0: 0.0}, FeatureTable(torch.ones(24, DIM), labels))
     assert (result.top1, result.top5) == (0, 0)
     assert result.confusion.diagonal().sum() == 0
     assert result.confusion.sum(1).tolist() == [3] * 8

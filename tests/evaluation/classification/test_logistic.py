@@ -9,10 +9,10 @@ from ssl_sec.evaluation.classification.logistic import (
     PENALTIES,
     _Objective,
     fit_logistic,
-    mean_per_class,
-    top1,
     tuned_logistic,
 )
+from ssl_sec.evaluation.classification.scores import hits_of, mean_per_class, top1
+from ssl_sec.evaluation.feature_table import FeatureTable
 from tests.workers import on_workers
 
 NUM_CLASSES = 4
@@ -25,10 +25,19 @@ def draw(count, seed=0, spread=1.5):
     return centres[labels] + spread * torch.randn(count, 6, generator=generator, dtype=torch.float64), labels
 
 
+def table(*sets):
+    """The rows of several sets, one after the other."""
+    return FeatureTable(*map(torch.cat, zip(*sets, strict=True)))
+
+
+def tune(train, validation, *args, **options):
+    return tuned_logistic(table(train, validation), len(train[1]), NUM_CLASSES, *args, **options)
+
+
 @pytest.mark.parametrize("penalty", [1e-2, 1.0, 100.0])
 def test_the_classifier_is_scikit_learns(penalty):
     rows = draw(200)
-    ours = fit_logistic(rows, NUM_CLASSES, penalty, tolerance=1e-10)
+    ours = fit_logistic(table(rows), NUM_CLASSES, penalty, tolerance=1e-10)
     peer = Peer(C=1 / penalty, tol=1e-12, max_iter=10_000).fit(rows[0].numpy(), rows[1].numpy())
     torch.testing.assert_close(ours.weight, torch.from_numpy(peer.coef_), rtol=0, atol=1e-6)
     # A constant added to every bias changes nothing.
@@ -52,7 +61,7 @@ def test_the_gradient_is_autograds_whatever_the_chunks():
 
 def fit_on_this_worker():
     features, labels = draw(101)
-    fitted = fit_logistic((features, labels), NUM_CLASSES, 30.0, tolerance=1e-10)
+    fitted = fit_logistic(table((features, labels)), NUM_CLASSES, 30.0, tolerance=1e-10)
     own = own_rows(len(labels))
     flat = torch.randn(NUM_CLASSES * 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     loss, gradient = _Objective(features[own], labels[own], len(labels), NUM_CLASSES, 20)(flat, 0.3)
@@ -80,7 +89,9 @@ def tune_with_other_rounding():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_Objective, "__call__", rounded)
         train, validation = draw(101), draw(60, seed=2)
-        tuned = tuned_logistic(train, validation, NUM_CLASSES, penalties=(1e-3, 1.0, 100.0), tolerance=1e-10)
+        tuned = tuned_logistic(
+            table(train, validation), len(train[1]), NUM_CLASSES, penalties=(1e-3, 1.0, 100.0), tolerance=1e-10
+        )
     return tuned.penalty, tuned.validation_scores, tuned.classifier.weight, tuned.classifier.bias
 
 
@@ -99,15 +110,15 @@ def test_workers_of_several_kinds_follow_the_search_of_the_first(tmp_path):
 
 def test_float32_features_give_nearly_the_same_classifier():
     features, labels = draw(300)
-    exact = fit_logistic((features, labels), NUM_CLASSES, 1.0)
-    single = fit_logistic((features.float(), labels), NUM_CLASSES, 1.0)
+    exact = fit_logistic(table((features, labels)), NUM_CLASSES, 1.0)
+    single = fit_logistic(table((features.float(), labels)), NUM_CLASSES, 1.0)
     torch.testing.assert_close(single.weight, exact.weight, rtol=0, atol=1e-3)
 
 
 def test_a_search_that_starts_at_the_minimum_stays_there():
     rows = draw(150)
-    found = fit_logistic(rows, NUM_CLASSES, 1.0, tolerance=1e-9)
-    again = fit_logistic(rows, NUM_CLASSES, 1.0, found, tolerance=1e-8, max_iterations=1)
+    found = fit_logistic(table(rows), NUM_CLASSES, 1.0, tolerance=1e-9)
+    again = fit_logistic(table(rows), NUM_CLASSES, 1.0, found, tolerance=1e-8, max_iterations=1)
     assert torch.equal(again.weight, found.weight)
 
 
@@ -123,34 +134,39 @@ def test_the_penalty_is_chosen_on_validation_images_and_all_images_are_trained_o
     train, validation = draw(40, seed=1), draw(60, seed=2)
     counts: list[int] = []
     penalties = (1e-4, 1.0, 30.0, 1e4)
-    tuned = tuned_logistic(train, validation, NUM_CLASSES, penalties=penalties, on_fit=counts.append)
+    tuned = tuned_logistic(
+        table(train, validation), len(train[1]), NUM_CLASSES, penalties=penalties, on_fit=counts.append
+    )
     assert counts == [1, 2, 3, 4]
     cold = {
-        penalty: top1(fit_logistic(train, NUM_CLASSES, penalty).logits(validation[0]), validation[1])
+        penalty: top1(*hits_of(fit_logistic(table(train), NUM_CLASSES, penalty).parts(table(validation))))
         for penalty in (1e-4, 1.0, 30.0, 1e4)
     }
     assert tuned.validation_scores == cold
     assert len(set(cold.values())) > 1
     assert tuned.penalty == max(penalty for penalty, score in cold.items() if score == max(cold.values()))
-    both = torch.cat([train[0], validation[0]]), torch.cat([train[1], validation[1]])
-    whole = fit_logistic(both, NUM_CLASSES, tuned.penalty)
+    whole = fit_logistic(table(train, validation), NUM_CLASSES, tuned.penalty)
     torch.testing.assert_close(tuned.classifier.weight, whole.weight, rtol=0, atol=1e-3)
-    fewer = tuned_logistic(train, validation, NUM_CLASSES, penalties=penalties, refit=False)
+    fewer = tune(train, validation, penalties=penalties, refit=False)
     assert fewer.penalty == tuned.penalty
-    alone = fit_logistic(train, NUM_CLASSES, fewer.penalty)
+    alone = fit_logistic(table(train), NUM_CLASSES, fewer.penalty)
     torch.testing.assert_close(fewer.classifier.weight, alone.weight, rtol=0, atol=1e-3)
 
 
 def test_of_penalties_with_one_score_the_largest_is_chosen():
     train, validation = draw(40, seed=1), draw(60, seed=2)
-    tuned = tuned_logistic(train, validation, NUM_CLASSES, lambda *_: 0.5, (1.0, 30.0, 10.0), refit=False)
+    tuned = tuned_logistic(
+        table(train, validation), len(train[1]), NUM_CLASSES, lambda *_: 0.5, (1.0, 30.0, 10.0), refit=False
+    )
     assert tuned.penalty == 30
 
 
 def test_the_last_training_ends_at_the_minimum_even_where_the_searches_before_were_cut_short():
     train, validation = draw(40, seed=1), draw(60, seed=2)
-    cut = tuned_logistic(train, validation, NUM_CLASSES, penalties=(1.0,), iterations_per_penalty=1)
-    whole = tuned_logistic(train, validation, NUM_CLASSES, penalties=(1.0,))
+    cut = tuned_logistic(
+        table(train, validation), len(train[1]), NUM_CLASSES, penalties=(1.0,), iterations_per_penalty=1
+    )
+    whole = tune(train, validation, penalties=(1.0,))
     assert cut.validation_scores != whole.validation_scores
     torch.testing.assert_close(cut.classifier.weight, whole.classifier.weight, rtol=0, atol=1e-3)
 
@@ -158,14 +174,15 @@ def test_the_last_training_ends_at_the_minimum_even_where_the_searches_before_we
 def test_mean_per_class_weighs_classes_alike():
     labels = torch.tensor([0, 0, 0, 2])
     logits = functional.one_hot(torch.tensor([0, 0, 1, 1]), 3).double()
-    assert top1(logits, labels) == 0.5
-    assert mean_per_class(logits, labels) == pytest.approx((2 / 3 + 0) / 2)
+    hits = hits_of([(logits[:3], labels[:3]), (logits[3:], labels[3:])])
+    assert top1(*hits) == 0.5
+    assert mean_per_class(*hits) == pytest.approx((2 / 3 + 0) / 2)
 
 
 def test_features_that_are_not_finite_are_refused():
     features, labels = draw(10)
     features[3, 1] = torch.nan
     with pytest.raises(DataError, match="logistic regression: 1 of 10 images"):
-        fit_logistic((features, labels), NUM_CLASSES, 1.0)
+        fit_logistic(table((features, labels)), NUM_CLASSES, 1.0)
     with pytest.raises(DataError, match="no validation images"):
-        tuned_logistic(draw(10), (features[:0], labels[:0]), NUM_CLASSES)
+        tuned_logistic(table(draw(10)), 10, NUM_CLASSES)
