@@ -100,10 +100,11 @@ def copy_probe_metrics(
 
 
 def _settings(probe: ProbeConfig) -> Mapping[str, object]:
+    ignored = without_effect(ProbeConfig).union(_NOT_OF_THE_PROBE)
     return {
         key: value
         for key, value in to_values(probe).items()
-        if key not in _NOT_OF_THE_PROBE and not (key in _WITH_OTHER_IMAGES and value is None)
+        if key not in ignored and not (key in _WITH_OTHER_IMAGES and value is None)
     }
 
 

@@ -7,8 +7,10 @@ import pytest
 from mlflow.entities import Dataset, DatasetInput, Param
 from mlflow.tracking import MlflowClient
 
-from ssl_sec.edges.tracking.scores import child_probes, describe_versions, mark_best
+from ssl_sec.edges.folder.descriptions import DataDescription
+from ssl_sec.edges.tracking.scores import child_probes, describe_versions, mark_best, probe_protocol
 from ssl_sec.edges.tracking.store import connect_to_store
+from ssl_sec.evaluation.config import ProbeConfig
 
 PAPER, FEW = "digits, all labels (aaaaaaaa)", "digits, 10 labels (bbbbbbbb)"
 
@@ -240,3 +242,18 @@ def test_a_better_version_registered_meanwhile_gets_the_alias(client, monkeypatc
     add_version(client, "raced", 60.0)
     assert best(client, "raced") == "2"
     assert calls == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "number"),
+    [
+        # As in earlier versions, whose scores are compared with new ones.
+        ({}, "55f7a9c9"),
+        ({"resident_limit_mib": 0, "enabled": True, "logistic": True, "few_shot": (5,)}, "55f7a9c9"),
+        ({"labels_per_class": 10, "test_share": 0.2}, "52f7e26c"),
+    ],
+)
+def test_a_protocol_has_the_settings_that_change_a_score(settings, number):
+    described = {"description": "", "num_bad_images": 0, "image_shape": (1, 8, 8), "class_names": ()}
+    test_set = DataDescription(name="digits/test", num_images=360, digest="d1", **described)
+    assert probe_protocol(ProbeConfig(**settings), "digits", test_set).endswith(f"({number})")
