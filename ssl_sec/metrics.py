@@ -124,7 +124,7 @@ METRICS: Mapping[str, Metric] = {
         "logistic regression, mean per class %",
     ),
     "probe/logistic_penalty": _reported("L2 penalty of the logistic regression, chosen on held-out training images"),
-    "probe/few_shot_{labels}": _reported(
+    "probe/few_shot_{labels}": _result(
         "top-1 on the test set with {labels} labels per class (%)", "{labels} labels per class %"
     ),
     "probe/few_shot_{labels}_interval": _reported("half the width of its 95 % interval over the draws (%)"),

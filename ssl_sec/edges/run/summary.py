@@ -54,8 +54,10 @@ def _meaning(key: str, meaning: str, folder: RunFolder) -> str:
 
 
 def _with_spread(key: str, metrics: Mapping[str, float]) -> str:
-    """The value of a metric, with its spread over folds or trials if it has one."""
+    """The value of a metric, with its spread over folds or trials, or its interval over draws, if it has one."""
     shown, mean, std = f"{metrics[key]:.4g}", metrics.get(f"{key}_mean"), metrics.get(f"{key}_std")
+    if (interval := metrics.get(f"{key}_interval")) is not None:
+        return f"{shown} ± {interval:.2g} (95 % interval)"
     if std is not None:
         shown += f" ± {std:.2g}" if mean is None else f" ({mean:.4g} - {std:.2g})"
     return shown

@@ -52,6 +52,15 @@ def test_the_summary_describes_the_metrics_of_test_sets(tmp_path):
     ]
 
 
+def test_the_summary_has_the_accuracies_with_few_labels(tmp_path):
+    metrics = {"probe/few_shot_20": 71.26, "probe/few_shot_20_interval": 0.312, "probe/few_shot_5": 60.0}
+    finished = Finished(metrics=metrics, folder=RunFolder(tmp_path), run_id=None, uri="http://a", experiment_id=None)
+    assert str(finished).split("\nfolder: ")[0].splitlines() == [
+        "top-1 on the test set with 5 labels per class (%): 60",
+        "top-1 on the test set with 20 labels per class (%): 71.26 ± 0.31 (95 % interval)",
+    ]
+
+
 def test_pictures_of_the_kept_results_of_test_sets(tmp_path):
     folder = RunFolder(tmp_path)
     record = {"step": 0, "metrics": {"train/loss": 1.0, "face/lfw_accuracy": 50.0}}
