@@ -10,7 +10,7 @@ from torch import Tensor
 from ssl_sec.collectives import own_rows, sum_over_workers
 from ssl_sec.evaluation.arrays import tiles
 
-Rows = tuple[Float[Tensor, "images dim"], Int64[Tensor, " images"]]
+LabelledRows = tuple[Float[Tensor, "images dim"], Int64[Tensor, " images"]]
 
 # Largest number of values that are computed or exchanged at once: 64 MiB in float32.
 VALUES_AT_ONCE = 2**24
@@ -43,7 +43,7 @@ class FeatureTable:
         """The width of the features."""
         return self.features.shape[1]
 
-    def at(self, places: Int64[Tensor, " images"]) -> Rows:
+    def at(self, places: Int64[Tensor, " images"]) -> LabelledRows:
         """Features and labels of the images at some places, in that order, on every worker."""
         labels = self.labels[places.to(self.labels.device)]
         places = places.to(self.features.device) - self.first
@@ -54,7 +54,7 @@ class FeatureTable:
         found[is_own] = self.features[places[is_own]]
         return sum_over_workers(found), labels
 
-    def parts(self, size: int) -> Iterator[Rows]:
+    def parts(self, size: int) -> Iterator[LabelledRows]:
         """Features and labels of `size` images after the others, on every worker; views where it holds all."""
         for some in tiles(len(self), size):
             yield (
@@ -63,7 +63,7 @@ class FeatureTable:
                 else (self.features[some], self.labels[some])
             )
 
-    def share(self) -> Rows:
+    def share(self) -> LabelledRows:
         """Features and labels of this worker's share of the images: each image is in the share of one worker."""
         if self.is_divided:
             return self.features, self.labels[self.first : self.first + len(self.features)]

@@ -23,12 +23,10 @@ from ssl_sec.errors import DataError
 from ssl_sec.evaluation.arrays import Labels, Rows, as_labelled, require_same_dim
 from ssl_sec.evaluation.classification.scores import Part, Scores, in_parts, is_in_top_k, scores_of
 from ssl_sec.evaluation.config import ProbeConfig
-from ssl_sec.evaluation.feature_table import FeatureTable, rows_at_once
+from ssl_sec.evaluation.feature_table import FeatureTable, LabelledRows, rows_at_once
 from ssl_sec.evaluation.splits import labelled_subset, require_held_out, stratified_split
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.schedules import epochs_at
-
-FeatureBatch = tuple[Float[Tensor, "batch dim"], Int64[Tensor, " batch"]]
 
 # Share of each class's training images on which the learning rate is chosen.
 HELD_OUT_SHARE = 0.1
@@ -151,7 +149,7 @@ def linear_probe(
 
 def shuffled(
     rows: FeatureTable, batch_size: int, seed: int, chosen: Int64[Tensor, " chosen"] | None = None
-) -> Callable[[int], Iterator[FeatureBatch]]:
+) -> Callable[[int], Iterator[LabelledRows]]:
     """Batches of cached features, in an order that depends on (seed, epoch) alone.
 
     Args:
@@ -166,7 +164,7 @@ def shuffled(
     # Rows of other workers arrive for several batches at once: each exchange takes a while to start.
     batches_at_once = max(1, rows_at_once(rows.dim) // batch_size) if rows.is_divided else 1
 
-    def batches(epoch: int) -> Iterator[FeatureBatch]:
+    def batches(epoch: int) -> Iterator[LabelledRows]:
         generator = torch.Generator().manual_seed(derived_seed(seed, "probe", epoch))
         order = torch.randperm(len(rows if chosen is None else chosen), generator=generator)
         order = order if chosen is None else chosen[order]
@@ -178,7 +176,7 @@ def shuffled(
 
 @torch.no_grad()
 def train_linear_probes(
-    feature_batches: Callable[[int], Iterable[FeatureBatch]],
+    feature_batches: Callable[[int], Iterable[LabelledRows]],
     config: ProbeConfig,
     learning_rates: Sequence[float],
     *,

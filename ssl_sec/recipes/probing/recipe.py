@@ -25,7 +25,6 @@ from ssl_sec.data.samplers import ShuffledBatches
 from ssl_sec.data.shards.streamed import require_any_order
 from ssl_sec.evaluation.classification.knn import shared_knn_top1
 from ssl_sec.evaluation.classification.linear_probe import (
-    FeatureBatch,
     LinearProbes,
     ProbeResult,
     divided_rows,
@@ -36,7 +35,7 @@ from ssl_sec.evaluation.classification.linear_probe import (
 )
 from ssl_sec.evaluation.classification.scores import confusion_values
 from ssl_sec.evaluation.config import ProbeConfig
-from ssl_sec.evaluation.feature_table import FeatureTable
+from ssl_sec.evaluation.feature_table import FeatureTable, LabelledRows
 from ssl_sec.evaluation.features import readable, readable_rows
 from ssl_sec.evaluation.splits import opening_test_images, require_same_classes, with_test_images
 from ssl_sec.networks.convolutions import lay_out
@@ -259,7 +258,7 @@ class _Training:
         self.runtime.report(epoch, {"probe/loss": float(losses.min()), "probe/epoch": epoch + 1})
         stop_if_requested(self.runtime)
 
-    def _augmented_batches(self, image_set: ImageSet) -> Callable[[int], Iterator[FeatureBatch]]:
+    def _augmented_batches(self, image_set: ImageSet) -> Callable[[int], Iterator[LabelledRows]]:
         """Features of crops and flips, newly drawn in every epoch (SimCLR, appendix B.6)."""
         require_any_order(image_set, "probe.augment=true")
         channels, height, width = image_set.image_shape
@@ -271,7 +270,7 @@ class _Training:
         own = own_rows(batch_size)
         dtype = next((p.dtype for p in self.encoder.parameters()), torch.float32)
 
-        def epoch_batches(epoch: int) -> Iterator[FeatureBatch]:
+        def epoch_batches(epoch: int) -> Iterator[LabelledRows]:
             steps = range(epoch * sampler.steps_per_epoch, (epoch + 1) * sampler.steps_per_epoch)
             flow = batches(
                 image_set,
