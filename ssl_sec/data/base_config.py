@@ -179,12 +179,15 @@ class FilesConfig(DataSetConfig, is_base=True):
         num_channels: channels of the images: 3 for colours, 1 for grey.
         on_bad_image: action on an unreadable image: raise stops; skip leaves it out and counts it.
         resident_limit_mib: a set that is no larger once decoded is kept on the device; a larger one is streamed.
+        scaled_decoding: whether JPEGs whose sides are 8 times image_size_px or more are decoded at a part of their
+            size, with at least 4 times image_size_px: photos of 12 megapixels in less than half the time.
     """
 
     image_size_px: Side | None = None
     num_channels: Literal[1, 3] = 3
     on_bad_image: OnBadImage = "raise"
     resident_limit_mib: NoEffect[CountOrZero] = Decoding.resident_limit_mib
+    scaled_decoding: bool = Decoding.scaled_decoding
 
     @property
     def channels(self) -> int:
@@ -212,6 +215,7 @@ class FilesConfig(DataSetConfig, is_base=True):
             num_channels=self.num_channels,
             on_bad_image=self.on_bad_image,
             resident_limit_mib=self.resident_limit_mib,
+            scaled_decoding=self.scaled_decoding,
             crop=crop,
         )
 

@@ -23,6 +23,9 @@ from ssl_sec.seeding import derived_seed, mix, uniform
 # Left, top, right and bottom, in pixels.
 Box = tuple[int, int, int, int]
 
+# Side of an image that is decoded at a part of its size, as a multiple of the side of the result, at least.
+_KEPT = 4
+
 # Boxes that are tried before the centre is taken instead, as in torchvision's RandomResizedCrop.
 NUM_TRIES = 10
 NUMBERS_PER_BOX = 2 + 2 * NUM_TRIES
@@ -64,9 +67,11 @@ class CentreSquare:
 
     Attributes:
         size_px: side of the result, ≥ 1.
+        scaled_decoding: whether a JPEG may be decoded at a half, a quarter or an eighth of its size.
     """
 
     size_px: int
+    scaled_decoding: bool = False
 
     def __call__(self, image: Image.Image, draw: int | None = None) -> Image.Image:
         """The square, whatever the draw."""
@@ -74,6 +79,31 @@ class CentreSquare:
         left, top = (image.width - side) // 2, (image.height - side) // 2
         square = image.crop((left, top, left + side, top + side))
         return square.resize((self.size_px, self.size_px), Image.Resampling.BILINEAR)
+
+    def reduction(self, size: tuple[int, int]) -> int:
+        """The number by which a decoder may divide the sides of an image of that size: 1, 2, 4 or 8."""
+        fitting = (factor for factor in (8, 4, 2) if min(size) >= factor * _KEPT * self.size_px)
+        return next(fitting, 1) if self.scaled_decoding else 1
+
+    def of_reduced(
+        self, image: Image.Image, size: tuple[int, int], is_mirrored: tuple[bool, bool] = (False, False)
+    ) -> Image.Image:
+        """The square of an image that was decoded at a part of its size.
+
+        Args:
+            image: the image as it is stored, its sides divided by `reduction` and rounded up.
+            size: width and height as they are stored.
+            is_mirrored: whether the upright image has them in the other direction: the middle of an odd number of
+                pixels is rounded down in that of the upright one.
+        """
+        side, factor = min(size), self.reduction(size)
+        starts = [
+            -(-(length - side) // 2) if end else (length - side) // 2
+            for length, end in zip(size, is_mirrored, strict=True)
+        ]
+        left, top = (start / factor for start in starts)
+        box = (left, top, left + side / factor, top + side / factor)
+        return image.resize((self.size_px, self.size_px), Image.Resampling.BILINEAR, box=box)
 
 
 @dataclass(frozen=True, kw_only=True)

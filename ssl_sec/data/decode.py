@@ -57,6 +57,8 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+# Those in which the stored columns, or rows, stand in the other direction.
+_FROM_THE_RIGHT, _FROM_BELOW = frozenset((2, 3, 7, 8)), frozenset((3, 4, 6, 7))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,8 @@ class Decoding:
         on_bad_image: action on an unreadable image: raise an error, or skip it: drop it from a resident set, replace it
             in a streamed one; None raises an error if no option can skip the image.
         resident_limit_mib: largest size of the pixels at which a set is decoded into memory.
+        scaled_decoding: whether a JPEG whose sides are 8 · image_size_px or more is decoded at a half, a quarter or an
+            eighth of them, so that 4 · image_size_px remain.
         crop: the crop of images of any size, taken whenever they are read: the set is then streamed, however small it
             is; without effect if image_size_px is given. Without either, all images must have one size.
     """
@@ -77,6 +81,7 @@ class Decoding:
     num_channels: int = 3
     on_bad_image: OnBadImage | None = None
     resident_limit_mib: int = 4096
+    scaled_decoding: bool = False
     crop: Crop | None = None
 
     def __post_init__(self) -> None:
@@ -90,7 +95,9 @@ class Decoding:
     @property
     def square(self) -> Crop | None:
         """The crop of each image; None if there is none."""
-        return self.crop if self.image_size_px is None else CentreSquare(size_px=self.image_size_px)
+        if self.image_size_px is None:
+            return self.crop
+        return CentreSquare(size_px=self.image_size_px, scaled_decoding=self.scaled_decoding)
 
     def is_resident(self, num_images: int, image_shape: tuple[int, int, int]) -> bool:
         """Whether `num_images` images of a shape are decoded into memory."""
@@ -137,6 +144,9 @@ def decode_image(
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise DataError(f"{name}: {width} x {height} pixels found, at most {MAX_PIXELS} allowed")
+            if isinstance(crop, CentreSquare) and (factor := crop.reduction(image.size)) > 1:
+                image.draft(None, (width // factor, height // factor))  # pyright: ignore[reportArgumentType]
+            is_reduced = image.size != (width, height)
             image.load()
             orientation = _orientation(image)
             pixels, mode = _to_8_bit(image, name), "L" if num_channels == 1 else "RGB"
@@ -154,6 +164,9 @@ def decode_image(
     except Exception as error:
         raise DataError(f"{name}: cannot be decoded: {first_line(error)}") from error
 
+    if is_reduced and isinstance(crop, CentreSquare):
+        is_mirrored = orientation in _FROM_THE_RIGHT, orientation in _FROM_BELOW
+        pixels, crop = crop.of_reduced(pixels, (width, height), is_mirrored), None
     if orientation in UPRIGHT:
         pixels = pixels.transpose(UPRIGHT[orientation])
     if crop is not None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ssl_sec.collectives import gather_objects, max_int_over_workers, own_rows
 from ssl_sec.data.config import ParquetConfig, WebDatasetConfig
+from ssl_sec.data.crops import CentreSquare
 from ssl_sec.data.decode import decode_image, map_in_threads
 from ssl_sec.data.image_set import LISTED_BAD_IMAGES, Candidate, DecodedImages, ImageSet, ResidentImages, check_shape
 from ssl_sec.data.shards.cache_files import made_once
@@ -199,7 +200,8 @@ def _look(image_set: DecodedImages, decodes: bool, candidate: Candidate) -> tupl
     if not decodes:
         return digest, None
     try:
-        image = decode_image(content, name, image_set.image_shape[0])
+        reduces = isinstance(image_set.crop, CentreSquare) and image_set.crop.scaled_decoding
+        image = decode_image(content, name, image_set.image_shape[0], image_set.crop if reduces else None)
     except DataError as error:
         return digest, error
     if image_set.crop is None:
