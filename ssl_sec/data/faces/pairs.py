@@ -7,7 +7,7 @@ table. An image that cannot be read is always an error, as a pair without it wou
 import csv
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -373,6 +373,16 @@ def _row(image: str, rows: dict[str, int], where: str, images: str) -> int:
     if row < 0:
         raise DataError(f"{where}: several images {printable(image)!r} in {images}; name it by its path")
     return row
+
+
+def require_folds(folds: Iterable[int], where: str) -> None:
+    """Refuses pairs that are all in one fold; `where` is their list.
+
+    Raises:
+        DataError: there is one fold, and no other to choose its threshold on.
+    """
+    if len(set(folds)) < 2:
+        raise DataError(f"{where}: all pairs are in one fold; needed: two or more, as the others choose a threshold")
 
 
 def require_both_kinds(same: Bool[Tensor, " pairs"], where: str) -> None:

@@ -140,8 +140,7 @@ class FaceConfig(TrainingConfig):
             for key in sorted(local_paths(type(test_set))):
                 if isinstance(path := getattr(test_set, key), str):
                     require_path(f"test_sets.{key} of {test_set.shown_title}", path)
-            if isinstance(test_set, PairsConfig):
-                test_set.require_list()
+            test_set.require_list()
 
     def open_evaluated(self, data: DataConfig) -> ImageSet:
         """The training images of a data set; the test sets are configured separately."""
