@@ -85,9 +85,12 @@ class DataSetConfig(Settings, key="data", is_base=True):
         """Channels of the images: 3 for colours, 1 for grey."""
         return 3
 
-    @property
-    def is_at_hand(self) -> bool:
-        """Whether the set opens at once and needs no files, so that it may be opened to check a configuration."""
+    def opens_at_once(self, num_images: int) -> bool:
+        """Whether the set opens at once, so that a configuration may be checked with its number of images.
+
+        Args:
+            num_images: a set of files with fewer training images does, as far as they are quick to count.
+        """
         return False
 
     @property

@@ -294,3 +294,12 @@ def test_a_folder_that_cannot_be_entered_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "is_dir", refuse)  # root may enter every folder
     message = line(lambda: open_folder("train", tmp_path))
     assert message.startswith(f"{tmp_path}: cannot be read: [Errno 13] Permission denied: ")
+
+
+def test_a_folder_is_counted_no_further_than_needed(tmp_path):
+    root = write_folder(tmp_path / "train", {f"a/{k}/image.png": plain(k) for k in range(4)} | {"note.txt": b"text"})
+    assert [listing.has_images(root, least) for least in (1, 4, 5)] == [True, True, False]
+    # Links may form cycles, or lead to many images.
+    (root / "b").symlink_to(root / "a")
+    assert listing.has_images(root, 5)
+    assert not listing.has_images(tmp_path / "none", 1)

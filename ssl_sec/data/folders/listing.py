@@ -28,6 +28,28 @@ def holds_images(folder: Path) -> bool:
     return False
 
 
+def has_images(folder: Path, least: int) -> bool:
+    """Whether there may be as many images in a folder and below it; it is listed no further than needed.
+
+    Files that a data set leaves out count, too, and so does a link to a folder, however many images are there.
+    """
+    num_found, waiting = 0, [str(folder)]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir():
+                        if entry.is_symlink():
+                            return True
+                        waiting.append(entry.path)
+                    num_found += is_image(entry.name)
+                    if num_found >= least:
+                        return True
+        except OSError:  # the opening of the set says what is wrong
+            return False
+    return False
+
+
 def images_below(folders: Sequence[Path], root: Path, wanted: str) -> list[list[str]]:
     """Paths of the images in each folder and all folders below it, in no order; logs what is left out.
 
