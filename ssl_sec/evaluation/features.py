@@ -11,7 +11,7 @@ from ssl_sec.augment.views import unit_range
 from ssl_sec.collectives import gather_rows, max_over_workers, rank, world_size
 from ssl_sec.data.image_set import DecodedImages, ImageSet
 from ssl_sec.data.loading import batches
-from ssl_sec.errors import DataError
+from ssl_sec.errors import DataError, counted
 from ssl_sec.evaluation.arrays import as_tensor
 from ssl_sec.modes import evaluating
 from ssl_sec.progress import logged
@@ -132,5 +132,5 @@ def readable_rows(
     if is_read.all():
         return features, labels
     if not is_read.any():
-        raise DataError(f"{image_set.name}: none of {len(labels):,} images that are measured can be read")
+        raise DataError(f"{image_set.name}: {counted(len(labels), 'image')} to measure, and none can be read")
     return features[is_read], labels[is_read]

@@ -8,6 +8,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from ssl_sec.errors import counted
 from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid
 
 
@@ -74,7 +75,9 @@ def tuning_figure(axes_of_keys: Sequence[Axis], metric: str, figures: Sequence[f
     lines.set_yticks([])
     lines.set_xlim(-0.1, len(axes_drawn) - 0.6)
     lines.spines[["top", "right", "left", "bottom"]].set_visible(False)
-    lines.set_title(f"a line for each of {len(scores)} trials, the darker the better; the best in red", fontsize=9)
+    lines.set_title(
+        f"{counted(len(scores), 'trial')}, a line for each: the darker the better; the best in red", fontsize=9
+    )
     so_far = scores[np.array(order)[np.minimum.accumulate(num_better)]]
     numbers = range(1, len(scores) + 1)
     history.plot(numbers, scores, "o", color=BLUE, alpha=0.6, markersize=5, label="trial")

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ssl_sec.collectives import world_size
-from ssl_sec.errors import StorageError
+from ssl_sec.errors import StorageError, counted
 from ssl_sec.files import sync_path
 from ssl_sec.training.class_sharding import HeldRows
 from ssl_sec.training.visibility import wait_until_visible
@@ -267,7 +267,9 @@ def load_checkpoint(
     state: dict[str, Any] = torch.load(path / _STATE, map_location=device, weights_only=True)
     if held is not None:
         if held.stop > (saved := state.get("num_classes", held.stop)):
-            raise StorageError(f"checkpoint {path}: its run had {saved} classes, and this one has {held.stop} or more")
+            raise StorageError(
+                f"checkpoint {path}: its run had {counted(saved, 'class')}, and this one has {held.stop} or more"
+            )
         for name, rows in _held_rows(path, held).items():
             *above, key = json.loads(name)
             place = state

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ssl_sec.errors import DataError
+from ssl_sec.errors import DataError, counted
 from ssl_sec.evaluation.arrays import tiles, unit_rows
 from ssl_sec.seeding import derived_seed
 
@@ -68,7 +68,7 @@ def few_shot(
     if (least := int(counts.min())) < labels_per_class:
         scarce = int(classes[counts.argmin()])
         raise DataError(
-            f"few-shot: class {scarce} has {least} training images; {labels_per_class} labels are asked for"
+            f"few-shot: class {scarce} has {counted(least, 'training image')}, must have {labels_per_class} or more"
         )
     chosen = torch.stack([_drawn(numbers, counts, labels_per_class, seed, draw) for draw in range(num_draws)])
     features = train[0]

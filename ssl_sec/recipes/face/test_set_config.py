@@ -31,7 +31,7 @@ from ssl_sec.data.faces.pairs import UNKNOWN, VerificationPairs, require_both_ki
 from ssl_sec.data.faces.reading import rows_by_name
 from ssl_sec.data.folders.listing import image_paths, top_folder
 from ssl_sec.effects import NoEffect
-from ssl_sec.errors import DataError, printable
+from ssl_sec.errors import DataError, counted, printable
 from ssl_sec.evaluation.faces.identification import random_open_set_trials
 from ssl_sec.recipes.face.test_sets import (
     FaceTestSet,
@@ -194,12 +194,13 @@ class MegaFaceConfig(_TestSetConfig):
         num_people = len(set(probes.ids))
         if num_people == len(probes.ids):
             raise DataError(
-                f"{printable(self.probes)}: {len(probes.paths)} images of {num_people} people; needed: two of one"
+                f"{printable(self.probes)}: {counted(len(probes.paths), 'image')} of {counted(num_people, 'person')}; "
+                "needed: two of one"
             )
         distractors = read_megaface_list(Path(self.distractors).expanduser()).paths
         if len(distractors) < max(self.sizes):
             raise DataError(
-                f"{printable(self.distractors)}: {len(distractors)} images, but test_sets.sizes asks for "
+                f"{printable(self.distractors)}: {counted(len(distractors), 'image')}, but test_sets.sizes asks for "
                 f"{max(self.sizes)}"
             )
         return probes, distractors
@@ -360,6 +361,6 @@ def _require_known_and_unknown(trials: Sequence[OpenSetTrial], labels: Int64[Ten
         num_known = int(torch.isin(labels[probes], labels[gallery]).sum())
         if not 0 < num_known < len(probes):
             raise DataError(
-                f"{where}: trial {number} looks up {num_known} images of people in the gallery and "
+                f"{where}: trial {number} looks up {counted(num_known, 'image')} of people in the gallery and "
                 f"{len(probes) - num_known} of others; needed: 1 or more of each"
             )

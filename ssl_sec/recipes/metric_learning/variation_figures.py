@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from ssl_sec.errors import counted
 from ssl_sec.evaluation.directions import DistanceDistributions, Distribution, checked_directions, pooled
 from ssl_sec.evaluation.variation import (
     ClassCovariances,
@@ -72,7 +73,11 @@ def class_covariances_figure(
     for place, (label, size) in enumerate(zip(covariances.classes, covariances.sizes, strict=True)):
         own = points[labels == label].T.tolist()
         space.scatter(
-            *own, color=arm_look(place)[0], label=f"class {plain(class_names[label])} ({size} images)", zorder=2, **look
+            *own,
+            color=arm_look(place)[0],
+            label=f"class {plain(class_names[label])} ({counted(size, 'image')})",
+            zorder=2,
+            **look,
         )
     space.set_title("directions of the test images")
     space.tick_params(labelsize=7, pad=-2)
