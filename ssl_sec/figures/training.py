@@ -27,6 +27,7 @@ from ssl_sec.figures.drawing import (
     percentages_between,
     plain,
     small_plots,
+    verbatim,
 )
 from ssl_sec.metrics import metric_label
 from ssl_sec.seeding import derived_seed
@@ -236,7 +237,7 @@ def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str
                 axes.fill_between(curve.steps, *band, color=colour, alpha=0.2, linewidth=0)
         axes.set_ylabel(metric_label(metric or panel))
         if metric is not None:
-            axes.set_title(panel)
+            axes.set_title(verbatim(panel))
         _label_steps(axes)
         add_grid(axes)
     legend_below(figure, {arm: handles[arm] for arm in arms})

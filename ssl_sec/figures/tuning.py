@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ssl_sec.errors import counted
-from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid
+from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid, verbatim
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ def tuning_figure(axes_of_keys: Sequence[Axis], metric: str, figures: Sequence[f
         for height, text in ticks:
             box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
             at = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
-            lines.annotate(text, (place, height), fontsize=8, bbox=box, **at)
+            lines.annotate(verbatim(text), (place, height), fontsize=8, bbox=box, **at)
     lines.set_xticks(range(len(axes_drawn)), [axis.name for axis in axes_drawn], fontsize=8)
     lines.set_yticks([])
     lines.set_xlim(-0.1, len(axes_drawn) - 0.6)

@@ -105,7 +105,7 @@ def distances_figure(arms: Mapping[str, DistanceDistributions], title: str) -> F
         arms: the distances of each run, by name; one or more.
         title: title above all panels.
     """
-    figure, all_axes = arm_panels(list(arms), title)
+    figure, all_axes = arm_panels(list(arms), title, "share of pairs in a bin (%)")
     for axes, distances in zip(all_axes, arms.values(), strict=True):
         pairs = (("positive", BLUE, distances.positives), ("negative", VERMILION, distances.negatives))
         for name, colour, shown in pairs:
@@ -115,7 +115,6 @@ def distances_figure(arms: Mapping[str, DistanceDistributions], title: str) -> F
         titled = f"{axes.get_title()}\noverlap {100 * distances.overlap:.1f} %"
         axes.set(xlabel="distance of directions (no unit)", title=titled, xlim=(0, 2))
         axes.legend(frameon=False)
-    all_axes[0].set(ylabel="share of pairs in a bin (%)")
     return figure
 
 
