@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssl_sec.data import log
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.folders import listing
@@ -237,7 +238,7 @@ def test_images_of_other_formats_are_left_out_with_one_warning(tmp_path, caplog,
     photos = {f"train/{name}/{number}.png": plain(1) for name in ("cat", "dog") for number in (1, 2)}
     write_folder(tmp_path, {**photos, "train/cat/b.HEIC": b"", "train/dog/a.avif": b"", "train/dog/notes.txt": b""})
     with monkeypatch.context() as patch:
-        patch.setattr(listing, "rank", lambda: 1)
+        patch.setattr(log, "rank", lambda: 1)
         assert len(open_folder("train", tmp_path)) == 4
     assert not caplog.records  # the first worker tells it, once
     assert len(open_folder("train", tmp_path)) == len(open_folder("train", tmp_path)) == 4
@@ -258,7 +259,7 @@ def test_images_of_other_formats_are_left_out_with_one_warning(tmp_path, caplog,
 def test_an_image_beside_folders_of_images_takes_their_labels_with_a_warning(tmp_path, caplog, monkeypatch):
     write_folder(tmp_path, {"train/cat/1.png": plain(1), "train/dog/2.png": plain(2), "train/3.png": plain(3)})
     with monkeypatch.context() as patch:
-        patch.setattr(listing, "rank", lambda: 1)
+        patch.setattr(log, "rank", lambda: 1)
         assert open_folder("train", tmp_path).class_names == () and not caplog.records
     for _ in range(2):
         assert open_folder("train", tmp_path).class_names == ()
