@@ -12,6 +12,7 @@ _LONGEST_SHOWN = 400
 # The errors of a full disk, of a quota or a limit of size, and of storage that cannot be written.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _TORCH_CANNOT_WRITE = r"PytorchStreamWriter failed|unexpected pos \d+ vs|iostream error"
+_PLURALS = {"person": "people", "query": "queries"}
 _SOMEWHERE = "a file in output_dir, output or the folder for temporary files"
 
 
@@ -119,8 +120,9 @@ def shown(value: object) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A count with its noun, for example ``1 seed``, ``2 classes`` or ``1,437 images``."""
-    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
+    """A count with its noun, for example ``1 seed``, ``2 classes``, ``3 people`` or ``1,437 images``."""
+    plural = _PLURALS.get(noun) or noun + ("es" if noun.endswith("s") else "s")
+    return f"{count:,} {noun if count == 1 else plural}"
 
 
 def some_names(names: Sequence[str], most: int = 8) -> str:

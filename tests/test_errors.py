@@ -104,4 +104,5 @@ def test_a_value_is_shown_as_a_configuration_has_it(value, text):
 
 def test_one_thing_is_not_in_the_plural():
     assert [counted(number, "run") for number in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]
+    assert [counted(number, "person") for number in (1, 2)] == ["1 person", "2 people"]
     assert [counted(number, "class") for number in (1, 1437)] == ["1 class", "1,437 classes"]

@@ -85,9 +85,12 @@ class DataSetConfig(Settings, key="data", is_base=True):
         """Channels of the images: 3 for colours, 1 for grey."""
         return 3
 
-    @property
-    def is_at_hand(self) -> bool:
-        """Whether the set opens at once and needs no files, so that it may be opened to check a configuration."""
+    def opens_at_once(self, num_images: int) -> bool:
+        """Whether the set opens at once, so that a configuration may be checked with its number of images.
+
+        Args:
+            num_images: a set of files with fewer training images does, as far as they are quick to count.
+        """
         return False
 
     @property
@@ -104,9 +107,13 @@ class DataSetConfig(Settings, key="data", is_base=True):
         """
         return self
 
+    def undecoded(self) -> Self:
+        """The set as one whose images are decoded when they are read; sets that are no encoded files as they are."""
+        return self
+
     def listed(self) -> Self:
         """The set as one whose files are opened without decoding or copying the images; others as they are."""
-        return self
+        return self.undecoded()
 
     def open(self, split: Split, crop: Crop | None = None) -> ImageSet:
         """Opens one split, its images cropped if they have no common size; the choice is of training images only."""
@@ -205,8 +212,8 @@ class FilesConfig(DataSetConfig, is_base=True):
         channels = self.num_channels if num_channels is None else 1 if num_channels == 1 else 3
         return replace(self, image_size_px=size_px, num_channels=channels)
 
-    def listed(self) -> Self:
-        """The set as one whose files are opened without decoding or copying the images."""
+    def undecoded(self) -> Self:
+        """The set as one whose images are decoded when they are read."""
         return replace(self, resident_limit_mib=0)
 
     def _decoding(self, crop: Crop | None) -> Decoding:

@@ -18,7 +18,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ssl_sec.data.samplers import check_batch_size
-from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.errors import ConfigError, DataError, counted
 from ssl_sec.seeding import derived_seed, mix
 
 # Random numbers that are computed at once; a batch takes some hundreds.
@@ -94,7 +94,8 @@ class ClassBatches(_BatchesByClass):
             listed = ", ".join(map(str, allowed)) or "none; change global_batch_size"
             raise ConfigError(
                 f"sampler.images_per_class = {self.images_per_class} with global_batch_size = {batch} and "
-                f"{num_classes} classes; a batch has equal shares of two or more different classes; allowed: {listed}"
+                f"{counted(num_classes, 'class')}; a batch has equal shares of two or more different classes; "
+                f"allowed: {listed}"
             )
 
     def indices(self, step: int) -> Int64[Tensor, " global_batch"]:

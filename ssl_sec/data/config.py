@@ -9,6 +9,7 @@ from ssl_sec.data.base_config import ByRowConfig, DataSetConfig, FilesConfig, ti
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
 from ssl_sec.data.faces.records import find_record_file, open_records
+from ssl_sec.data.folders.listing import has_images
 from ssl_sec.data.folders.opening import find_test_folders, find_train_folder, open_folder
 from ssl_sec.data.image_set import ImageSet, Split
 from ssl_sec.data.retrieval_sets import RetrievalSet, open_retrieval_set, read_listing
@@ -31,9 +32,8 @@ class DigitsConfig(DataSetConfig):
         """One, grey."""
         return 1
 
-    @property
-    def is_at_hand(self) -> bool:
-        """True."""
+    def opens_at_once(self, num_images: int) -> bool:
+        """True: it needs no files."""
         return True
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
@@ -122,6 +122,10 @@ class FolderConfig(_InFolderConfig):
         """Whether the folder has one for test images, or is not on this machine."""
         root = Path(self.root).expanduser()
         return not root.is_dir() or bool(find_test_folders(root))
+
+    def opens_at_once(self, num_images: int) -> bool:
+        """Whether the training folder has fewer files of images."""
+        return not has_images(find_train_folder(Path(self.root).expanduser()), num_images)
 
     def _require_layout(self) -> None:
         find_train_folder(Path(self.root).expanduser())

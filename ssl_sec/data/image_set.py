@@ -321,7 +321,9 @@ def first_readable(
             # Outside of the `try`: a wrong size is due to a wrong setting, which a replacement cannot fix.
             check_shape(image, image_set.image_shape, name)
             return image, index
-    raise DataError(f"{image_set.name}: {len(reasons)} images{where} in a row cannot be read, the first: {reasons[0]}")
+    raise DataError(
+        f"{image_set.name}: {counted(len(reasons), 'image')}{where} in a row cannot be read, the first: {reasons[0]}"
+    )
 
 
 def record_bad(image_set: DecodedImages, bad: dict[int, str]) -> None:
@@ -355,7 +357,7 @@ def check_num_classes(num_classes: int, num_images: int, where: str) -> None:
     """
     allowed = max(_MAX_EMPTY_CLASSES, 16 * num_images)
     if num_classes > allowed:
-        found = f"{printable(where)}: classes up to {num_classes - 1} in {num_images} images"
+        found = f"{printable(where)}: classes up to {num_classes - 1} in {counted(num_images, 'image')}"
         raise DataError(f"{found}; allowed: 0 to {allowed - 1}")
 
 

@@ -306,7 +306,7 @@ def _rows(path: Path, num_fields: int, header: str = "", lines_before: int = 0) 
         fields = line.split()
         where = f"{printed} line {number}"
         if len(fields) != num_fields:
-            raise DataError(f"{where}: {len(fields)} fields found, {num_fields} expected")
+            raise DataError(f"{where}: {counted(len(fields), 'field')} found, {num_fields} expected")
         yield where, fields
 
 

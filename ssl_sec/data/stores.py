@@ -27,7 +27,7 @@ from ssl_sec.data.image_set import (
     subset,
     unreadable,
 )
-from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.errors import ConfigError, DataError, counted
 from ssl_sec.progress import logged
 
 logger = logging.getLogger("ssl_sec.data")
@@ -259,7 +259,7 @@ def first_shape(encoded: Iterator[Encoded], decoding: Decoding) -> tuple[list[En
                 raise unreadable(error, decoding.on_bad_image) from error.__cause__
         else:
             return taken, (decoding.num_channels, height, width)
-    raise DataError(f"none of the {len(taken)} images can be read, the first being {taken[0][0]}")
+    raise DataError(f"{counted(len(taken), 'image')}, and none can be read, the first being {taken[0][0]}")
 
 
 def unreadable_images(
@@ -335,7 +335,7 @@ def decode_all(
             "%s: %d of %d images cannot be read and were dropped, first: %s", name, len(reasons), num_images, first
         )
     if not labels:
-        raise DataError(f"{name}: none of the {num_images} images can be read, the first: {reasons[0]}")
+        raise DataError(f"{name}: {counted(num_images, 'image')}, and none can be read, the first: {reasons[0]}")
     read = torch.tensor(labels)
     return ResidentImages(
         images=images[: len(labels)],

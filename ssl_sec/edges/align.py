@@ -13,7 +13,7 @@ from ssl_sec.data.folders.listing import image_paths
 from ssl_sec.data.loading import START_METHOD
 from ssl_sec.edges.config import AlignConfig
 from ssl_sec.edges.progress_bar import progress_shown
-from ssl_sec.errors import ConfigError, DataError, StorageError, printable
+from ssl_sec.errors import ConfigError, DataError, StorageError, counted, printable
 
 logger = logging.getLogger("ssl_sec.align")
 
@@ -38,7 +38,7 @@ class Aligned:
 
     def __str__(self) -> str:
         return (
-            f"aligned: {self.num_aligned} images, {ALIGNED_SIZE_PX} x {ALIGNED_SIZE_PX} pixels; "
+            f"aligned: {counted(self.num_aligned, 'image')}, {ALIGNED_SIZE_PX} x {ALIGNED_SIZE_PX} pixels; "
             f"{self.num_kept} already existed\n"
             f"left out: {self.num_unreadable} unreadable, {self.num_without_landmarks} without landmarks\n"
             f"folder: {self.folder}"
@@ -61,8 +61,8 @@ def run_align(config: AlignConfig) -> Aligned:
     paths = [path for path in found if path in landmarks.rows]
     if not paths:
         raise DataError(
-            f"landmarks: {config.landmarks} has none of the {len(found)} images in {config.images}, the first being "
-            f"{printable(found[0])}; paths must be relative to that folder"
+            f"landmarks: {config.landmarks} has none of {counted(len(found), 'image')} in {config.images}, the first "
+            f"being {printable(found[0])}; paths must be relative to that folder"
         )
     for path in found:
         if path not in landmarks.rows:
@@ -72,7 +72,9 @@ def run_align(config: AlignConfig) -> Aligned:
     waiting = [path for path in paths if not (output / aligned_path(path)).exists()]
     num_unreadable = _align_all(_Alignments(images, output, landmarks, waiting), config.num_workers)
     if num_unreadable == len(paths):
-        raise DataError(f"images: none of the {len(paths)} images in {config.images} that have landmarks can be read")
+        raise DataError(
+            f"images: {counted(len(paths), 'image')} in {config.images} with landmarks, and none can be read"
+        )
     return Aligned(
         folder=output,
         num_aligned=len(waiting) - num_unreadable,

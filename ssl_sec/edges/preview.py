@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ssl_sec.edges.config import PreviewConfig
-from ssl_sec.errors import writing
+from ssl_sec.errors import counted, writing
 from ssl_sec.figures.images import views_figure
 from ssl_sec.recipes.assembly import in_words
 from ssl_sec.recipes.config import RunConfig
@@ -29,7 +29,8 @@ def run_preview(picture: PreviewConfig, config: RunConfig) -> str:
     return "\n".join(
         [
             f"data: {in_words(found.image_set)}",
-            f"shown: {len(images)} images of the first step, {len(views)} views of each, {', '.join(sizes)} pixels",
+            f"shown: {counted(len(images), 'image')} of the first step, {counted(len(views), 'view')} of each, "
+            f"{', '.join(sizes)} pixels",
             f"picture: {path}",
         ]
     )

@@ -26,7 +26,7 @@ from ssl_sec.edges.storage.files import place_at
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tables import in_csv, in_markdown, in_table
 from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
-from ssl_sec.errors import ConfigError, Stopped, UserError, first_line
+from ssl_sec.errors import ConfigError, Stopped, UserError, counted, first_line
 from ssl_sec.figures.transfer import transfer_figure
 from ssl_sec.recipes.probing.config import ProbeJobConfig, TransferConfig
 from ssl_sec.recipes.registry import probed
@@ -194,7 +194,7 @@ def _digest(values: object) -> str:
 def _points(config: TransferConfig, title: str, metrics: Mapping[str, float]) -> dict[str, tuple[float, float | None]]:
     """The percentage of each measure, and half the width of its interval if it has one."""
     logistic = "probe/logistic_mean_per_class" if title in config.mean_per_class else "probe/logistic_top1"
-    few = {f"probe/few_shot_{count}": f"{count} labels per class" for count in config.probe.few_shot}
+    few = {f"probe/few_shot_{count}": f"{counted(count, 'label')} per class" for count in config.probe.few_shot}
     names = {**_COLUMNS, logistic: "logistic regression", **few}
     return {words: (metrics[key], metrics.get(f"{key}_interval")) for key, words in names.items() if key in metrics}
 

@@ -1,7 +1,6 @@
 """The embeddings that a network computes for some images of a set."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -9,17 +8,10 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from ssl_sec.augment.views import unit_range
-from ssl_sec.data.base_config import FilesConfig
-from ssl_sec.data.config import DataConfig
 from ssl_sec.data.image_set import DecodedImages, ImageSet
 from ssl_sec.data.loading import batches
 from ssl_sec.embeddings.parts import Rows
 from ssl_sec.training.recipe import Computation
-
-
-def undecoded(data: DataConfig) -> DataConfig:
-    """The set, decoded when it is read: each worker reads its own parts, and only such a set knows its paths."""
-    return replace(data, resident_limit_mib=0) if isinstance(data, FilesConfig) else data
 
 
 @torch.no_grad()

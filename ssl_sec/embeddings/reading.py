@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ssl_sec.data.parquet.labels import names_in_metadata
 from ssl_sec.embeddings.parts import num_parts_of, origin_of, stem_of
-from ssl_sec.errors import DataError, first_line
+from ssl_sec.errors import DataError, counted, first_line
 
 logger = logging.getLogger("ssl_sec")
 
@@ -147,7 +147,9 @@ class EmbeddingSet:
             rows = values.flatten().to_numpy(zero_copy_only=False).astype(np.float32)
             is_fixed = pa.types.is_fixed_size_list(values.type)
             if values.null_count or not (is_fixed or bool((np.diff(values.offsets) == self.dim).all())):
-                raise DataError(f"embeddings: {file.name} has rows without an embedding of {self.dim} numbers")
+                raise DataError(
+                    f"embeddings: {file.name} has rows without an embedding of {counted(self.dim, 'number')}"
+                )
             block = torch.from_numpy(rows).view(-1, self.dim)
             if not bool((is_finite := block.isfinite().all(dim=1)).all()):
                 raise DataError(
@@ -255,7 +257,7 @@ def require_alike(files: Sequence[EmbeddingFile]) -> None:
     first = files[0]
     for file in files[1:]:
         if file.dim != first.dim:
-            lengths = f"{first.dim} numbers in {first.name}, {file.dim} in {file.name}"
+            lengths = f"{counted(first.dim, 'number')} in {first.name}, {file.dim} in {file.name}"
             raise DataError(f"embeddings: found {lengths}, must be of one length")
         weights = [(each.origin or {}).get("weights") for each in (first, file)]
         if None not in weights and weights[0] != weights[1]:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int, Int64, Integer
 from torch import Tensor
 from torch.nn import functional
 
-from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.errors import ConfigError, DataError, counted
 from ssl_sec.settings import Range
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ def as_scores(scores: Scores, same: Same) -> tuple[Float[Tensor, " pairs"], Bool
     if values.ndim != 1:
         raise DataError(f"verification: found scores of shape {list(values.shape)}, must be [pairs]")
     if len(values) != len(is_genuine):
-        raise DataError(f"verification: {len(values)} scores for {len(is_genuine)} pairs")
+        raise DataError(f"verification: {counted(len(values), 'score')} for {counted(len(is_genuine), 'pair')}")
     return values if values.is_floating_point() else values.double(), is_genuine.to(values.device)
 
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.errors import ConfigError, DataError, counted
 from ssl_sec.evaluation.arrays import Embeddings, Labels, as_labels, as_rows, tiles, unit_rows
 from ssl_sec.progress import logged
 from ssl_sec.settings import Range
@@ -37,7 +37,8 @@ def nmi_f1(assignments: Labels, labels: Labels) -> tuple[float, float]:
     clusters, classes = as_labels("clustering, assignments", assignments).cpu(), as_labels("clustering", labels).cpu()
     if len(clusters) != len(classes) or len(classes) == 0:
         raise DataError(
-            f"clustering: {len(clusters)} assignments for {len(classes)} labels; allowed: as many, 1 or more"
+            f"clustering: {counted(len(clusters), 'assignment')} for {counted(len(classes), 'label')}; allowed: as "
+            "many, 1 or more"
         )
     # Imported late: it loads an OpenMP runtime of its own beside torch's.
     from sklearn.metrics import normalized_mutual_info_score

@@ -11,7 +11,7 @@ from ssl_sec.augment.views import unit_range
 from ssl_sec.collectives import gather_rows, max_over_workers, rank, world_size
 from ssl_sec.data.image_set import DecodedImages, ImageSet
 from ssl_sec.data.loading import batches
-from ssl_sec.errors import DataError
+from ssl_sec.errors import DataError, counted
 from ssl_sec.evaluation.arrays import as_tensor
 from ssl_sec.evaluation.feature_table import FeatureTable
 from ssl_sec.modes import evaluating
@@ -177,5 +177,5 @@ def readable_rows(
     if is_read.all():
         return table
     if not is_read.any():
-        raise DataError(f"{image_set.name}: none of {len(table):,} images that are measured can be read")
+        raise DataError(f"{image_set.name}: {counted(len(table), 'image')} to measure, and none can be read")
     return table.only(is_read)

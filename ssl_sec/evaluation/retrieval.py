@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ssl_sec.batch import Batch
-from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.errors import ConfigError, DataError, counted
 from ssl_sec.evaluation.arrays import (
     Embeddings,
     Labels,
@@ -237,7 +237,7 @@ def _queries_and_gallery(embeddings: Embeddings, labels: Labels, query: Selectio
     """The images that rank and those that are ranked, one object if each is both; rows in float64."""
     embeddings, labels = as_rows(embeddings), as_labels("retrieval", labels)
     if len(labels) != len(embeddings):
-        raise DataError(f"retrieval: {len(labels)} labels for {len(embeddings)} embeddings")
+        raise DataError(f"retrieval: {counted(len(labels), 'label')} for {counted(len(embeddings), 'embedding')}")
     labels = labels.to(embeddings.device)
     order = labels.argsort(stable=True)
     queries = gallery = _Images(unit_rows(embeddings.double())[order], labels[order], order)
@@ -246,7 +246,9 @@ def _queries_and_gallery(embeddings: Embeddings, labels: Labels, query: Selectio
         queries, gallery = gallery.at(is_query), gallery.at(~is_query)
     num_queries, num_ranked = len(queries.ids), len(gallery.ids) - (queries is gallery)
     if num_queries < 1 or num_ranked < 1:
-        raise DataError(f"retrieval: {num_queries} queries and {max(num_ranked, 0)} images that they rank; 1 or more")
+        raise DataError(
+            f"retrieval: {counted(num_queries, 'query')} and {counted(max(num_ranked, 0), 'image')} to rank; 1 or more"
+        )
     return queries, gallery
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,15 @@ from typing import Any, NamedTuple, get_type_hints
 
 from matplotlib.figure import Figure
 
-from ssl_sec.figures.drawing import small_plots
+from ssl_sec.figures.drawing import small_plots, verbatim
 from ssl_sec.figures.training import draw_norms_on, norm_distributions, norm_distributions_figure
 from ssl_sec.training.norms import NormHistogram
 
 Rows = list[dict[str, Any]]
+
+# Letters of a line of the legend below a panel, and its height.
+_LETTERS_BELOW = 56
+_INCHES_BELOW = 0.22
 
 
 class Drawn(NamedTuple):
@@ -81,15 +86,19 @@ def draw_norms(arms: Mapping[str, Sequence[NormHistogram]], title: str) -> Drawn
 
 
 def draw_norm_panels(data_sets: Mapping[str, Mapping[str, Sequence[NormHistogram]]], title: str) -> Drawn:
-    """Draws distributions of norms in a panel for each data set (SEC, Fig. 1)."""
-    figure, all_axes = small_plots(len(data_sets), (5.4, 3.8), margin=0.3)
+    """Draws distributions of norms in a panel for each data set, with its own arms below it (SEC, Fig. 1)."""
+    names = {arm: verbatim(textwrap.fill(arm, _LETTERS_BELOW)) for arms in data_sets.values() for arm in arms}
+    num_lines = max(sum(1 + names[arm].count("\n") for arm in arms) for arms in data_sets.values())
+    figure, all_axes = small_plots(len(data_sets), (5.4, 3.9 + _INCHES_BELOW * num_lines), margin=0.3)
     figure.suptitle(title)
     rows: Rows = []
-    for axes, (name, arms) in zip(all_axes, data_sets.items(), strict=True):
+    for axes, (data, arms) in zip(all_axes, data_sets.items(), strict=True):
         edges, shares = norm_distributions(arms)
-        rows += [row for arm, values in shares.items() for row in bins(arm, edges, values, data=name)]
-        draw_norms_on(axes, edges, shares, name)
-        axes.legend(frameon=False)
+        rows += [row for arm, values in shares.items() for row in bins(arm, edges, values, data=data)]
+        draw_norms_on(axes, edges, shares, data)
+        handles, labels = axes.get_legend_handles_labels()
+        shown = [names[arm] for arm in labels]
+        axes.legend(handles, shown, loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
     return Drawn(figure, rows)
 
 

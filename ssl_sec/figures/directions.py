@@ -25,6 +25,7 @@ from ssl_sec.figures.drawing import (
     message,
     percentages_between,
     small_plots,
+    verbatim,
 )
 
 # Arms whose variances fit into a panel.
@@ -38,14 +39,14 @@ def cosine_distributions_figure(arms: Mapping[str, PairCosines], title: str) -> 
         arms: the distributions of each run, by name; one or more.
         title: title above all panels.
     """
-    figure, all_axes = arm_panels(list(arms), title)
+    figure, all_axes = arm_panels(list(arms), title, "share of pairs in a bin (%)")
     for axes, cosines in zip(all_axes, arms.values(), strict=True):
         for place, (pairs, shown) in enumerate((("negative", cosines.negatives), ("positive", cosines.positives))):
             _draw(axes, shown, shown.edges, place, f"{pairs} pairs{_mean_and_std(shown)}")
         axes.set(xlabel="cosine of the pair (no unit)")
         axes.legend(title="mean ± standard deviation", loc="upper left", frameon=False)
     shown = [pairs for one in arms.values() for pairs in (one.positives, one.negatives)]
-    all_axes[0].set(ylabel="share of pairs in a bin (%)", xlim=_occupied(shown))
+    all_axes[0].set(xlim=_occupied(shown))
     all_axes[0].set_ylim(0, all_axes[0].get_ylim()[1] * 1.3)  # room for the legends
     return figure
 
@@ -106,7 +107,7 @@ def direction_changes_figure(arms: Mapping[str, Sequence[DirectionChanges]], tit
         edges = np.linspace(low, high, num_bins + 1)
         for place, (arm, one) in shown.items():
             note = "no image" if one.variance is None else f"variance {one.variance:.2g}"
-            _draw(axes, one, edges.tolist(), place, f"{arm}: {note}" if fits else note)
+            _draw(axes, one, edges.tolist(), place, f"{verbatim(arm)}: {note}" if fits else note)
         axes.set(
             xlabel=r"direction change $1 - \cos\theta$ (no unit), 99 % of images", ylabel="share of images in a bin (%)"
         )

@@ -23,6 +23,7 @@ _ARM_STYLES: tuple[Literal["solid", "dashed", "dotted"], ...] = ("solid", "dashe
 LETTERS_IN_PANEL = 44
 # A larger legend would cover the curves.
 _MOST_ARMS_IN_AXES = 3
+_MOST_PANELS_IN_ROW = 4
 # Of a legend with letters of 10 points: widths of a letter and of the mark beside a name, in inches; and heights of a
 # name, and of each further line of it.
 _LETTER_INCHES, _MARK_INCHES = 0.085, 0.75
@@ -34,10 +35,14 @@ def arm_look(place: int) -> tuple[str, Literal["solid", "dashed", "dotted"]]:
     return _ARM_COLOURS[place % len(_ARM_COLOURS)], _ARM_STYLES[place % len(_ARM_STYLES)]
 
 
+def verbatim(name: str) -> str:
+    """A name that a user has given as matplotlib shows it letter by letter: `$` begins no formula."""
+    return name.replace("$", r"\$")
+
+
 def plain(name: str) -> str:
-    """A name from the user's data as matplotlib shows it letter by letter: `$` begins no formula; long ones are cut."""
-    cut = name if len(name) <= LETTERS_IN_PANEL else f"{name[: LETTERS_IN_PANEL - 1]}…"
-    return cut.replace("$", r"\$")
+    """A name from the user's data, `verbatim`; long ones are cut."""
+    return verbatim(name if len(name) <= LETTERS_IN_PANEL else f"{name[: LETTERS_IN_PANEL - 1]}…")
 
 
 def draw_distribution(axes: Axes, percentages: Sequence[float], edges: Sequence[float], place: int, label: str) -> None:
@@ -83,7 +88,7 @@ def add_legend(figure: Figure, all_axes: Sequence[Axes]) -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     if len(all_axes) == 1 and len(found) <= _MOST_ARMS_IN_AXES:
-        all_axes[0].legend(frameon=False)
+        all_axes[0].legend(list(found.values()), list(map(verbatim, found)), frameon=False)
     else:
         legend_below(figure, found)
 
@@ -102,23 +107,35 @@ def legend_below(figure: Figure, handles: Mapping[str, Artist]) -> None:
     columns = min(len(names), max(int(width / (longest * _LETTER_INCHES + _MARK_INCHES)), 1))
     height += _NAME_INCHES * (1 + -(-len(names) // columns)) + _LINE_INCHES * sum(name.count("\n") for name in names)
     figure.set_size_inches(width, height)
-    figure.legend(list(handles.values()), names, loc="outside lower center", frameon=False, ncols=columns)
+    figure.legend(
+        list(handles.values()), list(map(verbatim, names)), loc="outside lower center", frameon=False, ncols=columns
+    )
 
 
-def arm_panels(arms: Sequence[str], title: str) -> tuple[Figure, Sequence[Axes]]:
-    """A panel for each arm, with its name above it, side by side over common axes.
+def arm_panels(arms: Sequence[str], title: str, y_label: str) -> tuple[Figure, Sequence[Axes]]:
+    """A panel for each arm, with its name above it, over common axes; at most four in a row.
 
     Args:
         arms: names of the arms, one or more.
         title: title above all panels.
+        y_label: label of the vertical axes, at the first panel of each row.
     """
-    figure = Figure(figsize=(max(4.6 * len(arms), 6.5), 4.0), layout="constrained")
+    columns = min(len(arms), _MOST_PANELS_IN_ROW)
+    rows = -(-len(arms) // columns)
+    figure = Figure(figsize=(max(4.6 * columns, 6.5), 3.7 * rows + 0.3), layout="constrained")
     figure.suptitle(title)
-    panels = figure.subplots(1, len(arms), sharex=True, sharey=True, squeeze=False)[0]
-    for axes, arm in zip(panels, arms, strict=True):
-        axes.set_title(textwrap.fill(arm, LETTERS_IN_PANEL))
+    every = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    panels = list(every.flatten())
+    for axes in panels[len(arms) :]:
+        axes.remove()
+    for axes, arm in zip(panels, arms, strict=False):
+        axes.set_title(verbatim(textwrap.fill(arm, LETTERS_IN_PANEL)))
         add_grid(axes)
-    return figure, panels
+    for axes in every[:, 0]:
+        axes.set_ylabel(y_label)
+    for axes in panels[len(arms) - columns : len(arms)]:  # below which there may be no panel
+        axes.tick_params(labelbottom=True)
+    return figure, panels[: len(arms)]
 
 
 def small_plots(

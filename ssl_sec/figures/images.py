@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from ssl_sec.figures.drawing import GREEN, message
+from ssl_sec.figures.drawing import GREEN, message, verbatim
 
 # From Tol's vibrant set: distinct from the green with colour blindness.
 _RED = "#CC3311"
@@ -19,7 +19,7 @@ _GREY = "0.35"
 _LETTERS_PER_INCH = 11
 
 _CELL_INCHES = 1.25
-# Largest width of a picture with a column for each view.
+# Largest width of a picture with a column for each view or each retrieved image.
 _MOST_INCHES = 24.0
 
 
@@ -67,6 +67,8 @@ def views_figure(
 def retrieved_figure(arms: Mapping[str, Retrieved], title: str) -> Figure:
     """A row for each query: its image and those that each arm retrieves for it, nearest first (SEC, Fig. 9).
 
+    Further arms are below, beside the queries again.
+
     An image of the query's class has a green frame and a tick, another a red frame and a cross; without labels, all
     have the query's grey frame.
 
@@ -79,20 +81,38 @@ def retrieved_figure(arms: Mapping[str, Retrieved], title: str) -> Figure:
     if not len(queries) or not min(columns):
         return message("no images were retrieved")
     height, width = queries.shape[2:]
-    names = [
-        textwrap.fill(name, int(count * _CELL_INCHES * _LETTERS_PER_INCH))
-        for name, count in zip(arms, columns, strict=True)
+    shown = [
+        (verbatim(textwrap.fill(name, int(count * _CELL_INCHES * _LETTERS_PER_INCH))), count, one)
+        for (name, one), count in zip(arms.items(), columns, strict=True)
     ]
-    extra_inches = 0.8 + 0.2 * max(name.count("\n") for name in names)
-    size = (_CELL_INCHES * (1.15 + sum(columns)), _CELL_INCHES * height / width * len(queries) + extra_inches)
-    figure = Figure(figsize=size, layout="constrained")
+    rows = _in_rows(shown)
+    most_columns = max(sum(count for _, count, _ in row) for row in rows)
+    extra_inches = 0.8 + 0.2 * max(name.count("\n") for name, _, _ in shown)
+    row_inches = _CELL_INCHES * height / width * len(queries) + extra_inches
+    figure = Figure(figsize=(_CELL_INCHES * (1.15 + most_columns), row_inches * len(rows)), layout="constrained")
     figure.suptitle(title)
-    first, *others = figure.subplots(1, 1 + len(arms), squeeze=False, width_ratios=[1, *columns])[0]
-    _show_grid(first, queries[:, None], ["query"])
-    for axes, name, one in zip(others, names, arms.values(), strict=True):
-        _show_grid(axes, one.images, [f"{place + 1}" for place in range(one.images.shape[1])], one.correct)
-        axes.set_title(name, fontsize=10)
+    for part, row in zip(figure.subfigures(len(rows), 1, squeeze=False)[:, 0], rows, strict=True):
+        counts = [count for _, count, _ in row]
+        rest = [most_columns - sum(counts)] if sum(counts) < most_columns else []
+        first, *others = part.subplots(1, 1 + len(row) + len(rest), squeeze=False, width_ratios=[1, *counts, *rest])[0]
+        _show_grid(first, queries[:, None], ["query"])
+        for axes in others[len(row) :]:
+            axes.set_axis_off()
+        for axes, (name, count, one) in zip(others, row, strict=False):
+            _show_grid(axes, one.images, [f"{place + 1}" for place in range(count)], one.correct)
+            axes.set_title(name, fontsize=10)
     return figure
+
+
+def _in_rows(shown: Sequence[tuple[str, int, Retrieved]]) -> list[list[tuple[str, int, Retrieved]]]:
+    """The arms, with their numbers of columns, in rows that are no wider than a picture may be."""
+    rows: list[list[tuple[str, int, Retrieved]]] = [[]]
+    for one in shown:
+        num_columns = 1 + sum(count for _, count, _ in rows[-1]) + one[1]
+        if rows[-1] and num_columns * _CELL_INCHES > _MOST_INCHES:
+            rows.append([])
+        rows[-1].append(one)
+    return rows
 
 
 def _show_grid(

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from ssl_sec.figures.drawing import BLUE, NUM_ARM_COLOURS, add_grid, add_legend, arm_look, small_plots
+from ssl_sec.figures.drawing import BLUE, NUM_ARM_COLOURS, add_grid, add_legend, arm_look, small_plots, verbatim
 from ssl_sec.metrics import metric_label
 
 _MARKERS = "oDs^vP*"
@@ -55,7 +55,7 @@ def forest_figure(points: Mapping[str, Sequence[Interval]], metric: str, baselin
             axes.errorbar(
                 row.mean, place, xerr=half_width, fmt="D", color=BLUE, capsize=4, markersize=5, fillstyle=filled
             )
-        axes.set_yticks(range(len(rows)), [row.arm for row in rows])
+        axes.set_yticks(range(len(rows)), [verbatim(row.arm) for row in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
         if name:
             axes.set_title(name, fontsize=9, loc="left")

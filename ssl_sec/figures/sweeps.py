@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid, arm_look
+from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid, add_legend, arm_look, small_plots, verbatim
 from ssl_sec.metrics import metric_label
 
 
@@ -47,16 +47,18 @@ class Panel:
 
 
 def panels_figure(panels: Sequence[Panel], title: str) -> Figure:
-    """Draws panels side by side, with error bars where there are several seeds.
+    """Draws small plots, with error bars where there are several seeds; an arm looks the same in all of them.
 
     Args:
         panels: one or more panels.
         title: title above all panels.
     """
-    figure = Figure(figsize=(max(5.2 * len(panels), 6.5), 4.4), layout="constrained")
+    figure, all_axes = small_plots(len(panels), (5.2, 4.1), least_width=6.5, margin=0.3)
     figure.suptitle(title)
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        for place, (arm, points) in enumerate(panel.arms.items()):
+    arms = list(dict.fromkeys(arm for panel in panels for arm in panel.arms))
+    for axes, panel in zip(all_axes, panels, strict=True):
+        for arm, points in panel.arms.items():
+            place = arms.index(arm)
             colour, style = arm_look(place)
             ordered = sorted(points)
             of_seeds = any(point.deviation is not None for point in ordered)
@@ -78,8 +80,8 @@ def panels_figure(panels: Sequence[Panel], title: str) -> Figure:
             axes.set_xticks(range(len(panel.categories)), panel.categories)
             axes.set_xlim(-0.5, len(panel.categories) - 0.5)
             axes.set_ylim(bottom=0)
-        axes.legend(frameon=False, fontsize="small")
         add_grid(axes)
+    add_legend(figure, all_axes)
     return figure
 
 
@@ -102,7 +104,7 @@ def arms_figure(results: Mapping[str, Sequence[Mapping[str, float]]], names: Seq
             axes.plot(values, [row] * len(values), "o", color=BLUE, alpha=0.5, markersize=6)
             spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
             axes.errorbar(float(np.mean(values)), row, xerr=spread, fmt="D", color=VERMILION, capsize=4, markersize=5)
-        axes.set_yticks(range(len(results)), list(results) if place == 0 else [""] * len(results))
+        axes.set_yticks(range(len(results)), list(map(verbatim, results)) if place == 0 else [""] * len(results))
         axes.set_ylim(len(results) - 0.5, -0.5)
         axes.set_xlabel(metric_label(name))
     return figure

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from ssl_sec.figures.drawing import verbatim
+
 _INCHES_PER_LINE = 0.24
 _INCHES_PER_CHARACTER = 0.082
 _GAP_INCHES = 0.22
@@ -51,7 +53,7 @@ def draw_table(title: str, blocks: Sequence[Block], notes: Sequence[str]) -> Fig
             colour = _COLOURS.get(cells[kind_place], "0.15")
             for start, cell in zip(starts, cells, strict=True):
                 shade = _PALE if cell == NOT_RUN else colour
-                axes.text(start, depth, cell, fontsize=_FONT_SIZE, color=shade, va="center")
+                axes.text(start, depth, verbatim(cell), fontsize=_FONT_SIZE, color=shade, va="center")
             depth += _INCHES_PER_LINE
         depth += _INCHES_PER_LINE
     for line in note_lines:

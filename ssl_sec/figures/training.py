@@ -14,6 +14,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from torch import Tensor
 from torch.nn import functional
 
+from ssl_sec.errors import counted
 from ssl_sec.figures.drawing import (
     BLUE,
     VERMILION,
@@ -26,6 +27,7 @@ from ssl_sec.figures.drawing import (
     percentages_between,
     plain,
     small_plots,
+    verbatim,
 )
 from ssl_sec.metrics import metric_label
 from ssl_sec.seeding import derived_seed
@@ -235,7 +237,7 @@ def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str
                 axes.fill_between(curve.steps, *band, color=colour, alpha=0.2, linewidth=0)
         axes.set_ylabel(metric_label(metric or panel))
         if metric is not None:
-            axes.set_title(panel)
+            axes.set_title(verbatim(panel))
         _label_steps(axes)
         add_grid(axes)
     legend_below(figure, {arm: handles[arm] for arm in arms})
@@ -266,7 +268,9 @@ def features_figure(
     directions = functional.normalize(features.detach().cpu()[chosen].float(), dim=1).numpy()
     point_labels = labels.cpu()[chosen].numpy()
     if len(chosen) < 5 or directions.shape[1] < 2:
-        return message(f"{len(chosen)} images of {directions.shape[1]} features are too few for t-SNE")
+        return message(
+            f"{counted(len(chosen), 'image')} of {counted(directions.shape[1], 'feature')}: too few for t-SNE"
+        )
     if not np.isfinite(directions).all() or directions.std(axis=0).max() < 1e-6:
         return message("the features are not finite, or all have the same direction")
     from sklearn.manifold import TSNE  # scikit-learn takes a second to import
@@ -283,10 +287,10 @@ def features_figure(
     figure = Figure(figsize=(8, 6), layout="constrained")
     axes = figure.subplots()
     if class_names:
-        title = f"{len(chosen):,} images of {len(np.unique(point_labels))} classes"
+        title = f"{counted(len(chosen), 'image')} of {counted(len(np.unique(point_labels)), 'class')}"
         scatter_classes(figure, axes, points, point_labels, class_names)
     else:
-        title = f"{len(chosen):,} images without labels"
+        title = f"{counted(len(chosen), 'image')} without labels"
         axes.scatter(*points.T, s=14, color=BLUE, linewidth=0, alpha=0.6)
     axes.set(xlabel="t-SNE 1 (no unit)", ylabel="t-SNE 2 (no unit)", aspect="equal", adjustable="datalim")
     axes.set_title(title)

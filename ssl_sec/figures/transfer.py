@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
-from ssl_sec.figures.drawing import add_grid, arm_look
+from ssl_sec.figures.drawing import add_grid, arm_look, verbatim
 
 
 def transfer_figure(results: Mapping[str, Mapping[str, tuple[float, float | None]]]) -> Figure:
@@ -29,7 +29,7 @@ def transfer_figure(results: Mapping[str, Mapping[str, tuple[float, float | None
             capsize=3,
             label=measure,
         )
-    axes.set_yticks(range(len(results)), list(results))
+    axes.set_yticks(range(len(results)), list(map(verbatim, results)))
     axes.set_ylim(len(results) - 0.5, -0.5)
     axes.set_xlim(0, 100)
     axes.set_xlabel("accuracy (%)")

@@ -8,7 +8,8 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid
+from ssl_sec.errors import counted
+from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid, verbatim
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,12 +70,14 @@ def tuning_figure(axes_of_keys: Sequence[Axis], metric: str, figures: Sequence[f
         for height, text in ticks:
             box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
             at = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
-            lines.annotate(text, (place, height), fontsize=8, bbox=box, **at)
+            lines.annotate(verbatim(text), (place, height), fontsize=8, bbox=box, **at)
     lines.set_xticks(range(len(axes_drawn)), [axis.name for axis in axes_drawn], fontsize=8)
     lines.set_yticks([])
     lines.set_xlim(-0.1, len(axes_drawn) - 0.6)
     lines.spines[["top", "right", "left", "bottom"]].set_visible(False)
-    lines.set_title(f"a line for each of {len(scores)} trials, the darker the better; the best in red", fontsize=9)
+    lines.set_title(
+        f"{counted(len(scores), 'trial')}, a line for each: the darker the better; the best in red", fontsize=9
+    )
     so_far = scores[np.array(order)[np.minimum.accumulate(num_better)]]
     numbers = range(1, len(scores) + 1)
     history.plot(numbers, scores, "o", color=BLUE, alpha=0.6, markersize=5, label="trial")

@@ -31,6 +31,7 @@ import torch
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
 
+from ssl_sec.errors import counted
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, described, require_labels, require_range
 from ssl_sec.losses.classes import Classes, classes_of, may_read_values, positive_pairs, sum_rows, take_rows
 from ssl_sec.losses.geometry import directions, in_full_precision, squared_distances
@@ -155,7 +156,7 @@ class ContrastiveLoss(Loss):
 
     def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         if len(labels) < 2:
-            raise ValueError(f"ContrastiveLoss needs a pair: the batch has {len(labels)} rows")
+            raise ValueError(f"ContrastiveLoss needs a pair: the batch has {counted(len(labels), 'row')}")
         squares = squared_distances(directions(embeddings), anchors)
         positive, negative = positive_pairs(labels, anchors)
         hinges = (self.margin - squares).clamp(min=0)

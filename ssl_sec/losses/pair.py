@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
+from ssl_sec.errors import counted
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, log_one_plus_sum_exp, require_triplets
 from ssl_sec.losses.classes import Classes, classes_of, may_read_values, negative_pairs, positive_pairs
 from ssl_sec.losses.geometry import directions, inner_products, root, squared_distances
@@ -352,7 +353,7 @@ class RankedListLoss(Loss):
 
     def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         if len(labels) < 2:
-            raise ValueError(f"RankedListLoss needs a pair: the batch has {len(labels)} rows")
+            raise ValueError(f"RankedListLoss needs a pair: the batch has {counted(len(labels), 'row')}")
         distances = root(squared_distances(directions(embeddings), anchors))
         positive, negative = positive_pairs(labels, anchors)
         too_far = distances - (self.alpha - self.margin)

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 
 from ssl_sec.collectives import rank
 from ssl_sec.effects import Content
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, counted
 from ssl_sec.networks import (
     Encoder,
     bn_inception,
@@ -74,7 +74,10 @@ class _EncoderConfig(Settings, key="encoder"):
         mean, std = mean if self.mean is None else self.mean, std if self.std is None else self.std
         for key, values in (("encoder.mean", mean), ("encoder.std", std)):
             check(
-                len(values) in (1, num_channels), key, values, f"one value, or one for each of {num_channels} channels"
+                len(values) in (1, num_channels),
+                key,
+                values,
+                f"one value, or one for each of {counted(num_channels, 'channel')}",
             )
         backbone, num_features = self._backbone(num_channels, image_size_px)
         if self.weights is not None:

@@ -4,9 +4,13 @@ import argparse
 import logging
 import pickle
 import zipfile
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -20,15 +24,18 @@ from ssl_sec.networks.backbones.timm import resampled_weights
 logger = logging.getLogger(__name__)
 
 _UNFIT = " does not fit "
-# Entries of checkpoints that hold the state dict.
+# Usual entries for the network of a checkpoint, of which others may be older or better copies.
 _STATE_DICTS = ("state_dict", "model", "model_state_dict")
-# Parts of the names of a trained network's moving averages, as in MoCo, BYOL and their reimplementations.
-_AVERAGES = ("momentum", "encoder_k", "target")
-# Keys that a backbone lacks: those of a classifier, of SwAV's head, and of the batch norm after InsightFace's linear
-# layer (whose name, `features`, is elsewhere the prefix of whole backbones).
+# The network that DINO and its successors evaluate: a moving average of the student.
+_TEACHER = "teacher"
+# Parts of the names of other moving averages, as in MoCo, BYOL and their reimplementations, which evaluate the network.
+_AVERAGES = ("momentum", "encoder_k", "target", "ema")
+# Keys that a backbone lacks: those of a classifier, of SwAV's head, of DINOv2's masked patches, and of the batch norm
+# after InsightFace's linear layer (whose name, `features`, is elsewhere the prefix of whole backbones).
 _NORM_VALUES = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 _CLASSIFIER_KEYS = (
     *("fc.", "head.", "classifier.", "head_dist.", "last_linear.", "aux1.", "aux2.", "projection_head.", "prototypes."),
+    "mask_token",
     *(f"features.{name}" for name in _NORM_VALUES),
 )
 # Keys of the batch norms before and after the linear layer of some heads; the layer alone is not what was trained.
@@ -70,10 +77,11 @@ def save_weights(backbone: nn.Module, path: str | Path, metadata: dict[str, str]
 def load_weights(backbone: nn.Module, path: str | Path) -> bool:
     """Loads a backbone's weights from a .safetensors file or a state dict saved by torch; never unpickles code.
 
-    Checkpoints of other libraries are understood: an entry `state_dict` or `model`, and a prefix of all names, such as
-    `module.`, `_orig_mod.`, `backbone.` or MoCo's `module.encoder_q.`. Weights without the prefix are left out; of a
-    network and its moving average, the network is taken. Position embeddings of a timm model for images of another size
-    are interpolated.
+    Checkpoints of other libraries are understood: the weights may be in nested entries, such as `state_dict`, `model`
+    or VISSL's `classy_state_dict`, and behind a prefix of all names, such as `module.`, `_orig_mod.`, `backbone.` or
+    MoCo's `module.encoder_q.`. Other weights are left out; of a network and its moving average, the network is taken,
+    but of DINO's student and teacher the teacher, and one line is logged. Position embeddings of a timm model for
+    images of another size are interpolated.
 
     Returns:
         Whether the file also has a classifier or SwAV's head, as published weights do; it is left out.
@@ -83,9 +91,10 @@ def load_weights(backbone: nn.Module, path: str | Path) -> bool:
         StorageError: if it cannot be read.
         UnfitWeightsError: if its names or shapes are not the backbone's, or those of several networks are.
     """
-    tensors, prefix, has_classifier = _backbone_weights(backbone, Path(path))
+    tensors, (prefix, *others), has_classifier = _backbone_weights(backbone, Path(path))
     if prefix and rank() == 0:
-        logger.info("encoder.weights: the weights are those of %s*", prefix)
+        left_out = f", not of {_listed(others)}" if others else ""
+        logger.info("encoder.weights: the weights are those of %s%s", _listed([prefix]), left_out)
     backbone.load_state_dict(tensors)
     return has_classifier
 
@@ -148,8 +157,7 @@ def _state_dict(key: str, path: Path) -> dict[str, Tensor]:
             "torch.save wrote"
         )
     try:
-        # Scripts keep their options beside the weights; a namespace runs no code.
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with _harmless_types():
             if path.suffix == ".safetensors":
                 tensors = load_file(path)
             else:
@@ -159,13 +167,29 @@ def _state_dict(key: str, path: Path) -> dict[str, Tensor]:
         raise StorageError(f"{key}: {path} cannot be read as weights: {_refused_content(path)}") from error
     except Exception as error:  # the readers raise errors of any kind for a file that holds something else
         raise StorageError(f"{key}: {path} cannot be read as weights: {first_line(error)}") from error
-    if isinstance(tensors, dict):
-        tensors = next((tensors[name] for name in _STATE_DICTS if isinstance(tensors.get(name), dict)), tensors)
-    if not isinstance(tensors, dict) or not all(
-        isinstance(name, str) and isinstance(value, Tensor) for name, value in tensors.items()
-    ):
+    named = dict(_named_tensors(tensors, ""))
+    if not named:
         raise StorageError(f"{key}: {path} holds no state dict")
-    return {name.removeprefix("module."): value for name, value in tensors.items()}
+    return named
+
+
+def _named_tensors(content: object, name: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in nested dicts, by their keys joined with points; those of optimisers have numbers as keys."""
+    if isinstance(content, Tensor) and name:
+        yield name, content
+    if isinstance(content, dict):
+        for key, value in content.items():
+            if isinstance(key, str):
+                yield from _named_tensors(value, f"{name}.{key}" if name else key)
+
+
+def _harmless_types() -> AbstractContextManager[None]:
+    """Lets torch read what scripts keep beside the weights: their options, and learning rates as numbers of NumPy."""
+    scalar: Any = np.float64(0).__reduce__()[0]
+    types = [type(np.dtype(kind)) for kind in ("float64", "float32", "int64", "int32", "bool")]
+    # NumPy 1 wrote the name of another module.
+    names = [(scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
+    return torch.serialization.safe_globals([argparse.Namespace, np.dtype, *types, *names])
 
 
 def _is_torchscript(path: Path) -> bool:
@@ -180,7 +204,7 @@ def _is_torchscript(path: Path) -> bool:
 def _refused_content(path: Path) -> str:
     """Why a file holds more than tensors, or something else."""
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with _harmless_types():
             types = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     except Exception:  # of any kind for a file that holds something else
         types = []
@@ -190,42 +214,58 @@ def _refused_content(path: Path) -> str:
     return f"it needs {sorted(types)[0]}{more}, whose code is not run; allowed: a file with its state dict alone"
 
 
-def _backbone_weights(backbone: nn.Module, path: Path) -> tuple[dict[str, Tensor], str, bool]:
-    """The weights of a backbone in a file, the prefix of their names there, and whether there is a classifier, too."""
+def _backbone_weights(backbone: nn.Module, path: Path) -> tuple[dict[str, Tensor], list[str], bool]:
+    """The weights of a backbone in a file, and whether it has a classifier, too.
+
+    Between them stand the prefix of the weights' names and those of other networks that would fit.
+    """
     wanted = backbone.state_dict()
-    tensors, prefix = _without_prefix(_state_dict("encoder.weights", path), wanted.keys(), path)
+    tensors, prefixes = _without_prefix(_state_dict("encoder.weights", path), wanted.keys(), "encoder.weights", path)
     kept = {name: value for name, value in tensors.items() if name in wanted or not name.startswith(_CLASSIFIER_KEYS)}
     fitting = _fitting(backbone, resampled_weights(backbone, kept), "encoder.weights", path)
-    return fitting, prefix, len(kept) < len(tensors)
+    return fitting, prefixes, len(kept) < len(tensors)
 
 
 def _head_weights(head: nn.Module, path: Path) -> dict[str, Tensor]:
     layers = dict(head.named_children())
+    tensors, _ = _without_prefix(_state_dict("head.weights", path), head.state_dict().keys(), "head.weights", path)
     of_head = {
-        name: value
-        for name, value in _state_dict("head.weights", path).items()
-        if name.partition(".")[0] in layers or name in _HEAD_NORM_KEYS
+        name: value for name, value in tensors.items() if name.partition(".")[0] in layers or name in _HEAD_NORM_KEYS
     }
     return _fitting(head, of_head, "head.weights", path)
 
 
-def _without_prefix(tensors: dict[str, Tensor], wanted: Collection[str], path: Path) -> tuple[dict[str, Tensor], str]:
-    """The weights under the one prefix with which all wanted names exist, and it; all of them if that is none."""
+def _without_prefix(
+    tensors: dict[str, Tensor], wanted: Collection[str], key: str, path: Path
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The weights under the prefix with which most wanted names exist, it, and the others with which as many do."""
     names = {name for name in wanted if not name.endswith("num_batches_tracked")}
-    first = min(names, default="")
-    prefixes = sorted(
-        prefix
-        for prefix in {name.removesuffix(first) for name in tensors if name.endswith(first)}
-        if all(prefix + name in tensors for name in names)
-    )
-    if not prefixes or "" in prefixes:
-        return tensors, ""
-    trained = [prefix for prefix in prefixes if not any(part in prefix for part in _AVERAGES)] or prefixes
-    if len(trained) > 1:
-        found = " and ".join(f"{prefix}*" for prefix in trained)
-        raise UnfitWeightsError(f"encoder.weights: {path}{_UNFIT}the encoder: it holds several, {found}; allowed: one")
-    prefix = trained[0]
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}, prefix
+    counts: Counter[str] = Counter()
+    for name in tensors:
+        parts = name.split(".")
+        counts.update(".".join([*parts[:start], ""]) for start in range(len(parts)) if ".".join(parts[start:]) in names)
+    most = max(counts.values(), default=0)
+    prefixes = sorted(prefix for prefix, count in counts.items() if count == most) or [""]
+    # Not a layer of a network that has layers of the same names itself.
+    prefixes = [each for each in prefixes if not any(each != other and each.startswith(other) for other in prefixes)]
+    taken = prefixes
+    for is_preferred in (
+        lambda prefix: _TEACHER in prefix,
+        lambda prefix: not any(part in prefix for part in _AVERAGES),
+        lambda prefix: prefix.partition(".")[0] in _STATE_DICTS,
+    ):
+        taken = [prefix for prefix in taken if is_preferred(prefix)] or taken
+    if len(taken) > 1 and most == len(names):
+        raise UnfitWeightsError(
+            f"{key}: {path}{_UNFIT}the {key.partition('.')[0]}: it holds several, {_listed(taken)}; allowed: one"
+        )
+    prefix = taken[0]
+    under = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    return under, [prefix, *(each for each in prefixes if each != prefix)]
+
+
+def _listed(prefixes: Collection[str]) -> str:
+    return " and ".join(f"{prefix}*" for prefix in prefixes)
 
 
 def _defect(name: str, found: Tensor, wanted: Tensor) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from ssl_sec.errors import ConfigError, nearest
+from ssl_sec.errors import ConfigError, counted, nearest
 from ssl_sec.settings import check, from_values
 
 _FOLDER = Path(__file__).parent
@@ -82,7 +82,7 @@ class Table:
     def __post_init__(self) -> None:
         for row in self.rows:
             key = f"table {self.number}, {row.label}"
-            check(len(row.values) == len(self.columns), key, row.values, f"{len(self.columns)} values")
+            check(len(row.values) == len(self.columns), key, row.values, f"{counted(len(self.columns), 'value')}")
             spreads = [value for value in row.values if isinstance(value, tuple)]
             check(all(len(spread) == 2 for spread in spreads), key, spreads, "pairs of mean and standard deviation")
             if row.recipe is not None and "{" in row.recipe:

@@ -196,7 +196,7 @@ def build_loss(
         return loss.build()
     num_classes, num_workers = len(image_set.class_names), world_size()
     is_sharded = num_classes >= share_classes_from
-    allowed = f"above {num_classes}, the number of classes, with {num_workers} workers"
+    allowed = f"above {num_classes}, the number of classes, with {counted(num_workers, 'worker')}"
     check(not is_sharded or num_classes >= num_workers, "share_classes_from", share_classes_from, allowed)
     with torch.device("meta"):
         built = loss.build(num_classes, config.head.dim)

@@ -201,8 +201,8 @@ class TrainingConfig(RunConfig, is_base=True):
         """Checks that the files which the run reads exist on this machine, and can be read as far as they are small.
 
         Raises:
-            ConfigError: a batch has more images than a set that needs no files, or a network without weights is given
-                some.
+            ConfigError: a batch has more images than a set whose number is known at once, or a network without weights
+                is given some.
             DataError: one does not exist, or a list of images that are left out cannot be read.
             StorageError: a file of weights cannot be read as such, or has those of another encoder or head.
         """
@@ -214,8 +214,10 @@ class TrainingConfig(RunConfig, is_base=True):
         if self.head.weights is not None:
             check(self.head.name != "identity", "head.weights", self.head.weights, "null: head=identity has none")
             self._require_head_weights(Path(self.head.weights).expanduser())
-        if self.data.is_at_hand:
-            check_batch_size(self.global_batch_size, self.num_trained_on(self.data.open("train")))
+        if self.data.max_images is not None:
+            check_batch_size(self.global_batch_size, self.data.max_images)
+        if self.data.opens_at_once(self.global_batch_size):
+            check_batch_size(self.global_batch_size, self.num_trained_on(self.data.listed().open("train")))
 
     def num_trained_on(self, image_set: ImageSet) -> int:
         """How many images of a training split the run trains on, at most."""

@@ -17,6 +17,7 @@ import math
 import os
 import shutil
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ssl_sec.collectives import world_size
-from ssl_sec.errors import StorageError
-from ssl_sec.files import sync_path
+from ssl_sec.errors import StorageError, counted
+from ssl_sec.files import replaced, sync_path
 from ssl_sec.training.class_sharding import HeldRows
 from ssl_sec.training.visibility import wait_until_visible
 
@@ -71,9 +72,8 @@ def save_checkpoint(
     held = [_parts_folder(folder, step) / name for name in parts]
     for part in held:
         wait_until_visible(part.exists, lambda part=part: f"checkpoint of step {step}: {part} is missing")
-    temporary = folder / f".{final.name}.{os.getpid()}"
+    temporary = folder / f".{final.name}.{uuid.uuid4().hex}"  # processes of two containers can have one number
     try:
-        shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process with the same number
         folder.mkdir(exist_ok=True)
         temporary.mkdir()
         _check_space(folder, state)
@@ -157,13 +157,10 @@ def save_part(folder: Path, step: int, held: Mapping[str, HeldRows]) -> Path:
         folder.mkdir(exist_ok=True)
         parts.mkdir(exist_ok=True)
         final = parts / _PARTS.replace("*", f"{first:012d}")
-        temporary = parts / f".{final.name}.{os.getpid()}"
         tensors = {name: rows.rows.detach().cpu().contiguous() for name, rows in held.items()}
         _check_space(folder, tensors)
-        save_file(tensors, temporary, {_FIRST: str(first)})
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.rename(final)
+        with replaced(final) as temporary:
+            save_file(tensors, temporary, {_FIRST: str(first)})
     except (OSError, RuntimeError, SafetensorError) as error:
         raise StorageError(f"checkpoint of step {step}: cannot be written to {folder}: {error}") from error
     return final
@@ -267,7 +264,9 @@ def load_checkpoint(
     state: dict[str, Any] = torch.load(path / _STATE, map_location=device, weights_only=True)
     if held is not None:
         if held.stop > (saved := state.get("num_classes", held.stop)):
-            raise StorageError(f"checkpoint {path}: its run had {saved} classes, and this one has {held.stop} or more")
+            raise StorageError(
+                f"checkpoint {path}: its run had {counted(saved, 'class')}, and this one has {held.stop} or more"
+            )
         for name, rows in _held_rows(path, held).items():
             *above, key = json.loads(name)
             place = state

@@ -13,7 +13,7 @@ from ssl_sec.augment.views import Views
 from ssl_sec.batch import Batch
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import Sampler
-from ssl_sec.errors import StorageError
+from ssl_sec.errors import StorageError, counted
 from ssl_sec.training.class_sharding import HeldRows, held_templates
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.schedules import Schedule
@@ -187,7 +187,9 @@ class Recipe:
         """
         found, saved = len(self.image_set.class_names), int(state.get("num_classes", len(self.image_set.class_names)))
         if found != saved:
-            raise StorageError(f"{self.image_set.name} has {found} classes, but the checkpoint's run had {saved}")
+            raise StorageError(
+                f"{self.image_set.name} has {counted(found, 'class')}, but the checkpoint's run had {saved}"
+            )
         self.encoder.load_state_dict(state["encoder"])
         self.head.load_state_dict(state["head"])
         self.objective.load_state_dict(state["objective"])

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssl_sec.data import log
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.folders import listing
@@ -237,7 +238,7 @@ def test_images_of_other_formats_are_left_out_with_one_warning(tmp_path, caplog,
     photos = {f"train/{name}/{number}.png": plain(1) for name in ("cat", "dog") for number in (1, 2)}
     write_folder(tmp_path, {**photos, "train/cat/b.HEIC": b"", "train/dog/a.avif": b"", "train/dog/notes.txt": b""})
     with monkeypatch.context() as patch:
-        patch.setattr(listing, "rank", lambda: 1)
+        patch.setattr(log, "rank", lambda: 1)
         assert len(open_folder("train", tmp_path)) == 4
     assert not caplog.records  # the first worker tells it, once
     assert len(open_folder("train", tmp_path)) == len(open_folder("train", tmp_path)) == 4
@@ -258,7 +259,7 @@ def test_images_of_other_formats_are_left_out_with_one_warning(tmp_path, caplog,
 def test_an_image_beside_folders_of_images_takes_their_labels_with_a_warning(tmp_path, caplog, monkeypatch):
     write_folder(tmp_path, {"train/cat/1.png": plain(1), "train/dog/2.png": plain(2), "train/3.png": plain(3)})
     with monkeypatch.context() as patch:
-        patch.setattr(listing, "rank", lambda: 1)
+        patch.setattr(log, "rank", lambda: 1)
         assert open_folder("train", tmp_path).class_names == () and not caplog.records
     for _ in range(2):
         assert open_folder("train", tmp_path).class_names == ()
@@ -294,3 +295,12 @@ def test_a_folder_that_cannot_be_entered_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "is_dir", refuse)  # root may enter every folder
     message = line(lambda: open_folder("train", tmp_path))
     assert message.startswith(f"{tmp_path}: cannot be read: [Errno 13] Permission denied: ")
+
+
+def test_a_folder_is_counted_no_further_than_needed(tmp_path):
+    root = write_folder(tmp_path / "train", {f"a/{k}/image.png": plain(k) for k in range(4)} | {"note.txt": b"text"})
+    assert [listing.has_images(root, least) for least in (1, 4, 5)] == [True, True, False]
+    # Links may form cycles, or lead to many images.
+    (root / "b").symlink_to(root / "a")
+    assert listing.has_images(root, 5)
+    assert not listing.has_images(tmp_path / "none", 1)

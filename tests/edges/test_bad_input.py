@@ -16,6 +16,7 @@ from ssl_sec.edges.run.worker import Worker, work
 from ssl_sec.errors import MissingDataError, UserError
 from ssl_sec.networks.config import HEAD_CONFIGS, ResNetConfig
 from ssl_sec.training.config import LocalConfig, RayConfig
+from tests.data.files import plain, write_folder
 from tests.edges.conftest import QUICK
 from tests.jobs import ablate, align, configured, export, face, finetune, metric_learning, pretrain, probe, replay
 
@@ -232,6 +233,23 @@ def test_batches_of_more_images_than_there_are_leave_neither_a_folder_nor_a_run(
     experiment = {"pretrain": "digits", "finetune": "digits_finetune"}[job]
     given = [f"experiment={experiment}", "global_batch_size=2000", *arguments]
     assert refused(job, given) == f"global_batch_size: found 2000, must be 1 to {allowed}"
+
+
+def test_batches_of_more_images_than_a_folder_has_leave_neither_a_folder_nor_a_run(refused, tmp_path: Path):
+    # Of different sizes, which metric learning crops.
+    files = {f"train/{c}/{k}.png": plain(k, 8 + k) for c in ("cat", "dog") for k in range(10)}
+    root = write_folder(tmp_path / "photos", files)
+    given = ["data=folder", f"data.root={root}", "global_batch_size=64"]
+    allowed = "global_batch_size: found 64, must be 1 to 20, the number of images; set global_batch_size=16"
+    assert refused("pretrain", [*given, "data.image_size_px=16"]) == allowed
+    assert refused("metric_learning", ["experiment=digits_retrieval", *given, "data.num_train_classes=1"]) == allowed
+    assert refused("finetune", [*given, "data.image_size_px=16", "test_share=0.2"]).startswith(
+        "global_batch_size: found 64"
+    )
+    chosen = "global_batch_size: found 64, must be 1 to 18, the number of images; set global_batch_size=16"
+    (tmp_path / "out.csv").write_text("row\n3\n5\n", encoding="utf-8")
+    leave_out = f"data.leave_out=[{tmp_path / 'out.csv'}]"
+    assert refused("pretrain", [*given, "data.image_size_px=16", leave_out]) == chosen
 
 
 def test_data_of_a_cluster_are_looked_for_by_its_workers_alone(tmp_path: Path, monkeypatch):

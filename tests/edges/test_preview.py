@@ -120,7 +120,7 @@ def test_a_small_set_or_batch_is_shown_as_far_as_it_goes(files, tmp_path, capsys
     place = ["data=folder", f"data.root={root}", "data.num_channels=1", f"output={tmp_path}/a.png"]
     assert run_job("preview", job, [*place, f"global_batch_size={batch_size}"]) == 0
     assert f"shown: {shown} images of the first step" in capsys.readouterr().out
-    warning = "there are 12 images, fewer than global_batch_size = 256: a pretraining needs global_batch_size ≤ 12"
+    warning = "found 12 images, fewer than global_batch_size = 256: a pretraining needs global_batch_size ≤ 12"
     assert (warning in caplog.messages) == (batch_size == 256)
 
 

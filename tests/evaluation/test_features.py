@@ -123,7 +123,7 @@ def test_images_that_replace_unreadable_ones_are_left_out(tmp_path):
         torch.testing.assert_close(rows_of_readable(indices), expected)
         for part in on_workers(2, tmp_path, rows_of_readable, indices):
             torch.testing.assert_close(part, expected)
-    with pytest.raises(DataError, match="^noise/train: none of 2 images that are measured can be read$"):
+    with pytest.raises(DataError, match="^noise/train: 2 images to measure, and none can be read$"):
         rows_of_readable([4, 9])
 
 

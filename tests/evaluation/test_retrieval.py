@@ -274,7 +274,7 @@ def test_wrong_arguments_are_refused():
         recall_at_k(rows, labels, [1], torch.zeros(4, dtype=torch.bool))
     with pytest.raises(DataError, match="4 queries and 0 images"):
         recall_at_k(rows, labels, [1], torch.arange(4))
-    with pytest.raises(DataError, match="1 queries and 0 images"):
+    with pytest.raises(DataError, match="1 query and 0 images"):
         recall_at_k(rows[:1], labels[:1], [1])
     with pytest.raises(DataError, match="0 queries and 0 images"):
         recall_at_k(rows[:0], labels[:0], [1])

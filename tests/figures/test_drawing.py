@@ -1,9 +1,18 @@
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.text import Text
 
-from ssl_sec.figures.drawing import add_legend, arm_look, message, percentages_between, small_plots
+from ssl_sec.evaluation.directions import ClassSpread
+from ssl_sec.figures.comparing import draw_norm_panels
+from ssl_sec.figures.drawing import add_legend, arm_look, arm_panels, message, percentages_between, small_plots
+from ssl_sec.figures.images import Retrieved, retrieved_figure
+from ssl_sec.figures.sweeps import Panel, Point, arms_figure, panels_figure
+from ssl_sec.figures.training import Curve, compared_curves_figure, norm_distributions_figure
+from ssl_sec.recipes.metric_learning.figures import class_divergences_figure
+from ssl_sec.training.norms import NormHistogram
 
 
 def test_percentages_are_shared_out_evenly_within_a_bin():
@@ -55,3 +64,37 @@ def test_a_message_figure_has_only_its_message():
     figure = message("nothing to see")
     assert [text.get_text() for text in figure.texts] == ["nothing to see"]
     assert figure.axes == []
+
+
+def test_the_panels_of_many_arms_are_in_rows():
+    figure, panels = arm_panels([f"arm {number}" for number in range(10)], "title", "share (%)")
+    assert figure.get_figwidth() < 20 and len(panels) == len(figure.axes) == 10
+    assert [axes.get_ylabel() for axes in panels] == ["share (%)", "", "", ""] * 2 + ["share (%)", ""]
+    figure.draw_without_rendering()
+    labelled = [any(label.get_visible() for label in axes.get_xticklabels()) for axes in panels]
+    assert labelled == [False] * 6 + [True] * 4
+
+
+NAME = r"a$b^{$c"  # between the two, no formula
+PIXELS = torch.zeros(1, 1, 2, 2, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        lambda: arm_panels([NAME], "title", "share (%)")[0],
+        lambda: arms_figure({NAME: [{"probe/top1": 80.0}]}, ["probe/top1"]),
+        lambda: panels_figure([Panel("x", "y", {NAME: [Point(0, 1, None, 1)]}, {})], "title"),
+        lambda: panels_figure([Panel("x", "y", dict.fromkeys([NAME, *"bcd"], [Point(0, 1, None, 1)]), {})], "title"),
+        lambda: norm_distributions_figure([0.0, 1.0], {NAME: [100.0]}, "title"),
+        lambda: compared_curves_figure({"loss": {NAME: Curve([0, 1], [1.0, 2.0])}}, "title"),
+        lambda: compared_curves_figure({NAME: {"arm": Curve([0, 1], [1.0, 2.0])}}, "title", "loss"),
+        lambda: retrieved_figure({NAME: Retrieved(PIXELS, PIXELS[:, None], None)}, "title"),
+        lambda: class_divergences_figure({NAME: ClassSpread([1, 2], [0.1, 0.2], 0.1)}, "title"),
+        lambda: draw_norm_panels({"cifar10": {NAME: [NormHistogram(1, [0.0, 1.0], [1])]}}, "title").figure,
+    ],
+)
+def test_names_with_dollars_are_no_formulas(figure):
+    drawn = figure()
+    drawn.draw_without_rendering()
+    assert [text for text in drawn.findobj(Text) if text.get_text() == NAME.replace("$", r"\$")]

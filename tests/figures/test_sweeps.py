@@ -1,4 +1,6 @@
-from ssl_sec.figures.sweeps import arms_figure
+from ssl_sec.figures.comparing import draw_norm_panels
+from ssl_sec.figures.sweeps import Panel, Point, arms_figure, panels_figure
+from ssl_sec.training.norms import NormHistogram
 
 RESULTS = {
     "none": [{"probe/top1": 80.0, "train/loss": 1.0}, {"probe/top1": 84.0}],
@@ -11,3 +13,23 @@ def test_each_run_is_a_point_and_each_arm_a_row():
     assert [label.get_text() for label in first.get_yticklabels()] == list(RESULTS)
     assert sorted(x for line in first.lines for x in line.get_xdata()[:2] if line.get_marker() == "o") == [80, 84, 90]
     assert second.get_xlabel() == "held-out kNN top-1 %"
+
+
+def test_an_arm_looks_the_same_in_all_panels_and_the_legend_covers_none():
+    panels = [Panel("x", "y", {arm: [Point(0, 1, 0.1, 2)] for arm in arms}, {}) for arms in ("abc", "bcd")]
+    figure = panels_figure(panels, "title")
+    looks = [{bars.get_label(): bars[0].get_color() for bars in axes.containers} for axes in figure.axes]
+    assert looks[0]["b"] == looks[1]["b"] != looks[0]["a"]
+    assert not any(axes.get_legend() for axes in figure.axes)
+    assert sorted(text.get_text() for text in figure.legends[0].get_texts()) == list("abcd")
+    assert panels_figure(panels * 5, "title").get_figwidth() < 20
+
+
+def test_the_norms_of_a_data_set_have_their_legend_below_them():
+    arms = {f"arm {'x' * number}": [NormHistogram(1, [0.0, 1.0], [1])] for number in (1, 100)}
+    figure = draw_norm_panels({"cifar10": arms, "cifar100": arms}, "title").figure
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        legend = axes.get_legend().get_window_extent()
+        assert figure.bbox.y0 <= legend.y0 and legend.y1 < axes.get_window_extent().y0
+        assert [text.get_text().replace("\n", "") for text in axes.get_legend().get_texts()] == list(arms)

@@ -237,7 +237,7 @@ def test_heads_are_built_from_their_weights(tmp_path, config):
 def test_a_mean_for_each_channel_needs_as_many_channels():
     encoder = ResNetConfig(name="resnet18", width=0.125, mean=(0.5, 0.5, 0.5))
     assert encoder.build(num_channels=3, image_size_px=8).mean.shape == (3, 1, 1)
-    with pytest.raises(ConfigError, match="encoder.mean: .* must be one value, or one for each of 1 channels"):
+    with pytest.raises(ConfigError, match="encoder.mean: .* must be one value, or one for each of 1 channel$"):
         encoder.build(num_channels=1, image_size_px=8)
 
 

@@ -1,7 +1,5 @@
 import os
 import pickle
-from argparse import Namespace
-from typing import Any
 
 import pytest
 import torch
@@ -15,8 +13,6 @@ from torch import nn
 from ssl_sec.errors import MissingDataError, StorageError
 from ssl_sec.networks import load_head_weights, load_weights, resnet, save_weights, weights
 from ssl_sec.networks.heads import BatchNormLinearHead, LinearBatchNormHead, LinearHead
-
-CLASSIFIERS = ("fc.", "head.", "classifier.", "head_dist.", "last_linear.", "aux1.fc1.", "aux2.conv.conv.", "features.")
 
 
 def backbone(seed=0):
@@ -76,65 +72,6 @@ def test_a_state_dict_of_torchvision_fits_with_its_classifier_left_out(tmp_path)
     ours, _ = resnet(18, "imagenet")
     load_weights(ours, tmp_path / "resnet18.pth")
     torch.testing.assert_close(ours.layer4[1].conv2.weight, theirs.layer4[1].conv2.weight, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("prefix", ["", "module."])
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_state_dicts_of_other_libraries_are_understood(tmp_path, prefix, wrapped):
-    source = backbone()
-    state = {prefix + name: value for name, value in source.state_dict().items()}
-    state |= {f"{prefix}{key}weight": torch.ones(2) for key in CLASSIFIERS}
-    torch.save({"state_dict": state, "epoch": 3} if wrapped else state, tmp_path / "w.pt")
-    target = backbone(1)
-    load_weights(target, tmp_path / "w.pt")
-    assert_equal_weights(target, source)
-
-
-def others_checkpoints() -> dict[str, Any]:
-    """Checkpoints of other libraries with the weights of `backbone()`, their other weights, and their options."""
-    state, copy = backbone().state_dict(), backbone(2).state_dict()
-    moco = {f"module.encoder_q.{name}": value for name, value in state.items()}
-    return {
-        "torch.compile": {f"_orig_mod.{name}": value for name, value in state.items()},
-        "both": {f"module._orig_mod.{name}": value for name, value in state.items()},
-        "model": {"model": state, "epoch": 3},
-        "options": {"model": {f"module.{name}": value for name, value in state.items()}, "opt": Namespace(lr=0.5)},
-        "solo-learn": {
-            "state_dict": {
-                **{f"backbone.{name}": value for name, value in state.items()},
-                **{f"momentum_backbone.{name}": value for name, value in copy.items()},
-                "projector.0.weight": torch.ones(2, 2),
-            }
-        },
-        "SwAV": {
-            **{f"module.{name}": value for name, value in state.items()},
-            "module.projection_head.0.weight": torch.ones(2, 2),
-            "module.prototypes.weight": torch.ones(2, 2),
-        },
-        "MoCo": {
-            "state_dict": {
-                **{name.replace("encoder_q", "encoder_k"): copy[name.split(".", 2)[2]] for name in moco},
-                **moco,
-                "module.encoder_q.fc.weight": torch.ones(2, 2),
-                "module.queue": torch.ones(2, 2),
-            },
-            "arch": "resnet50",
-        },
-    }
-
-
-@pytest.mark.parametrize("library", others_checkpoints())
-def test_checkpoints_of_other_libraries_are_understood(tmp_path, library):
-    source, target = backbone(), backbone(1)
-    torch.save(others_checkpoints()[library], tmp_path / "w.pt")
-    load_weights(target, tmp_path / "w.pt")
-    assert_equal_weights(target, source)
-
-
-def test_of_several_networks_none_is_guessed(tmp_path):
-    state = backbone().state_dict()
-    torch.save({f"{part}.{name}": value for part in ("one", "two") for name, value in state.items()}, tmp_path / "w.pt")
-    assert_refused(tmp_path / "w.pt", r"does not fit the encoder: it holds several, one\.\* and two\.\*; allowed: one$")
 
 
 def test_an_old_torchvision_resnet50_without_batch_counters_loads(tmp_path):

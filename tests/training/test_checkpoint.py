@@ -242,7 +242,7 @@ def fail_to_save(*arguments):
 
 def test_leftovers_of_a_killed_process_are_ignored_and_removed(tmp_path):
     save_checkpoint(tmp_path, 1, state(1), keep_last=3)
-    for left_over in (f".step-000000002.{os.getpid()}", ".step-000000009.1"):
+    for left_over in (".step-000000002.8f14e45f", ".step-000000009.1"):
         (tmp_path / left_over).mkdir()
         (tmp_path / left_over / "state.pt").write_text("half")
     found = agreed_checkpoint(tmp_path)
@@ -250,6 +250,22 @@ def test_leftovers_of_a_killed_process_are_ignored_and_removed(tmp_path):
     save_checkpoint(tmp_path, 2, state(2), keep_last=3)
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
     assert names(tmp_path / "step-000000002") == ["manifest.json", "state.pt"]
+
+
+def test_a_process_with_the_same_number_in_another_container_is_not_disturbed(tmp_path, monkeypatch):
+    theirs = tmp_path / f".step-000000002.{os.getpid()}"
+    part = tmp_path / f".parts-000000002-of-1/.rows-000000000000.safetensors.{os.getpid()}"
+    for path in (theirs / "theirs.pt", part):
+        path.parent.mkdir()
+        path.write_text("half")
+    held = {'["weight"]': HeldRows(torch.ones(2, 3), 0)}
+    assert save_part(tmp_path, 2, held).name == "rows-000000000000.safetensors"
+    assert part.read_text() == "half"
+    seen = []
+    write = torch.save
+    monkeypatch.setattr(torch, "save", lambda *given: seen.append(names(theirs)) or write(*given))
+    save_checkpoint(tmp_path, 2, state(2), keep_last=1)
+    assert seen == [["theirs.pt"]]
 
 
 def fail(*arguments, **options):
@@ -289,16 +305,17 @@ def test_a_full_disk_keeps_the_old_checkpoints(tmp_path, num_values, room):
 
 def test_the_manifest_is_written_after_the_state_is_on_the_disk(tmp_path, monkeypatch):
     events = []
-    fsync, rename, dump = os.fsync, Path.rename, json.dump
+    fsync, rename, replace, dump = os.fsync, Path.rename, os.replace, json.dump
     monkeypatch.setattr(os, "fsync", lambda number: (events.append("sync"), fsync(number)))
     monkeypatch.setattr(json, "dump", lambda *a, **k: (events.append("manifest"), dump(*a, **k)))
     monkeypatch.setattr(Path, "rename", lambda a, b: (events.append("rename"), rename(a, b)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (events.append("replace"), replace(a, b)))
     save_checkpoint(tmp_path, 1, state(), keep_last=1)
     # The names of the files are on the disk, too, before that of the folder is.
     assert events == ["sync", "manifest", "sync", "sync", "rename", "sync"]
     events.clear()
     save_part(tmp_path, 1, {'["templates"]': HeldRows(torch.zeros(3, 2), 0)})
-    assert events == ["sync", "rename"]
+    assert events == ["sync", "replace", "sync"]
 
 
 class Foreign:

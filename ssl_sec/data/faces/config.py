@@ -1,12 +1,14 @@
 """The options of the sets of pairs on which face verification is measured."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.faces.pairs import (
+    NamedPair,
     VerificationPairs,
     open_bin,
     open_lfw_pairs,
@@ -14,6 +16,7 @@ from ssl_sec.data.faces.pairs import (
     read_bin_pairs,
     read_lfw_pairs,
     read_pair_table,
+    require_folds,
 )
 from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.effects import NoEffect
@@ -51,12 +54,15 @@ class _PairsConfig(Settings, key="test_sets"):
         """Checks the list of the pairs, without decoding images.
 
         Raises:
-            DataError: it is damaged, a line is malformed, or there are too few pairs, or those of one kind.
+            DataError: it is damaged, a line is malformed, or there are too few pairs, or those of one kind or one fold.
         """
 
     @abstractmethod
     def open(self, decoding: Decoding) -> VerificationPairs:
         """The pairs with their images."""
+
+    def _require_folds(self, pairs: Sequence[NamedPair]) -> None:
+        require_folds((pair.fold for pair in pairs), f"test set {self.shown_title}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +108,7 @@ class LFWPairsConfig(_PairsConfig):
 
     def require_list(self) -> None:
         """Checks the lines of the list."""
-        read_lfw_pairs(Path(self.pairs).expanduser())
+        self._require_folds(read_lfw_pairs(Path(self.pairs).expanduser()))
 
     def open(self, decoding: Decoding) -> VerificationPairs:
         """The pairs with their images."""
@@ -132,7 +138,7 @@ class PairTableConfig(_PairsConfig):
 
     def require_list(self) -> None:
         """Checks the lines of the table."""
-        read_pair_table(Path(self.pairs).expanduser())
+        self._require_folds(read_pair_table(Path(self.pairs).expanduser()))
 
     def open(self, decoding: Decoding) -> VerificationPairs:
         """The pairs with their images."""

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from ssl_sec.data.faces.reading import is_number, read_matlab, read_text
-from ssl_sec.errors import DataError, MissingDataError, first_line, printable
+from ssl_sec.errors import DataError, MissingDataError, counted, first_line, printable
 
 # x and y of five points.
 COORDINATES = tuple(f"{axis}{point}" for point in range(1, 6) for axis in "xy")
@@ -176,7 +176,7 @@ def read_video_pairs(path: str | Path) -> VideoPairs:
                 raise DataError(f"{printed} line 1: found a pair, must be a header: split, number, first, second, same")
             continue
         if len(fields) != 5:
-            raise DataError(f"{printed} line {number}: {len(fields)} fields found, 5 expected")
+            raise DataError(f"{printed} line {number}: {counted(len(fields), 'field')} found, 5 expected")
         split, _, first, second, same = fields
         if not is_number(split):
             raise DataError(f"{printed} line {number}: split {printable(split)!r}; allowed: whole numbers")
@@ -208,7 +208,7 @@ def read_megaface_list(path: str | Path) -> MegaFaceList:
         raise DataError(f'{printed}: not a list of images; expected {{"path": [names], "id": [names]}}')
     paths, ids = content["path"], content.get("id", [])
     if ids and len(ids) != len(paths):
-        raise DataError(f"{printed}: {len(paths)} images and the people of {len(ids)}")
+        raise DataError(f"{printed}: {counted(len(paths), 'image')} and the people of {len(ids)}")
     return MegaFaceList(tuple(paths), tuple(ids))
 
 
@@ -228,10 +228,10 @@ def read_blufr(path: str | Path) -> OpenSetProtocol:
     images = tuple(str(name) for name in np.atleast_1d(content["imageList"]))
     labels = _whole_numbers(content["labels"], printed, "labels")
     if len(labels) != len(images):
-        raise DataError(f"{printed}: {len(labels)} labels for {len(images)} images")
+        raise DataError(f"{printed}: {counted(len(labels), 'label')} for {counted(len(images), 'image')}")
     galleries, probes = (np.atleast_1d(content[name]) for name in names[2:])
     if len(galleries) != len(probes):
-        raise DataError(f"{printed}: galIndex has {len(galleries)} trials and probIndex {len(probes)}")
+        raise DataError(f"{printed}: galIndex has {counted(len(galleries), 'trial')} and probIndex {len(probes)}")
     trials: list[OpenSetTrial] = []
     for cells in zip(galleries, probes, strict=True):
         # MATLAB counts from 1.

@@ -7,7 +7,7 @@ table. An image that cannot be read is always an error, as a pair without it wou
 import csv
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from ssl_sec.data.folders.listing import image_paths, top_folder
 from ssl_sec.data.image_set import ImageSet, ImageStore
 from ssl_sec.data.parquet.columns import NAMED_AS_USUAL, Columns
 from ssl_sec.data.stores import FileStore, MemoryStore, from_store
-from ssl_sec.errors import DataError, first_line, printable
+from ssl_sec.errors import DataError, counted, first_line, printable
 
 BIN_FOLDS = 10
 
@@ -192,7 +192,8 @@ def read_bin_pairs(path: Path) -> tuple[list[bytes], Bool[Tensor, " pairs"]]:
     encoded, same = read_bin(path)
     if len(encoded) != 2 * len(same) or len(same) < BIN_FOLDS:
         raise DataError(
-            f"{printed}: {len(encoded)} images and {len(same)} pairs; needed: two for each, {BIN_FOLDS} pairs or more"
+            f"{printed}: {counted(len(encoded), 'image')} and {counted(len(same), 'pair')}; needed: two for each, "
+            f"{BIN_FOLDS} pairs or more"
         )
     require_both_kinds(torch.tensor(same), printed)
     return encoded, torch.tensor(same)
@@ -229,7 +230,9 @@ def read_lfw_pairs(path: Path) -> list[NamedPair]:
         first, second = (f"{person}/{person}_{int(number):04d}" for person, number in shown)
         pairs.append(NamedPair(first, second, same, fold, where))
     if len(pairs) != 2 * of_a_kind * num_folds:
-        raise DataError(f"{printed}: {len(pairs)} pairs found, {2 * of_a_kind * num_folds} announced in line 1")
+        raise DataError(
+            f"{printed}: {counted(len(pairs), 'pair')} found, {2 * of_a_kind * num_folds} announced in line 1"
+        )
     return pairs
 
 
@@ -253,7 +256,7 @@ def read_pair_table(path: Path) -> list[NamedPair]:
         for fields in rows:
             where = f"{printed} line {rows.line_num}"
             if len(fields) != len(columns):
-                raise DataError(f"{where}: {len(fields)} fields found, {len(columns)} expected")
+                raise DataError(f"{where}: {counted(len(fields), 'field')} found, {len(columns)} expected")
             values = dict(zip(columns, fields, strict=True))
             for column, allowed in (("same", "0, 1"), ("fold", "integers, 0 or more")):
                 value = values.setdefault(column, "0")
@@ -304,7 +307,7 @@ def _in_parquet(locations: Sequence[str | Path], columns: Columns, wanted: set[s
         store=MemoryStore.of(names, encoded),
         paths=paths,
         people=people,
-        where=f"{printable(where)}{f' and {len(more)} more files' if more else ''}",
+        where=f"{printable(where)}{f' and {len(more)} more' if more else ''}",
     )
 
 
@@ -375,6 +378,16 @@ def _row(image: str, rows: dict[str, int], where: str, images: str) -> int:
     return row
 
 
+def require_folds(folds: Iterable[int], where: str) -> None:
+    """Refuses pairs that are all in one fold; `where` is their list.
+
+    Raises:
+        DataError: there is one fold, and no other to choose its threshold on.
+    """
+    if len(set(folds)) < 2:
+        raise DataError(f"{where}: all pairs are in one fold; needed: two or more, as the others choose a threshold")
+
+
 def require_both_kinds(same: Bool[Tensor, " pairs"], where: str) -> None:
     """Refuses pairs that all show one person, or that all show two; `where` is their list.
 
@@ -382,4 +395,5 @@ def require_both_kinds(same: Bool[Tensor, " pairs"], where: str) -> None:
         DataError: all pairs are of one kind.
     """
     if bool(same.all()) or not bool(same.any()):
-        raise DataError(f"{where}: all {len(same)} pairs show {'one person' if same[0] else 'two'}; both are needed")
+        shown = "the only pair shows" if len(same) == 1 else f"all {len(same):,} pairs show"
+        raise DataError(f"{where}: {shown} {'one person' if same[0] else 'two'}; both are needed")

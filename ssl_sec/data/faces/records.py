@@ -282,5 +282,5 @@ def _num_classes(path: Path, classes: Int64[np.ndarray, " images"]) -> int:
     if not is_number(first):
         raise DataError(f"{printable(str(path))}: found {printable(text[:40])!r}; allowed: classes,height,width")
     if largest >= int(first):
-        raise DataError(f"{printable(str(path))}: {first} classes, but train.rec has label {largest}")
+        raise DataError(f"{printable(str(path))}: {counted(int(first), 'class')}, but train.rec has label {largest}")
     return int(first)

@@ -4,14 +4,11 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
-from ssl_sec.collectives import rank
 from ssl_sec.data.decode import EXTENSIONS, UNREAD_EXTENSIONS
+from ssl_sec.data.log import log_once
 from ssl_sec.errors import DataError, MissingDataError, counted, first_line, printable
-
-logger = logging.getLogger("ssl_sec.data")
 
 # Files in the folder of a run, or of all runs, and names of MLflow's folders of artifacts.
 _OF_RUNS = frozenset(("metrics.jsonl", "mlflow.db"))
@@ -25,6 +22,28 @@ def holds_images(folder: Path) -> bool:
             folders.clear()
         elif any(map(is_image, files)):
             return True
+    return False
+
+
+def has_images(folder: Path, least: int) -> bool:
+    """Whether there may be as many images in a folder and below it; it is listed no further than needed.
+
+    Files that a data set leaves out count, too, and so does a link to a folder, however many images are there.
+    """
+    num_found, waiting = 0, [str(folder)]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir():
+                        if entry.is_symlink():
+                            return True
+                        waiting.append(entry.path)
+                    num_found += is_image(entry.name)
+                    if num_found >= least:
+                        return True
+        except OSError:  # the opening of the set says what is wrong
+            return False
     return False
 
 
@@ -96,17 +115,6 @@ def _log_first(level: int, message: str, root: Path, noun: str, every: Sequence[
     if count:
         first = min(left_out.first for left_out in every if left_out.count)
         log_once(level, message, display(str(root)), counted(count, noun), display(os.path.relpath(first, root)))
-
-
-def log_once(level: int, message: str, *shown: str) -> None:
-    """Worker 0 logs a message, once in a process; a job opens its images several times."""
-    if rank() == 0:
-        _log(level, message, *shown)
-
-
-@cache
-def _log(level: int, message: str, *shown: str) -> None:
-    logger.log(level, message, *shown)
 
 
 def _find_images(folder: Path, root: Path) -> _Found:

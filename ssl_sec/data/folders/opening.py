@@ -14,12 +14,12 @@ from ssl_sec.data.folders.listing import (
     holds_images,
     images_below,
     is_image,
-    log_once,
     names_inside,
     relative,
     require_folder,
 )
 from ssl_sec.data.image_set import UNLABELLED, ImageSet, Split
+from ssl_sec.data.log import log_once
 from ssl_sec.data.selection.class_splits import require_disjoint
 from ssl_sec.data.stores import FileStore, from_store
 from ssl_sec.errors import DataError, MissingDataError, check_option, counted, first_line, printable

@@ -16,7 +16,7 @@ from ssl_sec.data.image_set import UNLABELLED, Locations, check_num_classes
 from ssl_sec.data.parquet import labels
 from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.data.shards.locations import File, find_files, one_line
-from ssl_sec.errors import DataError, nearest, printable, some_names
+from ssl_sec.errors import DataError, counted, nearest, printable, some_names
 
 logger = logging.getLogger(__name__)
 
@@ -196,7 +196,7 @@ def names_of_classes(files: ParquetFiles, found: Int64[np.ndarray, " images"]) -
     if largest >= len(files.class_names):
         raise DataError(
             f"{_listed(files.files)}: label {largest} in column {files.label_column!r}, but the metadata names "
-            f"{len(files.class_names)} classes; allowed: 0 to {len(files.class_names) - 1}"
+            f"{counted(len(files.class_names), 'class')}; allowed: 0 to {len(files.class_names) - 1}"
         )
     used, named = len(np.unique(found)), len(files.class_names)
     if used < named:

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from ssl_sec.data.image_set import EncodedImages, ImageSet, ResidentImages, require_labels, subset
-from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.errors import ConfigError, DataError, counted
 from ssl_sec.seeding import derived_seed
 
 logger = logging.getLogger("ssl_sec.data")
@@ -65,7 +65,7 @@ def split_by_class(image_set: ImageSet, num_train_classes: int, split: Literal["
     if not 1 <= num_train_classes < num_classes:
         raise ConfigError(
             f"data.num_train_classes: found {num_train_classes}, must be 1 to {num_classes - 1}: "
-            f"{image_set.name} has {num_classes} classes"
+            f"{image_set.name} has {counted(num_classes, 'class')}"
         )
     present = image_set.labels.unique()
     of_train = present < num_train_classes
@@ -182,7 +182,7 @@ def without_people(image_set: ImageSet, people: Collection[str]) -> ImageSet:
     kept = torch.tensor([name not in people for name in image_set.class_names])
     others = take_classes(image_set, kept.nonzero().flatten(), f"without {int((~kept).sum())} people of the test pairs")
     if len(others) == 0:
-        raise DataError(f"{image_set.name}: all of its {len(kept)} people are in the test pairs; nobody is left")
+        raise DataError(f"{image_set.name}: {counted(len(kept), 'person')}, all in the test pairs; nobody is left")
     logger.info(
         "%s: %d of %d people, with %d of %d images, are in the test pairs and were left out",
         image_set.name,

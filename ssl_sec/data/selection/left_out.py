@@ -51,7 +51,7 @@ def without_listed(image_set: ImageSet, locations: Sequence[str]) -> ImageSet:
         is_kept[torch.from_numpy(_listed_places(file, image_set, places))] = False
     num_left_out = int((~is_kept).sum())
     if num_left_out == len(image_set):
-        raise DataError(f"data.leave_out: all {len(image_set):,} images of {image_set.name} are listed")
+        raise DataError(f"data.leave_out: the whole of {image_set.name} is listed, {counted(len(image_set), 'image')}")
     if rank() == 0:
         logger.info("%s: data.leave_out leaves out %d of %d images", image_set.name, num_left_out, len(image_set))
     if not num_left_out:

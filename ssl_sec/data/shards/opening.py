@@ -9,8 +9,8 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ssl_sec.data.decode import AS_THEY_ARE, Decoding
-from ssl_sec.data.folders.listing import log_once
 from ssl_sec.data.image_set import CACHE_FOLDER, UNLABELLED, ImageSet, Locations, Split, check_num_classes
+from ssl_sec.data.log import log_once
 from ssl_sec.data.shards.gallery import QueriesAndGallery, all_locations
 from ssl_sec.data.shards.streamed import streamed
 from ssl_sec.data.stores import decode_all, first_shape, from_store

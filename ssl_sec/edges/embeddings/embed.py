@@ -25,7 +25,7 @@ from ssl_sec.edges.run.signals import interruptible
 from ssl_sec.edges.run.sweeps import JobRun
 from ssl_sec.edges.storage.files import place_at
 from ssl_sec.edges.tracking.tracker import TrackedRun
-from ssl_sec.embeddings.computing import embed, undecoded
+from ssl_sec.embeddings.computing import embed
 from ssl_sec.embeddings.parts import Plan, encoded, stem_of
 from ssl_sec.errors import ConfigError, counted, out_of_memory
 from ssl_sec.networks.convolutions import lay_out
@@ -97,7 +97,8 @@ def run_embed(config: EmbedConfig) -> Embedded:
         Stopped: if the job was interrupted; whole files are kept.
     """
     network, source = found_network_and_source(config)
-    data = undecoded(_data(config, network))
+    # Each worker reads its own parts, and only a set that is decoded when it is read knows its paths.
+    data = _data(config, network).undecoded()
     logger.info("opening the %s images of %s", config.split, data.title)
     image_set = data.open_to_embed(config.split, network.crop)  # cropped as in the run's evaluation
     logger.info("data: %s", in_words(image_set))

@@ -17,7 +17,6 @@ from ssl_sec.data.config import DataConfig
 from ssl_sec.data.crops import CentreSquare
 from ssl_sec.data.decode import decode_image
 from ssl_sec.data.fingerprint import fingerprint
-from ssl_sec.embeddings.computing import undecoded
 from ssl_sec.embeddings.reading import EmbeddingSet
 from ssl_sec.errors import DataError, counted, first_line
 from ssl_sec.settings import Settings, from_values
@@ -80,7 +79,7 @@ def _from_set(split: str, keys: list[Key], embeddings: EmbeddingSet, data: DataC
     origin = next((file.origin for file in embeddings.files if file.split == split and file.origin), None)
     if origin is None:
         raise ValueError("the files do not say which images they are of; data=<set> does")
-    data = undecoded(data or from_values(_Holder, {"data": origin["data"]}).data)
+    data = (data or from_values(_Holder, {"data": origin["data"]}).data).undecoded()
     *_, height, width = origin["image_shape"]
     # Oblong images were not cropped: they have one size.
     image_set = data.open_to_embed(origin["split"], CentreSquare(size_px=width) if height == width else None)

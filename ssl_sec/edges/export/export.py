@@ -26,7 +26,7 @@ from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
 from ssl_sec.edges.tracking.runs import RunArchive, beside
 from ssl_sec.edges.tracking.scores import child_probes
 from ssl_sec.edges.tracking.store import store_errors
-from ssl_sec.errors import ConfigError, MissingDataError, UserError, first_line
+from ssl_sec.errors import ConfigError, MissingDataError, UserError, counted, first_line
 from ssl_sec.exporting import FORMATS, Exportable, Format, check_export, require_packages
 from ssl_sec.exporting.checking import Check
 from ssl_sec.exporting.record import Record
@@ -67,7 +67,7 @@ class Exported:
         return "\n".join(
             [
                 f"exported: {self.exportable.architecture.title} as {self.form.name}",
-                f"check: loaded without this package, {check.num_images} images; largest difference "
+                f"check: loaded without this package, {counted(check.num_images, 'image')}; largest difference "
                 f"{check.largest_difference:.3g} ({self.exportable.output} up to {check.largest_value:.3g}, "
                 f"{check.allowed:.3g} allowed)",
                 *check.remarks,

@@ -20,7 +20,7 @@ from ssl_sec.edges.folder.record import data_of
 from ssl_sec.edges.tables import in_markdown
 from ssl_sec.edges.tracking.provenance import DIRTY_TAG
 from ssl_sec.edges.tracking.tracker import current_parameters
-from ssl_sec.errors import printable
+from ssl_sec.errors import counted, printable
 from ssl_sec.exporting import Exportable, Format, versions
 from ssl_sec.exporting.checking import Check
 from ssl_sec.exporting.mirrored import combining
@@ -142,8 +142,9 @@ def _use(form: Format, exportable: Exportable, hub_name: str | None) -> list[str
 
 def _passed(check: Check, form: Format) -> str:
     return (
-        f"Loaded by the code above in a process without the package that trained it, with {check.num_images} images of "
-        "its data at once and with one alone: the output differs from the trained network's by at most "
+        "Loaded by the code above in a process without the package that trained it, with "
+        f"{counted(check.num_images, 'image')} of its data at once and with one alone: the output differs from the "
+        "trained network's by at most "
         f"{check.largest_difference:.3g}. Values are up to {check.largest_value:.3g}; {check.allowed:.3g} "
         f"({form.tolerance:g} of that) is allowed."
     )

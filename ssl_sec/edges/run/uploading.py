@@ -26,7 +26,7 @@ from ssl_sec.edges.tracking.scores import (
 )
 from ssl_sec.edges.tracking.store import is_answer, long_requests, refusals
 from ssl_sec.edges.tracking.tracker import TrackedRun
-from ssl_sec.errors import first_line
+from ssl_sec.errors import counted, first_line
 from ssl_sec.figures import NUMBERS
 from ssl_sec.metrics import RESULT_GROUPS
 from ssl_sec.recipes.config import TrainingConfig
@@ -218,7 +218,7 @@ class Upload:
         if self.patience.is_exhausted and not self._was_refused:
             what = f"MLflow did not answer for {self.patience.limit_s:g} s; upload what is missing with"
         elif self.num_lost:
-            what = f"{self.num_lost} records of metrics are not in MLflow; upload them with"
+            what = f"MLflow lacks {counted(self.num_lost, 'record')} of metrics; upload what is missing with"
         elif self._errors:
             what = f"MLflow: {self._errors[0]}; upload what is missing with"
         else:

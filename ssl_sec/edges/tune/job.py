@@ -37,7 +37,7 @@ from ssl_sec.edges.tune.claims import claimed
 from ssl_sec.edges.tune.space import Choices, Interval, Search, chosen_overrides
 from ssl_sec.edges.tune.trial import Plan, TrainingTrial, lacks_metric, last_line, log_of, stop_path, trial_name
 from ssl_sec.edges.tune.trials import Trial, best_first, files_of, records_of, rows_of, table_of
-from ssl_sec.errors import ConfigError, Stopped, UserError, writing
+from ssl_sec.errors import ConfigError, Stopped, UserError, counted, writing
 
 logger = logging.getLogger("ssl_sec")
 
@@ -67,7 +67,8 @@ def run_tune(search: Search) -> str:
         [
             "",
             table_of(trials[:_SHOWN], search),
-            f"({len(trials)} trials{f', {num_failed} failed' if num_failed else ''}; no test image was looked at)",
+            f"({counted(len(trials), 'trial')}{f', {num_failed} failed' if num_failed else ''}; no test image was "
+            "looked at)",
             "",
             f"trials: {made}",
             f"train with the best: {command(search.recipe.name)} {train}",
@@ -143,7 +144,7 @@ def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial], failures
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the new output prints each error in ten lines
     connect(None, "tune")
     tuner = _tuner(search, plan, is_new)
-    logger.info("searching %s in %d trials", ", ".join(search.space), search.tune.trials)
+    logger.info("searching %s in %s", ", ".join(search.space), counted(search.tune.trials, "trial"))
     results = tuner.fit()
     stop_path(plan).unlink(missing_ok=True)  # all trials have ended
     for result in results:

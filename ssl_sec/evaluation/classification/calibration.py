@@ -7,7 +7,7 @@ probability. With images in bins B of equal width over [0, 1] by confidence, ECE
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 NUM_BINS = 15
@@ -37,26 +37,9 @@ class Calibration:
         return sum(gaps) / max(sum(self.counts), 1)
 
 
-def calibration(
-    logits: Float[Tensor, "images classes"], labels: Int64[Tensor, " images"], num_bins: int = NUM_BINS
-) -> Calibration:
-    """The bins of a classifier's confidence.
-
-    Args:
-        logits: logits of each class; a row that is not finite counts as wrong, with confidence 1.
-        labels: true classes.
-        num_bins: number of bins, ≥ 1; each is open below and closed above.
-    """
-    return calibration_of(*confidences(logits, labels.to(logits.device)), num_bins)
-
-
-def confidences(
-    logits: Float[Tensor, "images classes"], labels: Int64[Tensor, " images"]
-) -> tuple[Float64[Tensor, " images"], Bool[Tensor, " images"]]:
-    """The confidence of each image, and whether it is classified correctly; for the arguments of `calibration`."""
-    finite = logits.isfinite().all(1)
-    highest, predicted = logits.double().softmax(1).max(1)
-    return torch.where(finite, highest, 1.0), (predicted == labels) & finite
+def confidences(logits: Float[Tensor, "images classes"]) -> Float64[Tensor, " images"]:
+    """The confidence of each image, in [0, 1]: its highest softmax probability, or 1 of a row that is not finite."""
+    return torch.where(logits.isfinite().all(1), logits.double().softmax(1).amax(1), 1.0)
 
 
 def calibration_of(
@@ -66,8 +49,8 @@ def calibration_of(
 
     Args:
         confidence: confidence of each image.
-        is_right: whether each is classified correctly.
-        num_bins: number of bins, as for `calibration`.
+        is_right: whether each is classified correctly, as `scores.is_in_top_k` says: not if classes tie.
+        num_bins: number of bins, ≥ 1; each is open below and closed above.
     """
     bins = (confidence * num_bins).ceil().long().sub(1).clamp(0, num_bins - 1)
     counts = bins.bincount(minlength=num_bins)

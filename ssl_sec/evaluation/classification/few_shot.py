@@ -13,7 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ssl_sec.collectives import sum_over_workers
-from ssl_sec.errors import DataError
+from ssl_sec.errors import DataError, counted
 from ssl_sec.evaluation.arrays import tiles, unit_rows
 from ssl_sec.evaluation.feature_table import FeatureTable, rows_at_once
 from ssl_sec.seeding import derived_seed
@@ -69,7 +69,7 @@ def few_shot(
     if (least := int(counts.min())) < labels_per_class:
         scarce = int(classes[counts.argmin()])
         raise DataError(
-            f"few-shot: class {scarce} has {least} training images; {labels_per_class} labels are asked for"
+            f"few-shot: class {scarce} has {counted(least, 'training image')}, must have {labels_per_class} or more"
         )
     chosen = torch.stack([_drawn(numbers, counts, labels_per_class, seed, draw) for draw in range(num_draws)])
     own, own_labels = test.share()

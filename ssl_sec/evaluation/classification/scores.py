@@ -62,14 +62,14 @@ def scores_of(parts: Iterable[Part]) -> Scores:
         num_classes = logits.shape[1]
         hits = is_in_top_k(logits, labels, 1)
         among_five = is_in_top_k(logits, labels, 5) if num_classes > 5 else hits
-        found.append((hits, among_five, labels, _predicted(logits, labels, hits), *confidences(logits, labels)))
-    hits, among_five, labels, predicted, confidence, is_right = map(torch.cat, zip(*found, strict=True))
+        found.append((hits, among_five, labels, _predicted(logits, labels, hits), confidences(logits)))
+    hits, among_five, labels, predicted, confidence = map(torch.cat, zip(*found, strict=True))
     return Scores(
         top1=top1(hits, labels),
         top5=among_five.double().mean().item() if num_classes > 5 else None,
         mean_per_class=mean_per_class(hits, labels),
         confusion=_counted(labels, predicted, num_classes),
-        calibration=calibration_of(confidence, is_right),
+        calibration=calibration_of(confidence, hits),
     )
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ssl_sec.data.faces.lists import OpenSetTrial
-from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.errors import ConfigError, DataError, counted
 from ssl_sec.evaluation.arrays import (
     Embeddings,
     Labels,
@@ -58,7 +58,10 @@ def all_pairs_tar_at_far(
     num_genuine = int((sizes * (sizes - 1) // 2).sum())
     num_impostors = len(rows) * (len(rows) - 1) // 2 - num_genuine
     if num_genuine == 0 or num_impostors == 0:
-        raise DataError(f"verification: {num_genuine} genuine pairs and {num_impostors} impostors; 1 or more of each")
+        raise DataError(
+            f"verification: {counted(num_genuine, 'genuine pair')} and {counted(num_impostors, 'impostor')}; 1 or "
+            "more of each"
+        )
     decisive = num_decisive(fars, num_impostors)
     genuine: list[Tensor] = []
     highest = rows.new_empty(0, dtype=torch.float32)
@@ -116,7 +119,10 @@ def open_set_identification(
     detected = torch.cat([rows.new_empty(0, dtype=torch.float32), *genuine])
     accepted = torch.cat([rows.new_empty(0, dtype=torch.float32), *impostors])
     if len(detected) == 0 or len(accepted) == 0:
-        raise DataError(f"identification: {len(detected)} genuine probes and {len(accepted)} impostors; 1 or more each")
+        raise DataError(
+            f"identification: {counted(len(detected), 'genuine probe')} and {counted(len(accepted), 'impostor')}; 1 "
+            "or more each"
+        )
     highest = accepted.topk(num_decisive(fars, len(accepted))).values
     return share_accepted(detected, highest, len(accepted), fars)
 
@@ -148,7 +154,8 @@ def random_open_set_trials(
         known = tested[counts[tested] > 1][:num_gallery]
         if len(known) < num_gallery:
             raise DataError(
-                f"open-set trials: found {len(known)} people with two images or more beside the {num_training_people} "
+                f"open-set trials: found {counted(len(known), 'person')} with two images or more beside the "
+                f"{num_training_people} "
                 f"of {len(people)} who are left out (num_training_people), must be num_gallery = {num_gallery} or more"
             )
         images = torch.randperm(len(person), generator=generator)
@@ -191,7 +198,7 @@ def rank_1_identification(
         raise ConfigError(f"identification: found {sizes} distractors, must be one number or more, each ≥ 1")
     rows, labels = _rows(probes, labels)
     if len(labels.unique()) == len(labels):
-        raise DataError(f"identification: {len(labels)} probes, no two of one person")
+        raise DataError(f"identification: {counted(len(labels), 'probe')}, no two of one person")
     nearest = rows.new_full((len(rows),), -torch.inf, dtype=torch.float32)
     rates: dict[int, float] = {}
     stream, pending, seen = iter(distractors), rows[:0], 0
@@ -200,7 +207,7 @@ def rank_1_identification(
             while len(pending) == 0:
                 chunk = next(stream, None)
                 if chunk is None:
-                    raise DataError(f"identification: {seen} distractors; {size} are asked for")
+                    raise DataError(f"identification: {counted(seen, 'distractor')}, must be {size} or more")
                 pending = as_rows(chunk)
                 require_same_dim("identification, probes and distractors", rows, pending)
             taken, pending = pending[: size - seen], pending[size - seen :]
@@ -221,7 +228,7 @@ def _rows(embeddings: Embeddings, labels: Labels) -> tuple[Float[Tensor, "images
     """Directions in float64, and labels on their device."""
     embeddings, labels = as_rows(embeddings), as_labels("identification", labels)
     if len(labels) != len(embeddings):
-        raise DataError(f"identification: {len(labels)} labels for {len(embeddings)} embeddings")
+        raise DataError(f"identification: {counted(len(labels), 'label')} for {counted(len(embeddings), 'embedding')}")
     return unit_rows(embeddings.double()), labels.to(embeddings.device)
 
 

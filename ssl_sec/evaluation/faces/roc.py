@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.errors import ConfigError, DataError, counted
 from ssl_sec.evaluation.arrays import Same, Scores, as_scores, several
 
 
@@ -151,7 +151,10 @@ def _split(scores: Scores, same: Same) -> tuple[Float[Tensor, " genuine"], Float
     scores, same = as_scores(scores, same)
     genuine, impostors = scores[same], scores[~same]
     if len(genuine) == 0 or len(impostors) == 0:
-        raise DataError(f"verification: {len(genuine)} genuine pairs and {len(impostors)} impostors; 1 or more of each")
+        raise DataError(
+            f"verification: {counted(len(genuine), 'genuine pair')} and {counted(len(impostors), 'impostor')}; 1 or "
+            "more of each"
+        )
     return (
         genuine.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf),
         impostors.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf),

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ssl_sec.errors import DataError
+from ssl_sec.errors import DataError, counted
 from ssl_sec.evaluation.arrays import Embeddings, Labels, Scores, as_tensor, rounded, tiles, unit_rows
 
 
@@ -33,10 +33,11 @@ def pool_templates(
     weights = torch.ones(len(embeddings)) if weights is None else as_tensor(weights)
     if not len(embeddings) == len(templates) == len(media):
         raise DataError(
-            f"templates: {len(templates)} templates and {len(media)} media for {len(embeddings)} embeddings"
+            f"templates: {len(templates)} numbers of templates and {len(media)} of media for "
+            f"{counted(len(embeddings), 'embedding')}"
         )
     if len(weights) != len(embeddings):
-        raise DataError(f"templates: {len(weights)} weights for {len(embeddings)} embeddings")
+        raise DataError(f"templates: {counted(len(weights), 'weight')} for {counted(len(embeddings), 'embedding')}")
     ids, template = templates.long().to(embeddings.device).unique(return_inverse=True)
     _, medium = media.long().to(embeddings.device).unique(return_inverse=True)
     keys = template * (medium.max() + 1 if len(medium) else 1) + medium

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.errors import ConfigError, DataError, counted
 from ssl_sec.evaluation.arrays import (
     Labels,
     Rows,
@@ -220,11 +220,15 @@ def _fold_numbers(folds: Folds, num_pairs: int) -> Int64[Tensor, " pairs"]:
     if isinstance(folds, int | np.integer):
         folds = int(folds)
         if not 2 <= folds <= num_pairs:
-            raise ConfigError(f"verification in {folds} folds; allowed: 2 to the number of pairs, {num_pairs}")
+            raise ConfigError(
+                f"verification in {counted(folds, 'fold')}; allowed: 2 to the number of pairs, {num_pairs}"
+            )
         return torch.arange(num_pairs) * folds // num_pairs
     numbers = as_tensor(folds).long()
     if len(numbers) != num_pairs:
-        raise DataError(f"verification: the folds of {len(numbers)} pairs are given for {num_pairs}")
+        raise DataError(f"verification: the folds of {counted(len(numbers), 'pair')} are given for {num_pairs}")
     if len(numbers.unique()) < 2:
-        raise DataError(f"verification: {len(numbers.unique())} folds; 2 or more, as the others choose a threshold")
+        raise DataError(
+            f"verification: {counted(len(numbers.unique()), 'fold')}; 2 or more, as the others choose a threshold"
+        )
     return numbers

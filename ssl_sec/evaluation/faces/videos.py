@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from ssl_sec.errors import DataError
+from ssl_sec.errors import DataError, counted
 from ssl_sec.evaluation.arrays import Rows, Same, as_same, as_tensor, rounded, unit_rows
 from ssl_sec.evaluation.faces.components import fit_components
 from ssl_sec.evaluation.faces.verification import FoldedAccuracy, Folds, accuracy_of_scores, fold_masks, folded
@@ -147,7 +147,7 @@ def hik_svm_kfold_accuracy(histograms: Float[Tensor, "pairs bins"], same: Same, 
     """
     histograms, same = histograms.cpu().double(), as_same(same).cpu()
     if len(histograms) != len(same):
-        raise DataError(f"verification: {len(histograms)} histograms for {len(same)} pairs")
+        raise DataError(f"verification: {counted(len(histograms), 'histogram')} for {counted(len(same), 'pair')}")
     kernel, is_finite = _intersections(histograms)
     return folded(_svm_accuracy(kernel, is_finite, same, is_test) for is_test in fold_masks(folds, same))
 
@@ -188,5 +188,5 @@ def _cosines(first: Rows, second: Rows) -> Float[Tensor, "frames others"]:
     """C, computed in float64 and rounded to multiples of 2⁻²⁴, so that equal directions have equal cosines."""
     first, second = as_tensor(first), as_tensor(second)
     if len(first) == 0 or len(second) == 0:
-        raise DataError(f"videos of {len(first)} and {len(second)} frames; 1 or more each")
+        raise DataError(f"videos of {len(first)} and {counted(len(second), 'frame')}; 1 or more each")
     return rounded(unit_rows(first.double()) @ unit_rows(second.double()).T)

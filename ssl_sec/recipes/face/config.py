@@ -135,13 +135,12 @@ class FaceConfig(TrainingConfig):
 
     def require_files(self) -> None:
         """As for every training, with the files of the test sets."""
-        super().require_files()
         for test_set in self.test_sets:
             for key in sorted(local_paths(type(test_set))):
                 if isinstance(path := getattr(test_set, key), str):
                     require_path(f"test_sets.{key} of {test_set.shown_title}", path)
-            if isinstance(test_set, PairsConfig):
-                test_set.require_list()
+            test_set.require_list()
+        super().require_files()
 
     def open_evaluated(self, data: DataConfig) -> ImageSet:
         """The training images of a data set; the test sets are configured separately."""

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
-from ssl_sec.errors import DataError
+from ssl_sec.errors import DataError, counted
 from ssl_sec.evaluation.directions import PairCosines, pair_cosines
 from ssl_sec.evaluation.faces.quality import quality_auc, refused_after_discards
 from ssl_sec.evaluation.faces.roc import equal_error_rate, tar_at_far
@@ -239,7 +239,7 @@ def histograms_figure(
         axes.set(
             xlabel="cosine of two frames (no unit)",
             ylabel="pair of videos",
-            title=f"{len(shown)} pairs of {kind}",
+            title=f"{counted(len(shown), 'pair')} of {kind}",
             xticks=np.linspace(-1, 1, 5),
         )
     figure.colorbar(all_axes[0].images[0], ax=all_axes, label="share of the frames' pairs in a bin (%)")

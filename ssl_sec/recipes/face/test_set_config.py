@@ -1,5 +1,6 @@
 """Which test sets a run of face recognition is measured on, and where their files are."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,12 @@ from ssl_sec.data.decode import Decoding
 from ssl_sec.data.faces.config import PairsConfig
 from ssl_sec.data.faces.listed_images import frames_of_videos, open_listed, paths_by_stem
 from ssl_sec.data.faces.lists import (
+    MegaFaceList,
+    OpenSetProtocol,
     OpenSetTrial,
+    TemplateFaces,
+    TemplatePairs,
+    VideoPairs,
     read_blufr,
     read_detected_faces,
     read_megaface_list,
@@ -21,11 +27,11 @@ from ssl_sec.data.faces.lists import (
     read_template_pairs,
     read_video_pairs,
 )
-from ssl_sec.data.faces.pairs import UNKNOWN, VerificationPairs, require_both_kinds
+from ssl_sec.data.faces.pairs import UNKNOWN, VerificationPairs, require_both_kinds, require_folds
 from ssl_sec.data.faces.reading import rows_by_name
 from ssl_sec.data.folders.listing import image_paths, top_folder
 from ssl_sec.effects import NoEffect
-from ssl_sec.errors import DataError, printable
+from ssl_sec.errors import DataError, counted, printable
 from ssl_sec.evaluation.faces.identification import random_open_set_trials
 from ssl_sec.recipes.face.test_sets import (
     FaceTestSet,
@@ -57,6 +63,14 @@ class _TestSetConfig(Settings, key="test_sets"):
         """Its name in metrics and plots."""
         return self.title
 
+    @abstractmethod
+    def require_list(self) -> None:
+        """Checks the lists that name its images, without looking for these.
+
+        Raises:
+            DataError: one is malformed, or nothing can be measured with it.
+        """
+
 
 @dataclass(frozen=True, kw_only=True)
 class BLUFRConfig(_TestSetConfig):
@@ -80,6 +94,11 @@ class BLUFRConfig(_TestSetConfig):
     num_gallery: Count = 1000
     num_training_people: CountOrZero = 1500
 
+    def require_list(self) -> None:
+        """Checks the trials of BLUFR's lists; drawn ones depend on the folder."""
+        if self.lists is not None:
+            self._read_protocol(self.lists)
+
     def open(self, decoding: Decoding) -> OpenSetTestSet:
         """The images and the trials."""
         root, where = Path(self.root).expanduser(), f"test_sets.root of {self.title}, image"
@@ -95,13 +114,13 @@ class BLUFRConfig(_TestSetConfig):
                 num_training_people=self.num_training_people,
             )
             trials = tuple(drawn)
+            _require_known_and_unknown(trials, labels, f"test set {self.title}")
         else:
             where = _each(self.lists, "image")
-            protocol = read_blufr(Path(self.lists).expanduser())
+            protocol = self._read_protocol(self.lists)
             paths, trials = paths_by_stem(protocol.images, root, where), protocol.trials
             numbers, labels = protocol.labels.unique(return_inverse=True)
             names = tuple(map(str, numbers.tolist()))
-        _require_known_and_unknown(trials, labels, f"test set {self.title}")
         folders = [printable(top_folder(path)) for path in paths]
         shown = {(folder, label) for folder, label in zip(folders, labels.tolist(), strict=True) if folder}
         people = frozenset(folder for folder, _ in shown)
@@ -109,6 +128,11 @@ class BLUFRConfig(_TestSetConfig):
         known = len(people) == len(shown)
         images = open_listed(paths, labels, names, root, where, self.title, decoding)
         return OpenSetTestSet(images=images, trials=trials, people=people if known else frozenset())
+
+    def _read_protocol(self, lists: str) -> OpenSetProtocol:
+        protocol = read_blufr(Path(lists).expanduser())
+        _require_known_and_unknown(protocol.trials, protocol.labels, f"test set {self.title}")
+        return protocol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,20 +157,14 @@ class MegaFaceConfig(_TestSetConfig):
     sizes: Annotated[tuple[Count, ...], NotEmpty()] = (10**3, 10**4, 10**5, 10**6)
     seed: Seed = 0
 
+    def require_list(self) -> None:
+        """Checks both lists."""
+        self._read_lists()
+
     def open(self, decoding: Decoding) -> MegaFaceTestSet:
         """The probes and the distractors."""
-        probes = read_megaface_list(Path(self.probes).expanduser())
+        probes, distractors = self._read_lists()
         names, labels = _numbered(probes.ids)
-        if len(names) == len(probes.ids):
-            raise DataError(
-                f"{printable(self.probes)}: {len(probes.paths)} images of {len(names)} people; needed: two of one"
-            )
-        distractors = read_megaface_list(Path(self.distractors).expanduser()).paths
-        if len(distractors) < max(self.sizes):
-            raise DataError(
-                f"{printable(self.distractors)}: {len(distractors)} images, but test_sets.sizes asks for "
-                f"{max(self.sizes)}"
-            )
         return MegaFaceTestSet(
             probes=open_listed(
                 probes.paths,
@@ -169,6 +187,23 @@ class MegaFaceConfig(_TestSetConfig):
             sizes=self.sizes,
             seed=self.seed,
         )
+
+    def _read_lists(self) -> tuple[MegaFaceList, tuple[str, ...]]:
+        """The probes, and the names of the distractors' images."""
+        probes = read_megaface_list(Path(self.probes).expanduser())
+        num_people = len(set(probes.ids))
+        if num_people == len(probes.ids):
+            raise DataError(
+                f"{printable(self.probes)}: {counted(len(probes.paths), 'image')} of {counted(num_people, 'person')}; "
+                "needed: two of one"
+            )
+        distractors = read_megaface_list(Path(self.distractors).expanduser()).paths
+        if len(distractors) < max(self.sizes):
+            raise DataError(
+                f"{printable(self.distractors)}: {counted(len(distractors), 'image')}, but test_sets.sizes asks for "
+                f"{max(self.sizes)}"
+            )
+        return probes, distractors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,18 +234,13 @@ class TemplatesConfig(_TestSetConfig):
         allowed = f"{'a file' if needs_scores else 'null'} with weights={self.weights}"
         check(needs_scores == (self.scores is not None), "test_sets.scores", self.scores, allowed)
 
+    def require_list(self) -> None:
+        """Checks all lists; the 16 million pairs of IJB-C take some seconds."""
+        self._read_lists()
+
     def open(self, decoding: Decoding) -> TemplatesTestSet:
         """The faces and the pairs."""
-        faces = read_template_faces(Path(self.faces).expanduser())
-        pairs = read_template_pairs(Path(self.pairs).expanduser())
-        require_both_kinds(pairs.same, printable(self.pairs))
-        faceless = (~torch.isin(torch.stack([pairs.first, pairs.second], 1), faces.templates.unique())).nonzero()
-        if len(faceless):
-            line, side = faceless[0].tolist()
-            raise DataError(
-                f"{_each(self.pairs, 'line')} {line + 1}: no face of template {int(pairs[side][line])} in "
-                f"{printable(self.faces)}"
-            )
+        faces, pairs, scores = self._read_lists()
         images = open_listed(
             faces.paths,
             torch.zeros(len(faces.paths), dtype=torch.int64),
@@ -225,9 +255,24 @@ class TemplatesConfig(_TestSetConfig):
             faces=faces,
             pairs=pairs,
             by_norm=self.weights in ("norms", "both"),
-            scores=None if self.scores is None else self._scores(faces.paths, Path(self.scores).expanduser()),
+            scores=scores,
             fars=self.fars,
         )
+
+    def _read_lists(self) -> tuple[TemplateFaces, TemplatePairs, Float64[Tensor, " faces"] | None]:
+        """The faces, the pairs, and the detector's scores if they are asked for."""
+        faces = read_template_faces(Path(self.faces).expanduser())
+        pairs = read_template_pairs(Path(self.pairs).expanduser())
+        require_both_kinds(pairs.same, printable(self.pairs))
+        faceless = (~torch.isin(torch.stack([pairs.first, pairs.second], 1), faces.templates.unique())).nonzero()
+        if len(faceless):
+            line, side = faceless[0].tolist()
+            raise DataError(
+                f"{_each(self.pairs, 'line')} {line + 1}: no face of template {int(pairs[side][line])} in "
+                f"{printable(self.faces)}"
+            )
+        scores = None if self.scores is None else self._scores(faces.paths, Path(self.scores).expanduser())
+        return faces, pairs, scores
 
     def _scores(self, faces: Sequence[str], file: Path) -> Float64[Tensor, " faces"]:
         detected = read_detected_faces(file)
@@ -253,14 +298,13 @@ class VideosConfig(_TestSetConfig):
     splits: Local
     root: Local
 
+    def require_list(self) -> None:
+        """Checks the pairs of videos."""
+        self._read_pairs()
+
     def open(self, decoding: Decoding) -> VideosTestSet:
         """The frames and the pairs."""
-        pairs = read_video_pairs(Path(self.splits).expanduser())
-        require_both_kinds(pairs.same, printable(self.splits))
-        _require_folds(pairs.folds, printable(self.splits))
-        for split in pairs.folds.unique():
-            # The SVM is trained on them.
-            require_both_kinds(pairs.same[pairs.folds != split], f"{printable(self.splits)} without split {split}")
+        pairs = self._read_pairs()
         root = Path(self.root).expanduser()
         paths, video = frames_of_videos(pairs.videos, root, printable(self.splits))
         frames = open_listed(
@@ -273,6 +317,15 @@ class VideosConfig(_TestSetConfig):
             decoding,
         )
         return VideosTestSet(frames=frames, pairs=pairs)
+
+    def _read_pairs(self) -> VideoPairs:
+        pairs = read_video_pairs(Path(self.splits).expanduser())
+        require_both_kinds(pairs.same, printable(self.splits))
+        require_folds(pairs.folds.tolist(), printable(self.splits))
+        for split in pairs.folds.unique():
+            # The SVM is trained on them.
+            require_both_kinds(pairs.same[pairs.folds != split], f"{printable(self.splits)} without split {split}")
+        return pairs
 
 
 TestSetConfig = PairsConfig | BLUFRConfig | MegaFaceConfig | TemplatesConfig | VideosConfig
@@ -287,7 +340,7 @@ def open_test_set(config: TestSetConfig, decoding: Decoding) -> FaceTestSet:
     """
     opened = config.open(replace(decoding, resident_limit_mib=config.resident_limit_mib))
     if isinstance(opened, VerificationPairs):
-        _require_folds(opened.folds, f"test set {opened.name}")
+        require_folds(opened.folds.tolist(), f"test set {opened.name}")
         return PairsTestSet(pairs=opened)
     return opened
 
@@ -303,16 +356,11 @@ def _each(path: str, unit: str) -> str:
     return f"{printable(path)} {unit}"
 
 
-def _require_folds(folds: Int64[Tensor, " pairs"], where: str) -> None:
-    if len(folds.unique()) < 2:
-        raise DataError(f"{where}: all pairs are in one fold; needed: two or more, as the others choose a threshold")
-
-
 def _require_known_and_unknown(trials: Sequence[OpenSetTrial], labels: Int64[Tensor, " images"], where: str) -> None:
     for number, (gallery, probes) in enumerate(trials, start=1):
         num_known = int(torch.isin(labels[probes], labels[gallery]).sum())
         if not 0 < num_known < len(probes):
             raise DataError(
-                f"{where}: trial {number} looks up {num_known} images of people in the gallery and "
+                f"{where}: trial {number} looks up {counted(num_known, 'image')} of people in the gallery and "
                 f"{len(probes) - num_known} of others; needed: 1 or more of each"
             )

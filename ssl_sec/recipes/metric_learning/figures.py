@@ -33,7 +33,7 @@ from ssl_sec.evaluation.directions import (
 from ssl_sec.figures import NUMBERS
 from ssl_sec.figures.comparing import Comparison, Drawn, draw_norm_panels, draw_norms, from_plain, numbers_of
 from ssl_sec.figures.directions import draw_cosine_differences, draw_cosines, draw_direction_changes
-from ssl_sec.figures.drawing import add_grid, arm_look, message
+from ssl_sec.figures.drawing import add_grid, add_legend, arm_look, message, verbatim
 from ssl_sec.figures.runs import RunRecord, training_figures
 from ssl_sec.figures.training import features_figure
 from ssl_sec.recipes.metric_learning.pictures import (
@@ -116,14 +116,15 @@ def class_divergences_figure(arms: Mapping[str, ClassSpread], title: str, max_cl
         class_axes.plot(places, np.array(spread.divergences)[shown], label=arm, **look)
     mean_look = {"color": "0.3", "linestyle": "dashed", "linewidth": 1}
     class_axes.axhline(float(np.mean(first.divergences)), label=f"mean, {baseline}", **mean_look)
-    class_axes.set(xlabel=f"classes, sorted by divergence ({baseline})", ylabel="divergence (no unit)", ylim=(0, None))
+    sorted_by = f"classes, sorted by divergence ({verbatim(baseline)})"
+    class_axes.set(xlabel=sorted_by, ylabel="divergence (no unit)", ylim=(0, None))
     class_axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     add_grid(class_axes)
     _draw_bars(deviation_axes, [float(np.std(one.divergences)) for one in arms.values()])
     deviation_axes.set(ylabel="standard deviation of the divergences")
     _draw_bars(energy_axes, [one.within_class_energy for one in arms.values()])
     energy_axes.set(ylabel="$r_w$ (no unit)", ylim=(0, 1.1))
-    figure.legend(loc="outside lower center", frameon=False, ncols=min(len(arms) + 1, 4))
+    add_legend(figure, [class_axes, deviation_axes, energy_axes])
     return figure
 
 

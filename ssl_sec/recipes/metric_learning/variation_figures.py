@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from ssl_sec.errors import counted
 from ssl_sec.evaluation.directions import DistanceDistributions, Distribution, checked_directions, pooled
 from ssl_sec.evaluation.variation import (
     ClassCovariances,
@@ -72,7 +73,11 @@ def class_covariances_figure(
     for place, (label, size) in enumerate(zip(covariances.classes, covariances.sizes, strict=True)):
         own = points[labels == label].T.tolist()
         space.scatter(
-            *own, color=arm_look(place)[0], label=f"class {plain(class_names[label])} ({size} images)", zorder=2, **look
+            *own,
+            color=arm_look(place)[0],
+            label=f"class {plain(class_names[label])} ({counted(size, 'image')})",
+            zorder=2,
+            **look,
         )
     space.set_title("directions of the test images")
     space.tick_params(labelsize=7, pad=-2)
@@ -100,7 +105,7 @@ def distances_figure(arms: Mapping[str, DistanceDistributions], title: str) -> F
         arms: the distances of each run, by name; one or more.
         title: title above all panels.
     """
-    figure, all_axes = arm_panels(list(arms), title)
+    figure, all_axes = arm_panels(list(arms), title, "share of pairs in a bin (%)")
     for axes, distances in zip(all_axes, arms.values(), strict=True):
         pairs = (("positive", BLUE, distances.positives), ("negative", VERMILION, distances.negatives))
         for name, colour, shown in pairs:
@@ -110,7 +115,6 @@ def distances_figure(arms: Mapping[str, DistanceDistributions], title: str) -> F
         titled = f"{axes.get_title()}\noverlap {100 * distances.overlap:.1f} %"
         axes.set(xlabel="distance of directions (no unit)", title=titled, xlim=(0, 2))
         axes.legend(frameon=False)
-    all_axes[0].set(ylabel="share of pairs in a bin (%)")
     return figure
 
 

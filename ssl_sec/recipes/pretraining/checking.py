@@ -26,7 +26,7 @@ from ssl_sec.data.image_set import LISTED_BAD_IMAGES, Candidate, DecodedImages, 
 from ssl_sec.data.shards.cache_files import made_once
 from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.data.stores import unreadable_images
-from ssl_sec.errors import DataError, first_line, printable
+from ssl_sec.errors import DataError, counted, first_line, printable
 from ssl_sec.progress import logged
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.pretraining.opening import open_encoded
@@ -65,7 +65,7 @@ class ImageCheck:
     def __str__(self) -> str:
         part = "" if self.num_checked == self.num_images else f" of {self.num_images:,}"
         some = "; ".join(f"{printable(name)} repeats {printable(other)}" for name, other in self.duplicates[:_NAMED])
-        repeated = f"{self.num_duplicates:,} duplicates{f', first: {some}' if some else ''}"
+        repeated = f"{counted(self.num_duplicates, 'duplicate')}{f', first: {some}' if some else ''}"
         why = f", first: {'; '.join(self.unreadable[:_NAMED])}" if self.unreadable else ""
         return f"checked {self.num_checked:,}{part} images: {repeated}; {self.num_unreadable:,} unreadable{why}"
 

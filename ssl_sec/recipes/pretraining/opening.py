@@ -22,9 +22,9 @@ def open_encoded(data: DataConfig, split: Split = "train") -> DecodedImages | No
         DataError: the data set cannot be opened; see its opener.
     """
     if isinstance(data, ParquetConfig | WebDatasetConfig):
-        encoded = replace(data, resident_limit_mib=0, shuffle_window=data.shuffle_window or _WINDOW).open(split)
+        encoded = replace(data.undecoded(), shuffle_window=data.shuffle_window or _WINDOW).open(split)
     elif isinstance(data, FolderConfig | RecordsConfig):
-        encoded = replace(data, resident_limit_mib=0).open(split)
+        encoded = data.undecoded().open(split)
     else:
         return None
     assert isinstance(encoded, DecodedImages)

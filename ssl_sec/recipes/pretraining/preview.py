@@ -11,6 +11,7 @@ from ssl_sec.data.decode import Decoding
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import Sampler, ShuffledBatches
 from ssl_sec.data.shards.streamed import StreamedImages
+from ssl_sec.errors import counted
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.pretraining.examples import first_views
 from ssl_sec.recipes.pretraining.opening import open_encoded
@@ -51,8 +52,8 @@ def preview(config: PretrainConfig, num_images: int) -> Preview:
     batch_size = min(config.global_batch_size, len(image_set))
     if batch_size < config.global_batch_size:
         logger.warning(
-            "there are %d images, fewer than global_batch_size = %d: a pretraining needs global_batch_size ≤ %d",
-            *(len(image_set), config.global_batch_size, len(image_set)),
+            "found %s, fewer than global_batch_size = %d: a pretraining needs global_batch_size ≤ %d",
+            *(counted(len(image_set), "image"), config.global_batch_size, len(image_set)),
         )
     sampler = _sampler(config, image_set, batch_size)
     pictures = first_views(image_set, sampler, views, torch.device("cpu"), min(num_images, batch_size))

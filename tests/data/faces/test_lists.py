@@ -137,7 +137,7 @@ def test_lists_of_megaface(path):
         ('{"id": []}', "not a list of images"),
         ('{"path": "abc"}', "not a list of images"),
         ('{"path": [1]}', "not a list of images"),
-        ('{"path": ["a"], "id": ["b", "c"]}', "1 images and the people of 2"),
+        ('{"path": ["a"], "id": ["b", "c"]}', "1 image and the people of 2"),
     ],
 )
 def test_malformed_lists_of_megaface(path, content, problem):

@@ -306,5 +306,5 @@ def test_lists_of_pairs_are_checked_without_their_images(tmp_path):
         assert message in line(BinPairsConfig(path=str(file)).require_list)
     table, root = map(str, write_table(tmp_path, "first,second,same\na.png,b.png,1\n"))
     assert line(PairTableConfig(pairs=table, images=root).require_list) == (
-        f"{table}: all 1 pairs show one person; both are needed"
+        f"{table}: the only pair shows one person; both are needed"
     )

@@ -204,7 +204,7 @@ def test_a_file_that_ends_between_records(tmp_path):
         ("train.rec", record(entry((1e30, 0), b"i")), "train.rec record 0: label 1e+30; allowed"),
         ("train.rec", record(entry((1.0, 1.0))), "train.rec: none of 1 records holds an image"),
         ("property", b"many", "property: found 'many'; allowed: classes,height,width"),
-        ("property", b"1,8,8", "property: 1 classes, but train.rec has label 1"),
+        ("property", b"1,8,8", "property: 1 class, but train.rec has label 1"),
         ("property", b"999999999,8,8", "train.rec: classes up to 999999998 in 4 images; allowed: 0 to 1048575"),
     ],
 )

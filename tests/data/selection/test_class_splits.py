@@ -121,7 +121,7 @@ def test_people_of_the_test_pairs_are_left_out(caplog):
     assert train.description == "made up; 3 of 6 images, without 2 people of the test pairs"
     assert caplog.messages == ["made/train: 2 of 4 people, with 3 of 6 images, are in the test pairs and were left out"]
     assert without_people(image_set, set()).labels.tolist() == image_set.labels.tolist()
-    with pytest.raises(DataError, match="^made/train: all of its 4 people are in the test pairs; nobody is left$"):
+    with pytest.raises(DataError, match="^made/train: 4 people, all in the test pairs; nobody is left$"):
         without_people(image_set, set("abcd"))
 
 

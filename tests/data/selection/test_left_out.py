@@ -187,7 +187,7 @@ def test_rows_that_have_changed_by_unreadable_images_are_refused(tmp_path):
             {"row": [2], "path": ["/photos/3"]},
             "{out}: found path '3' at row 2, where noise/train has '2': the list is of other images",
         ),
-        ({"row": list(range(20))}, "all 20 images of noise/train are listed"),
+        ({"row": list(range(20))}, "the whole of noise/train is listed, 20 images"),
     ],
 )
 def test_a_list_of_other_images_is_refused_in_one_line(tmp_path, columns, message):

@@ -9,10 +9,10 @@ import fsspec
 import pytest
 import torch
 
+from ssl_sec.data import log
 from ssl_sec.data.config import WebDatasetConfig
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.decode import Decoding
-from ssl_sec.data.folders import listing
 from ssl_sec.data.image_set import UNLABELLED, EncodedImages, ResidentImages
 from ssl_sec.data.shards import tar
 from ssl_sec.data.shards.locations import find_files
@@ -132,7 +132,7 @@ def test_images_whose_names_have_a_further_dot_are_counted_in_one_warning(tmp_pa
     location = str(tmp_path / "{0..2}.tar")
     for _ in range(2):  # scanned, and from the cached index
         mapped_table.cache_clear()
-        listing._log.cache_clear()
+        log._log.cache_clear()
         caplog.clear()
         assert values(opened(tmp_path, location).read(torch.arange(4))) == [0, 1, 2, 3]
         assert caplog.messages == [

@@ -14,7 +14,7 @@ from PIL import Image
 from ssl_sec.data.config import FolderConfig
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.edges.embeddings.thumbnails import Key, Thumbnails, thumbnails
-from ssl_sec.embeddings.computing import paths, undecoded
+from ssl_sec.embeddings.computing import paths
 from ssl_sec.embeddings.parts import Rows, encoded
 from ssl_sec.embeddings.reading import EmbeddingSet, read_set
 from ssl_sec.settings import to_values
@@ -31,7 +31,7 @@ def photos(tmp_path: Path) -> Path:
 
 def embedded(folder: Path, size_px: int | None = 8) -> tuple[EmbeddingSet, list[Key]]:
     """The embeddings of the images of a folder, and their keys."""
-    data = undecoded(FolderConfig(root=str(folder), num_channels=1, image_size_px=size_px))
+    data = FolderConfig(root=str(folder), num_channels=1, image_size_px=size_px).undecoded()
     image_set = data.open_all("train")
     count = len(image_set)
     rows = Rows(

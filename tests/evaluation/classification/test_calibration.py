@@ -3,7 +3,12 @@ import math
 import pytest
 import torch
 
-from ssl_sec.evaluation.classification.calibration import calibration
+from ssl_sec.evaluation.classification.calibration import NUM_BINS, calibration_of, confidences
+from ssl_sec.evaluation.classification.scores import is_in_top_k, scores_of
+
+
+def calibration(logits, labels, num_bins=NUM_BINS):
+    return calibration_of(confidences(logits), is_in_top_k(logits, labels, 1), num_bins)
 
 
 def slowly(logits, labels, num_bins):
@@ -37,6 +42,13 @@ def test_a_classifier_that_is_right_as_often_as_it_says_has_no_error():
     logits = torch.tensor([[3.0, 1.0]]).log().repeat(4, 1)
     assert calibration(logits, torch.tensor([0, 0, 0, 1])).ece == pytest.approx(0, abs=1e-7)
     assert calibration(logits, torch.tensor([1, 1, 1, 1])).ece == pytest.approx(0.75)
+
+
+def test_the_accuracy_of_a_collapsed_encoder_is_that_of_its_top1():
+    logits, labels = torch.zeros(4, 3), torch.tensor([0, 0, 1, 2])
+    found = scores_of([(logits, labels)])
+    assert found.top1 == 0 and sum(found.calibration.accuracies) == 0
+    assert found.calibration.ece == pytest.approx(1 / 3)
 
 
 def test_a_confidence_at_the_edge_of_two_bins_is_in_the_lower_one():

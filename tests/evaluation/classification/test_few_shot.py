@@ -6,7 +6,7 @@ import torch
 from sklearn.neighbors import NearestCentroid
 from torch.nn import functional
 
-from ssl_sec.errors import DataError
+from ssl_sec.errors import DataError, counted
 from ssl_sec.evaluation import feature_table
 from ssl_sec.evaluation.classification import few_shot as module
 from ssl_sec.evaluation.classification.few_shot import few_shot
@@ -63,7 +63,7 @@ def test_one_draw_has_no_interval_and_may_label_all_images_of_a_class():
     least = int(labels.bincount().min())
     found = few_shot(TRAIN, TEST, least, seed=0, num_draws=1)
     assert (found.interval, found.top1) == (0.0, found.draws[0])
-    with pytest.raises(DataError, match=f"has {least} training images; {least + 1} labels are asked for"):
+    with pytest.raises(DataError, match=f"has {counted(least, 'training image')}, must have {least + 1} or more$"):
         few_shot(TRAIN, TEST, least + 1, seed=0)
 
 
@@ -86,5 +86,5 @@ def test_test_images_of_unseen_classes_are_wrong():
 
 
 def test_a_class_with_too_few_images_is_named():
-    with pytest.raises(DataError, match=r"few-shot: class \d has \d+ training images; 100 labels are asked for"):
+    with pytest.raises(DataError, match=r"few-shot: class \d has \d+ training images, must have 100 or more$"):
         few_shot(TRAIN, TEST, 100, seed=0)

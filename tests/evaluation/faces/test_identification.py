@@ -255,14 +255,14 @@ def test_wrong_arguments_are_refused():
         all_pairs_tar_at_far(rows, labels[:3], [0.1])
     with pytest.raises(ConfigError, match="FAR = -0.1; allowed: 0 to 1"):
         all_pairs_tar_at_far(rows, labels, [-0.1])
-    with pytest.raises(DataError, match="found 1 people with two images or more beside the 1 of 2 .* num_gallery = 2"):
+    with pytest.raises(DataError, match="found 1 person with two images or more beside the 1 of 2 .* num_gallery = 2"):
         random_open_set_trials(labels, 0, num_trials=1, num_gallery=2, num_training_people=1)
     for sizes in ([0], []):
         with pytest.raises(
             ConfigError, match=rf"found \[{sizes[0] if sizes else ''}\] distractors, must be one number"
         ):
             rank_1_identification(rows, labels, [rows], sizes)
-    with pytest.raises(DataError, match="8 distractors; 10 are asked for"):
+    with pytest.raises(DataError, match="8 distractors, must be 10 or more"):
         rank_1_identification(rows, labels, [rows, rows], [10])
     with pytest.raises(DataError, match="4 probes, no two of one person"):
         rank_1_identification(rows, torch.arange(4), [rows], [1])

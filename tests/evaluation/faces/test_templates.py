@@ -106,7 +106,7 @@ def test_a_row_that_is_not_finite_affects_only_its_template():
 
 def test_wrong_arguments_are_refused():
     rows, templates, media = faces(0)
-    with pytest.raises(DataError, match="60 templates and 59 media for 60 embeddings"):
+    with pytest.raises(DataError, match="60 numbers of templates and 59 of media for 60 embeddings"):
         pool_templates(rows, templates, media[1:])
     with pytest.raises(DataError, match="59 weights for 60 embeddings"):
         pool_templates(rows, templates, media, torch.ones(59))

@@ -252,7 +252,7 @@ def test_wrong_arguments_are_refused():
         kfold_accuracy(first, second, same[:9])
     with pytest.raises(DataError, match="folds of 9 pairs are given for 10"):
         kfold_accuracy(first, second, same, torch.arange(9))
-    with pytest.raises(DataError, match="1 folds; 2 or more"):
+    with pytest.raises(DataError, match="1 fold; 2 or more"):
         kfold_accuracy(first, second, same, torch.zeros(10, dtype=torch.int64))
     for folds in (1, 11):
         with pytest.raises(ConfigError, match=f"in {folds} folds; allowed: 2 to the number of pairs, 10"):

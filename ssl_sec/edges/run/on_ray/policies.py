@@ -31,7 +31,7 @@ from ssl_sec.edges.run.cpu import use_network_of
 from ssl_sec.edges.run.on_ray.scaling import describe_workers, find_shortage, node_resources
 from ssl_sec.edges.run.supervision import describe_signal, dumped_signal
 from ssl_sec.edges.storage.bucket import RefusedError
-from ssl_sec.errors import StorageError, UserError, first_line
+from ssl_sec.errors import StorageError, UserError, counted, first_line
 from ssl_sec.files import replace_text
 
 # Error messages of gloo and NCCL on a worker whose peer has died.
@@ -82,7 +82,9 @@ def count_failure(folder: RunFolder, max_failures: int, what: str, where: str = 
     count = recorded_failures(folder, step) + 1
     record_failures(folder, step, count)
     if 0 <= max_failures < count:
-        raise UserError(f"{what}; {count} failures {since}, runtime.max_failures allows {max_failures}{where}")
+        raise UserError(
+            f"{what}; {counted(count, 'failure')} {since}, runtime.max_failures allows {max_failures}{where}"
+        )
     return f"failure {count}{'' if max_failures < 0 else f' of {max_failures}'} {since}"
 
 
@@ -282,7 +284,7 @@ class ElasticPolicy(ElasticScalingPolicy):
         possible = now if reserved is None else self._count_possible_workers(reserved)
         if possible == now or possible < self.scaling_config.min_workers:
             return NoopDecision()
-        self._folder.log_message("INFO", f"the cluster has changed: from {now} to {possible} workers")
+        self._folder.log_message("INFO", f"the cluster has changed: from {now} to {counted(possible, 'worker')}")
         return self._get_resize_decision(possible)
 
     def _reset(self) -> None:

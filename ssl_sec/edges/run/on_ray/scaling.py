@@ -46,18 +46,21 @@ def make_scaling(options: RayConfig, nodes: Nodes, counts: Sequence[int] | None 
         default = _most_cpus(nodes, least, use_gpu)
     if least > available:
         raise ConfigError(
-            f"runtime.num_workers: found {least}, but the cluster has {available} {kind}s; allowed: 1 to {available}"
+            f"runtime.num_workers: found {least}, but the cluster has {counted(available, kind)}; allowed: 1 to "
+            f"{available}"
         )
     if (room := _room(nodes, 1, use_gpu)) < least:
         raise ConfigError(
-            f"runtime.num_workers: found {least}, but the cluster has {room} GPUs with a CPU on the same node; "
+            f"runtime.num_workers: found {least}, but the cluster has {counted(room, 'GPU')} with a CPU on the same "
+            "node; "
             f"allowed: 1 to {room}"
         )
     cpus = options.cpus_per_worker or max(1, default)
     if (room := _room(nodes, cpus, use_gpu)) < least:
         raise ConfigError(
-            f"runtime.cpus_per_worker: found {cpus} for {least} workers, but the nodes have room for {room} such "
-            f"workers; allowed: 1 to {_most_cpus(nodes, least, use_gpu)}"
+            f"runtime.cpus_per_worker: found {cpus} for {counted(least, 'worker')}, but the nodes have room for "
+            f"{room} of them; "
+            f"allowed: 1 to {_most_cpus(nodes, least, use_gpu)}"
         )
     return ScalingConfig(
         num_workers=(least, most) if isinstance(options.num_workers, tuple) else least,
@@ -83,10 +86,13 @@ def find_shortage(scaling: ScalingConfig, nodes: Nodes) -> str | None:
     for kind, each in a_worker.items():
         needed, found = round(scaling.min_workers * each), _total(nodes, kind)
         if found < needed:
-            return f"the cluster has {found} {kind}s, and the workers need {needed}"
+            return f"the cluster has {counted(found, kind)}, and the workers need {needed}"
     cpus = round(a_worker["CPU"])
     if (room := _room(nodes, cpus, bool(scaling.use_gpu))) < scaling.min_workers:
-        return f"the nodes have room for {room} workers with {cpus} CPUs each, and {scaling.min_workers} are needed"
+        return (
+            f"the nodes have room for {counted(room, 'worker')} with {counted(cpus, 'CPU')} each, must be "
+            f"{scaling.min_workers}"
+        )
     return None
 
 

@@ -29,6 +29,7 @@ from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import from_values
 from ssl_sec.training.step import Request
+from tests.data.files import write_folder
 from tests.data.test_fingerprint import write_image
 from tests.edges.run.driver.conftest import pretrain_config
 from tests.edges.run.faulty import signalling_at
@@ -338,14 +339,16 @@ def test_a_resume_with_another_class_is_refused_as_one_with_other_images(tmp_pat
 
 
 def test_a_data_error_leaves_no_folder_and_a_failed_run(tmp_path: Path):
-    overrides = ["data=folder", f"data.root={tmp_path}", "recipe=missing", f"output_dir={tmp_path / 'runs'}"]
-    with pytest.raises(DataError, match="data.root must hold images, or train"):
+    # As many as a batch: the images are opened only once the run has begun.
+    photos = write_folder(tmp_path / "photos", {f"{number}.jpg": b"damaged" for number in range(512)})
+    overrides = ["data=folder", f"data.root={photos}", "recipe=missing", f"output_dir={tmp_path / 'runs'}"]
+    with pytest.raises(DataError, match=f"^{photos}/0.jpg: "):
         run_training(PRETRAIN, pretrain_config(overrides))
     assert not (tmp_path / "runs" / "missing").exists()
     client = MlflowClient(f"sqlite:///{tmp_path / 'runs'}/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("missing").experiment_id])
     assert run.info.status == "FAILED"
-    assert run.data.tags["ended"].startswith(f"failed: {tmp_path}: no images in it or below it; allowed: .bmp")
+    assert run.data.tags["ended"].startswith(f"failed: {photos}/0.jpg: ")
     assert run.data.tags["ended"] in run.data.tags["mlflow.note.content"]
 
 

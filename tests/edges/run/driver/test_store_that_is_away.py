@@ -16,7 +16,7 @@ from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.run import uploading, worker
 from ssl_sec.edges.run.driver import run_replay, run_training
 from ssl_sec.edges.tracking.tracker import TrackedRun
-from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.errors import ConfigError, StorageError, counted
 from ssl_sec.recipes.registry import PRETRAIN
 from tests.edges.run.driver.conftest import pretrain_config
 
@@ -30,8 +30,8 @@ def test_training_continues_without_mlflow_and_metrics_are_sent_later(quick, cap
     assert len(records) > 2
     assert "cannot be used" in caplog.text
     assert (
-        f"{len(records)} records of metrics are not in MLflow; upload them with: python -m jobs.replay folder="
-        in caplog.text
+        f"MLflow lacks {counted(len(records), 'record')} of metrics; upload what is missing with: "
+        "python -m jobs.replay folder=" in caplog.text
     )
     assert "none; see the warning" in str(finished)
     with pytest.raises(StorageError, match="cannot be used"):
@@ -83,7 +83,7 @@ def test_a_store_has_every_point_once_after_an_outage(quick, monkeypatch, caplog
     assert "it is retried" in caplog.text
     history = MlflowClient(finished.uri).get_metric_history(finished.run_id, "train/loss")
     expected = [r["step"] for r in finished.folder.records() if "train/loss" in r["metrics"]]
-    told_of_loss = "records of metrics are not in MLflow" in caplog.text
+    told_of_loss = "MLflow lacks " in caplog.text
     assert sorted(point.step for point in history) == expected
     assert told_of_loss == (len(calls) == 2)
 

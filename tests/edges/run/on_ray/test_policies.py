@@ -123,7 +123,7 @@ def test_without_a_limit_no_run_ends_and_with_limit_0_the_first_failure_ends_it(
         failed(watch, w0=RuntimeError("again"))
     assert "(failure 20 without a checkpoint)" in messages(folder)
     record_failures(folder, folder.newest_step(), 0)  # as a new process does
-    with pytest.raises(UserError, match="1 failures without a checkpoint, runtime.max_failures allows 0"):
+    with pytest.raises(UserError, match="1 failure without a checkpoint, runtime.max_failures allows 0"):
         failed(FailureWatch(folder, max_failures=0), w0=RuntimeError("once"))
 
 

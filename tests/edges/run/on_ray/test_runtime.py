@@ -134,9 +134,7 @@ def test_a_worker_gets_what_one_node_has(num_workers, nodes, cpus):
 
 def test_workers_that_fit_no_node_are_refused_and_a_shortage_of_room_is_described():
     nodes = [{"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 4.0}]
-    message = (
-        "runtime.cpus_per_worker: found 5 for 3 workers, but the nodes have room for 2 such workers; allowed: 1 to 4"
-    )
+    message = "runtime.cpus_per_worker: found 5 for 3 workers, but the nodes have room for 2 of them; allowed: 1 to 4"
     with pytest.raises(ConfigError, match=message):
         make_scaling(RayConfig(num_workers=3, cpus_per_worker=5), nodes)
     with pytest.raises(ConfigError, match="found 3, but the cluster has 2 GPUs with a CPU on the same node"):
@@ -144,9 +142,7 @@ def test_workers_that_fit_no_node_are_refused_and_a_shortage_of_room_is_describe
     scaling = make_scaling(RayConfig(num_workers=2), nodes)
     one_gpu_each = [{"CPU": 15.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}]
     assert scaling.resources_per_worker == {"CPU": 8}
-    assert find_shortage(scaling, one_gpu_each) == (
-        "the nodes have room for 1 workers with 8 CPUs each, and 2 are needed"
-    )
+    assert find_shortage(scaling, one_gpu_each) == ("the nodes have room for 1 worker with 8 CPUs each, must be 2")
 
 
 def test_an_elastic_run_needs_the_minimum_of_workers_with_a_machines_share_each():
