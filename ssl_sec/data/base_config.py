@@ -21,8 +21,9 @@ from ssl_sec.settings import Count, CountOrZero, Settings, Side
 _GENERIC_WORDS = frozenset(("", "data", "dataset", "images", "img", "train", "training", "test", "val", "validation"))
 # Keys of `places` that a training without a test does not need.
 _OF_TEST_IMAGES = frozenset(("test", "query", "gallery"))
-# A URL of fsspec, which may be chained, or a pattern: whether there are such files is known once they are opened.
-_URL_OR_PATTERN = re.compile(r"://|::|[*?\[{]")
+# A URL of fsspec, which may be chained: whether there are such files is known once they are opened.
+_URL = re.compile("://|::")
+_URL_OR_PATTERN = re.compile(rf"{_URL.pattern}|[*?\[{{]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +242,11 @@ class ByRowConfig(FilesConfig, is_base=True):
         return from_store(
             chosen.store, chosen.labels, chosen.class_names, chosen.name, chosen.description, decoding, chosen.rows
         )
+
+
+def on_this_machine(place: str) -> bool:
+    """Whether a place of images is a path or a pattern, not a URL of fsspec."""
+    return _URL.search(place) is None
 
 
 def title_of_place(location: str) -> str:

@@ -98,7 +98,7 @@ def pictures_are_quick(request: pytest.FixtureRequest) -> Iterator[None]:
         for module in (pretraining_figures, metric_learning_figures):
             patch.setattr(module, "features_figure", partial(module.features_figure, max_points=60))
         if not getattr(request.module, "DRAWS_PICTURES", False):
-            patch.setattr(Figure, "savefig", lambda self, path, **options: Image.new("L", (1, 1)).save(path))
+            patch.setattr(Figure, "savefig", lambda self, path, **options: Image.new("L", (1, 1)).save(path, "PNG"))
         yield
 
 

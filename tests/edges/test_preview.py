@@ -1,3 +1,4 @@
+import errno
 import json
 import subprocess
 import sys
@@ -5,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
 from ssl_sec.data.standard_sets import open_digits
@@ -110,6 +112,21 @@ def test_a_mistake_is_one_line(arguments, code, message, capsys, tmp_path, monke
     output = capsys.readouterr().err
     assert output.startswith(f"error: {message}") and output.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_no_half_picture_and_the_earlier_one(capsys, tmp_path, monkeypatch):
+    def full(self, path, **options):
+        Path(path).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    (tmp_path / "old.png").write_bytes(b"earlier")
+    for name in ("new", "old"):
+        assert run_job("preview", job, ["experiment=digits", f"output={tmp_path}/{name}.png"]) == 4
+        message = f"error: output: {tmp_path}/{name}.png cannot be written: No space left on device\n"
+        assert capsys.readouterr().err == message
+    assert [path.name for path in tmp_path.iterdir()] == ["old.png"]
+    assert (tmp_path / "old.png").read_bytes() == b"earlier"
 
 
 @pytest.mark.parametrize(("batch_size", "shown"), [(4, 4), (256, 8)])

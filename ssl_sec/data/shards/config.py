@@ -1,19 +1,21 @@
 """Sets whose files hold many images each, Parquet and tar shards, as values of a run."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
-from ssl_sec.data.base_config import FilesConfig, title_of_place
+from ssl_sec.data.base_config import FilesConfig, on_this_machine, title_of_place
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.image_set import CACHE_FOLDER, ImageSet, Locations, Split
 from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names
 from ssl_sec.data.selection.class_splits import own_classes, require_disjoint
 from ssl_sec.data.shards.gallery import QueriesAndGallery, all_locations
+from ssl_sec.data.shards.locations import find_files, require_apart
 from ssl_sec.data.shards.opening import open_webdataset, shard_class_names
 from ssl_sec.effects import ImageFiles, NoEffect
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, require_path
 from ssl_sec.settings import Count, Local, check
 
 
@@ -33,6 +35,8 @@ class _ShardsConfig(FilesConfig):
             once, so that the set may be larger than the disk; null for any order, for which the files are on this
             machine or are laid out on its disk.
     """
+
+    _kind: ClassVar[str]  # of files, for errors
 
     train: ImageFiles[tuple[str, ...]]
     test: ImageFiles[tuple[str, ...] | None] = None
@@ -73,6 +77,22 @@ class _ShardsConfig(FilesConfig):
             return QueriesAndGallery(query=list(self.query), gallery=list(self.gallery))
         return None if self.test is None else list(self.test)
 
+    def require_places(self, *, with_test: bool) -> None:
+        """As for every set; of files on this machine also that there are some of each pattern, each only once.
+
+        Raises:
+            DataError: there are none, or one is found twice, or in both splits.
+        """
+        super().require_places(with_test=with_test)
+        keys = self.places if with_test else ("train",)
+        here = {key: [place for place in self.places[key] if on_this_machine(place)] for key in keys}
+        for key, places in here.items():
+            for _, path in find_files(places, self._kind) if places else ():
+                require_path(f"data.{key}", path)
+        train = here.pop("train")
+        if test := list(itertools.chain(*here.values())):
+            require_apart(find_files(test, self._kind), train, self._kind)
+
     def listed(self) -> Self:
         """The set as one whose files are opened without decoding or copying the images."""
         return replace(super().listed(), shuffle_window=self.shuffle_window or 1)
@@ -106,6 +126,8 @@ class ParquetConfig(_ShardsConfig):
         label_column: the column of the classes, integers or names; null for images without labels, such as those of
             files without a column `label`.
     """
+
+    _kind = "Parquet"
 
     name: Literal["parquet"] = "parquet"
     image_column: str | None = Columns.image_column
@@ -145,6 +167,8 @@ class WebDatasetConfig(_ShardsConfig):
             in the shards, so that all machines together read each shard once to find them; null if each machine reads
             all shards.
     """
+
+    _kind = "tar"
 
     name: Literal["webdataset"] = "webdataset"
     index_folder: NoEffect[str | None] = None

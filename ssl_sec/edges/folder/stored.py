@@ -64,14 +64,19 @@ class StoredFolder(RunFolder):
         return self._bucket.url
 
     @contextmanager
-    def held(self, *, waits: bool = False) -> Iterator[None]:
+    def held(self, *, waits: bool = False, key: str = "run_name", other: str = "another run_name") -> Iterator[None]:
         """Takes the lease of the run, downloads it, and uploads what changes until the block ends.
+
+        Args:
+            waits: whether to wait for a lease that a killed process seems to have left.
+            key: key that the refusal names while another process has the lease.
+            other: what it allows.
 
         Raises:
             ConfigError: if another process has the lease.
             StorageError: if the storage cannot be used.
         """
-        with self._leased(waits=waits):
+        with self._leased(waits=waits, key=key, other=other):
             try:
                 self._upload_left()
                 holder = uuid.uuid4().hex
@@ -85,8 +90,8 @@ class StoredFolder(RunFolder):
                     shutil.rmtree(self._kept_path, ignore_errors=True)
 
     @contextmanager
-    def _leased(self, *, waits: bool = False) -> Iterator[None]:
-        lease = Lease(self._bucket, self._stop, waits=waits)
+    def _leased(self, **options: Any) -> Iterator[None]:
+        lease = Lease(self._bucket, self._stop, **options)
         try:
             yield
         finally:

@@ -49,7 +49,8 @@ def unfinished(
     if elsewhere:
         said += f" and keeps its checkpoints only in its folder, {elsewhere}"
         instead = ", or run=<that folder> checkpoint=<steps> on a machine that can read it"
-    return ConfigError(f"run: found {word!r}, which {said}; allowed: a finished run{instead}; finish it with: {resume}")
+    ends = "finish it with" if status in ("KILLED", "FAILED") else "unless a process still trains it, finish it with"
+    return ConfigError(f"run: found {word!r}, which {said}; allowed: a finished run{instead}; {ends}: {resume}")
 
 
 @contextmanager

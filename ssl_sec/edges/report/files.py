@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from ssl_sec.edges.tables import in_csv
+from ssl_sec.files import replace_text, replaced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class Report:
     figure: Figure
 
     def write(self, folder: Path) -> list[Path]:
-        """Writes the files and returns their paths.
+        """Writes the files, each whole or not at all, and returns their paths.
 
         Raises:
             OSError: if they cannot be written.
@@ -38,12 +39,11 @@ class Report:
         paths: list[Path] = []
         if self.markdown is not None:
             paths.append(folder / f"{self.name}.md")
-            paths[-1].write_text(self.markdown + "\n", encoding="utf-8")
+            replace_text(paths[-1], self.markdown + "\n")
         paths.append(folder / f"{self.name}.csv")
         columns = list(self.rows[0]) if self.rows else []
-        paths[-1].write_text(
-            in_csv(columns, *([row.get(name, "") for name in columns] for row in self.rows)), encoding="utf-8"
-        )
+        replace_text(paths[-1], in_csv(columns, *([row.get(name, "") for name in columns] for row in self.rows)))
         paths.append(folder / f"{self.name}.png")
-        self.figure.savefig(paths[-1], dpi=130, bbox_inches="tight")
+        with replaced(paths[-1]) as temporary:
+            self.figure.savefig(temporary, format="png", dpi=130, bbox_inches="tight")
         return paths

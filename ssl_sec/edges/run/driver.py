@@ -198,7 +198,7 @@ def run_replay(config: ReplayConfig) -> Finished:
         )
     recipe = RECIPES[job]
     config_of_run = from_values(recipe.config, stored_values(folder.config_path))
-    with _reserved(folder, "the upload is completed first"):
+    with _reserved(folder, "the upload is completed first", key="folder"):
         return Execution(RunSpec(recipe=recipe, config=config_of_run, folder=folder, identity=identity)).replay()
 
 
@@ -214,7 +214,8 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
     assert config.run_name is not None
     path = local_folder(config.output_dir) / config.recipe_name / config.run_name
     # A service that starts jobs again passes resume=auto, maybe before the lease of a killed process has expired.
-    with _reserved(open_folder(path), config.runtime, waits=config.resume == "auto") as folder, settings_kept(folder):
+    waits, key = config.resume == "auto", "resume" if config.resume is True else "run_name"
+    with _reserved(open_folder(path), config.runtime, waits=waits, key=key) as folder, settings_kept(folder):
         was_finished = folder.is_complete
         if not (folder.holds_run if config.resume == "auto" else config.resume):
             if config.resume == "auto":  # else they have been checked
@@ -277,14 +278,18 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
 
 
 @contextmanager
-def _reserved(folder: RunFolder, at_stop: str | RuntimeConfig, *, waits: bool = False) -> Iterator[RunFolder]:
+def _reserved(
+    folder: RunFolder, at_stop: str | RuntimeConfig, *, waits: bool = False, key: str = "run_name"
+) -> Iterator[RunFolder]:
     """Locks the folder of a run; signals of this process then request a stop.
 
     Args:
         folder: the run's folder.
         at_stop: what happens after such a signal while workers are active, for the message; the runtime of a training.
         waits: whether to wait for a lease that a killed process seems to have left.
+        key: key that names the run, for the refusal while another process runs it.
     """
+    other = "another run_name" if key == "run_name" else "another run"
 
     def what() -> str:
         if folder.outcome() == "finished":
@@ -295,8 +300,8 @@ def _reserved(folder: RunFolder, at_stop: str | RuntimeConfig, *, waits: bool = 
             return "no worker trains, so nothing is saved"
         return "what is not saved yet is saved first"
 
-    kept = folder.held(waits=waits) if isinstance(folder, StoredFolder) else nullcontext()
-    with running(folder), kept:
+    kept = folder.held(waits=waits, key=key, other=other) if isinstance(folder, StoredFolder) else nullcontext()
+    with running(folder, key, other), kept:
         for request in (folder.stop_path, folder.save_path):  # left for an earlier process
             request.unlink(missing_ok=True)
         with stopped_by_signals(folder.stop_path, what):

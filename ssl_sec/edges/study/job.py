@@ -32,7 +32,7 @@ from ssl_sec.edges.tune.claims import OtherSearchError
 from ssl_sec.edges.tune.trial import reason_of
 from ssl_sec.errors import ConfigError, Stopped, UserError, counted, writing
 from ssl_sec.figures.study import curves_figure
-from ssl_sec.files import replace_text
+from ssl_sec.files import replace_text, replaced
 from ssl_sec.metrics import metric_label
 from ssl_sec.recipes.registry import RECIPES
 
@@ -303,7 +303,8 @@ class _Job:
                 figures["curves"] = curves
             for name, figure in figures.items():
                 written.append(folder / f"{stem}-{name}.png")
-                figure.savefig(written[-1], dpi=110)
+                with replaced(written[-1]) as temporary:
+                    figure.savefig(temporary, format="png", dpi=110)
         self._written = written
         return written
 

@@ -1,6 +1,7 @@
 """Test files of queries and of a gallery."""
 
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -130,6 +131,27 @@ def test_named_classes_are_those_of_both(tmp_path):
 def test_contradictions_are_one_line(config, values, expected):
     with pytest.raises(ConfigError, match=f"^{expected}$"):
         config(train=("a",), **values)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "webdataset"])
+def test_files_on_this_machine_are_checked_before_a_run_begins(tmp_path, kind):
+    data, files = write(kind, tmp_path), "Parquet" if kind == "parquet" else "tar"
+    data.require_places(with_test=True)
+    no, several = str(tmp_path / "no-*.x"), str(tmp_path / "no-{00..01}.x")
+    ending = data.train[0].rpartition(".")[2]
+    for changed, with_test, expected in (
+        ({"train": (no,)}, False, f"no {files} file matches {no}; set data.train"),
+        ({"train": (several,)}, False, f"data.train: found '{tmp_path}/no-00.x': no such file"),
+        ({"train": data.train * 2}, False, f"{tmp_path}/train-0.{ending}: found twice"),
+        ({"gallery": (no,)}, True, f"no {files} file matches {no}; set data.train"),
+        ({"gallery": data.query}, True, f"{tmp_path}/query-0.{ending}: found twice"),
+        ({"query": data.train}, True, f"{tmp_path}/train-0.{ending}: found in data.train"),
+    ):
+        wrong = replace(data, **changed)
+        assert line(partial(wrong.require_places, with_test=with_test)).startswith(expected)
+        if with_test:
+            wrong.require_places(with_test=False)
+    replace(data, train=("memory://no-*.x",)).require_places(with_test=True)  # known once it is opened
 
 
 @pytest.mark.parametrize(("part", "other"), [("query", "gallery"), ("gallery", "query")])

@@ -1,10 +1,12 @@
 """The command: its files, its mistakes, its help, and the report of a real run."""
 
 import csv
+import errno
 import json
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.command_line import run_job
@@ -32,6 +34,19 @@ def test_the_files_of_a_table(store):
     with paths[1].open() as file:
         assert len(list(csv.DictReader(file))) == 8 * 4
     assert paths[2].read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_full_disk_keeps_the_earlier_picture_whole(store, monkeypatch):
+    def full(self, path, **options):
+        Path(path).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store.write("table=12")
+    files = {path: path.read_bytes() for path in (store.folder / "report").iterdir()}
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.raises(StorageError, match="report cannot be written: No space left"):
+        store.write("table=12")
+    assert {path: path.read_bytes() for path in (store.folder / "report").iterdir()} == files
 
 
 @pytest.mark.parametrize(

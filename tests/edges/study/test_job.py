@@ -1,5 +1,6 @@
 """A study from its command: what is run, kept, compared and recorded in MLflow."""
 
+import errno
 import json
 import math
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import mlflow
 import pytest
+from matplotlib.figure import Figure
 from mlflow.entities import Run
 
 from ssl_sec.edges.folder.folder import RunFolder
@@ -21,7 +23,7 @@ from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.study import job
 from ssl_sec.edges.study.cells import KeptCells
 from ssl_sec.edges.tune.trials import Trial
-from ssl_sec.errors import ConfigError, Stopped, UserError
+from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError
 from tests.edges.conftest import QUICK
 from tests.edges.study.test_plan import FILE, OVER, SEARCHED
 
@@ -58,6 +60,22 @@ def test_finished_runs_are_kept_and_compared(made, tmp_path):
         for file in mlflow.MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db").list_artifacts(parent.info.run_id, at)
     }
     assert {"cells.csv", "cells.md", "plots/cells-forest.png", "plots/cells-curves.png"} <= artifacts
+
+
+def test_a_full_disk_leaves_no_half_plot(made, monkeypatch):
+    def full(self, path, **options):
+        Path(path).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run, _, folder = made
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.raises(StorageError, match="^cells: .* cannot be written: No space left on device"):
+        run()
+    assert {path.name for path in folder.iterdir() if "cells" in path.name} <= {
+        "cells.csv",
+        ".cells.csv.lock",
+        "cells.md",
+    }
 
 
 def test_a_study_says_at_its_start_where_to_look(made, caplog):

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shlex
 import shutil
 from dataclasses import replace
@@ -115,8 +116,10 @@ def test_a_run_has_one_process_on_any_machine(stored, s3):
     Bucket(f"{s3}/digits/taken").write(
         ".lease", json.dumps({"token": "", "host": "far", "pid": 1, "since": "noon", "expires": 4e9}).encode()
     )
-    with pytest.raises(ConfigError, match="digits/taken is in use: process 1 on far runs it"):
-        run_training(PRETRAIN, pretrain_config([*stored, "run_name=taken"]))
+    for resume, refusal in (("false", "^run_name: .*another run_name, or"), ("true", "^resume: .*another run, or")):
+        with pytest.raises(ConfigError, match="digits/taken is in use: process 1 on far runs it") as refused:
+            run_training(PRETRAIN, pretrain_config([*stored, "run_name=taken", f"resume={resume}"]))
+        assert re.search(refusal, str(refused.value))
     assert Bucket(f"{s3}/digits/taken").files().keys() == {".lease"}
 
 

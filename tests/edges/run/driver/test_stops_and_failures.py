@@ -14,11 +14,12 @@ import torch
 from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file
 
+from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.folder import folder as folder_module
 from ssl_sec.edges.folder import logs
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run import execution, running, worker
-from ssl_sec.edges.run.driver import run_probe, run_training
+from ssl_sec.edges.run.driver import run_probe, run_replay, run_training
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.signals import interrupt
 from ssl_sec.edges.run.uploading import Upload
@@ -186,12 +187,22 @@ def test_a_probe_with_a_name_starts_again_after_a_stop_and_is_measured_once(quic
 def test_a_run_of_another_process_is_refused(quick, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(running, "_FREE_WITHIN_S", 0.0)
     folder = RunFolder(tmp_path / "runs" / "digits" / "mine")
+    holder = f"mine is in use: process {os.getpid()} on .* runs it; allowed: another"
     with running.running(folder):
-        for resume in ("false", "true", "auto"):
+        for resume, named in (("false", "run_name"), ("true", "resume"), ("auto", "run_name")):
             config = pretrain_config([*quick, "run_name=mine", f"resume={resume}"])
-            with pytest.raises(ConfigError, match=f"mine is in use: process {os.getpid()} on "):
+            other = "run_name" if named == "run_name" else "run"
+            with pytest.raises(ConfigError, match=f"^{named}: .*{holder} {other}, or waiting for its end"):
                 run_training(PRETRAIN, config)
     assert not folder.path.exists()
+
+
+def test_a_replay_of_a_run_of_another_process_is_refused(quick, monkeypatch):
+    monkeypatch.setattr(running, "_FREE_WITHIN_S", 0.0)
+    folder = run_training(PRETRAIN, pretrain_config([*quick, "run_name=mine"])).folder
+    refusal = "^folder: .*mine is in use: .* runs it; allowed: another run, or waiting for its end"
+    with running.running(folder), pytest.raises(ConfigError, match=refusal):
+        run_replay(ReplayConfig(folder=str(folder.path)))
 
 
 def test_a_probe_of_another_process_is_left_alone_and_an_interrupted_one_restarts(quick, tmp_path: Path, monkeypatch):
