@@ -191,6 +191,8 @@ def test_pairs_that_are_not_finite_are_wrong():
         assert found.per_fold[0] == 0.5
         assert kfold_accuracy(torch.full_like(first, math.nan), second, same, 2, pca).mean == 0
     assert kfold_accuracy(first, second, same, 2).per_fold == (0.5, 1)
+    first[4:], second[4:] = math.nan, math.nan
+    assert kfold_accuracy(first, second, same, 2, 3).per_fold == (0, 0)  # there are no components for the first
 
 
 @pytest.mark.parametrize("pca", [1, 5, 12])
