@@ -159,6 +159,7 @@ def test_a_bad_image_is_named_or_replaced_from_its_block(caplog):
     _, images = made([4, 4], bad={3, 5, 6}, on_bad_image="skip")
     batch = images.read(torch.arange(8))
     assert values(batch) == batch.indices.tolist() == [0, 1, 2, 0, 4, 7, 7, 7] and images.num_bad_images == 3
+    assert [images.image_name(index) for index in (3, 4)] == ["block 0 row 3", "block 1 row 0"]
     _, images = made([4, 2], bad={4, 5}, on_bad_image="skip")
     assert "2 images in a row cannot be read" in line(lambda: images.read(torch.tensor([5])))
 
