@@ -185,7 +185,7 @@ def test_pairs_that_are_not_finite_are_wrong():
     second[1::2] *= -1
     same[1::2] = False
     assert kfold_accuracy(first, second, same, 2).mean == 1
-    first[0], second[1] = math.nan, math.inf
+    first[0, 0], second[1, 3] = math.nan, math.inf
     for pca in (None, 3):
         found = kfold_accuracy(first, second, same, 2, pca)
         assert found.per_fold[0] == 0.5
