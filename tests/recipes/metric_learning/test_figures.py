@@ -50,6 +50,11 @@ def test_embeddings_without_directions_leave_out_what_concerns_directions(tmp_pa
     assert warning.startswith("some pictures cannot be drawn: ")
 
 
+def test_the_variance_of_norms_is_that_of_all_images():
+    found = recipe._norm_metrics("test", torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
+    assert found == pytest.approx({"test_norm_mean": 3.0, "test_norm_variance": 4.0})
+
+
 @pytest.mark.parametrize(("num_classes", "num_shown", "apart"), [(100, 100, 1), (101, 51, 2), (1000, 100, 10)])
 def test_of_many_classes_some_are_shown_and_all_are_counted(num_classes, num_shown, apart):
     divergences = torch.rand(num_classes, generator=torch.Generator().manual_seed(0)).tolist()
