@@ -132,6 +132,26 @@ def test_a_file_system_without_locks_is_used_without_them(folder: RunFolder, mon
             assert (folder.path.parents[1] / ".running").is_dir()
 
 
+@pytest.mark.parametrize("is_left", [False, True])
+def test_a_full_disk_leaves_no_lock(folder: RunFolder, monkeypatch, is_left):
+    """So that this process can run it later; what a process left that died before is not lost."""
+    with killed(folder) if is_left else nullcontext():
+        pass
+    locks = folder.path.parents[1] / ".running"
+    before = [path.read_text() for path in locks.glob("*")]
+
+    def pwrite(descriptor, content, offset):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match="No space left on device"):
+        patch.setattr(module.os, "pwrite", pwrite)
+        with running(folder):
+            pass
+    assert [path.read_text() for path in locks.glob("*")] == before and len(before) == is_left
+    with running(folder) as lock:
+        assert (lock.before is None) != is_left
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="output_dir: .* cannot be written: Not a directory"):
