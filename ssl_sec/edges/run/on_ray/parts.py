@@ -16,7 +16,7 @@ from ray.data import ActorPoolStrategy
 
 from ssl_sec.edges.run.on_ray.joining import connect
 from ssl_sec.edges.run.on_ray.scaling import describe_workers, make_scaling, node_resources
-from ssl_sec.errors import UserError
+from ssl_sec.errors import UserError, out_of_memory, out_of_space
 from ssl_sec.training.config import RayConfig
 
 logger = logging.getLogger("ssl_sec")
@@ -82,5 +82,8 @@ class _Worker:
         (part,) = batch["part"]
         try:
             return {"rows": [self._work(int(part))], "mistake": [b""]}
-        except UserError as error:
-            return {"rows": [0], "mistake": [pickle.dumps(error)]}
+        except Exception as error:
+            mistake = error if isinstance(error, UserError) else out_of_memory(error) or out_of_space(error)
+            if mistake is None:
+                raise
+            return {"rows": [0], "mistake": [pickle.dumps(mistake)]}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ssl_sec.edges.run.on_ray import parts
-from ssl_sec.errors import DataError
+from ssl_sec.errors import ConfigError, DataError
 
 
 @pytest.fixture
@@ -39,3 +39,13 @@ def test_an_error_of_the_user_is_a_value(worker, where):
 
     error = done(worker(fail if where == "start" else lambda device, on_images: fail), 0)
     assert isinstance(error, DataError) and str(error) == "data.root: /images does not exist"
+
+
+def test_a_lack_of_memory_is_an_error_of_the_user_and_another_error_is_none(worker):
+    def fail(part):
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB" if part else "a bug")
+
+    one = worker(lambda device, on_images: fail)
+    assert isinstance(done(one, 1), ConfigError) and str(done(one, 1)).startswith("not enough memory for 2 GiB at once")
+    with pytest.raises(RuntimeError, match="^a bug$"):
+        done(one, 0)
