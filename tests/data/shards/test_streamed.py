@@ -160,6 +160,9 @@ def test_a_bad_image_is_named_or_replaced_from_its_block(caplog):
     batch = images.read(torch.arange(8))
     assert values(batch) == batch.indices.tolist() == [0, 1, 2, 0, 4, 7, 7, 7] and images.num_bad_images == 3
     assert [images.image_name(index) for index in (3, 4)] == ["block 0 row 3", "block 1 row 0"]
+    encoded = [(index, name, source()) for index, name, source in images.candidates(torch.arange(2, 6))]
+    assert [index for index, *_ in encoded] == [2, 3, 4, 5]
+    assert encoded[1:3] == [(3, "block 0 row 3", b"bad"), (4, "block 1 row 0", plain(4))]
     _, images = made([4, 2], bad={4, 5}, on_bad_image="skip")
     assert "2 images in a row cannot be read" in line(lambda: images.read(torch.tensor([5])))
 
