@@ -171,7 +171,8 @@ class EmbeddingSet:
     def about(self, start: int, stop: int) -> pa.Table:
         """The columns `split`, `row`, `path` and `label` at the positions from `start` to `stop`.
 
-        In a file without `row`, rows are counted; without the others, they are null.
+        In a file without `row`, rows are counted, and an image without a split is of that of its file's name; `path`
+        and `label` may be null.
         """
         batches = self._batches(_ABOUT.names, start, stop)
         found = [self._about(first, file, batch) for _, first, file, batch in batches]
@@ -211,7 +212,8 @@ class EmbeddingSet:
                 found = _without_nan(columns[each.name]).cast(each.type) if each.name in columns else None
             except pa.ArrowException as error:
                 raise DataError(f"embeddings: {file.name}: column {each.name!r}: {first_line(error)}") from error
-            given.append(pa.nulls(len(batch), each.type) if found is None else found)
+            found = pa.nulls(len(batch), each.type) if found is None else found
+            given.append(found.fill_null(file.split) if each.name == "split" else found)
         return pa.record_batch(given, schema=_ABOUT)
 
 

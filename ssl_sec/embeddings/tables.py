@@ -122,7 +122,7 @@ def redundant(pairs: pa.Table) -> pa.Table:
     images = grouped_images(pairs, is_one_set=True).drop(["query"])
     images = images.sort_by([(name, "ascending") for name in ("group", "split", "row", "path")])
     groups = images["group"].to_numpy()
-    is_test = images["split"].fill_null("").to_numpy() == "test"
+    is_test = images["split"].to_numpy() == "test"
     is_first = np.append(True, groups[1:] != groups[:-1])[: len(groups)]
     stays = is_test | (is_first & ~np.isin(groups, groups[is_test]))
     return images.filter(pa.array(~stays))

@@ -52,6 +52,8 @@ def figures(boxes: torch.Tensor, width: int, height: int) -> torch.Tensor:
 
 
 def test_draws_are_a_function_of_seed_step_and_row():
+    # A change of these numbers breaks the resume of runs that are under way.
+    assert row_draws(7, 3, 3).tolist() == [8409338644499788534, 7762195348825339434, -40090260282778369]
     draws = row_draws(1, 7, 12)
     assert torch.equal(draws, row_draws(1, 7, 12))
     assert torch.equal(draws[:5], row_draws(1, 7, 5))

@@ -10,9 +10,11 @@ from ssl_sec.data import fingerprint as module
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.fingerprint import file_sizes, fingerprint
 from ssl_sec.data.folders.opening import open_folder
-from ssl_sec.data.image_set import subset
+from ssl_sec.data.image_set import EncodedImages, subset
 from ssl_sec.data.standard_sets import open_digits
+from ssl_sec.data.stores import MemoryStore
 from tests.data.files import plain
+from tests.data.shards.test_streamed import made
 
 
 def write_image(path: Path, value: int) -> None:
@@ -30,6 +32,23 @@ def folder(tmp_path: Path) -> Path:
 
 def opened(root: Path, **options):
     return open_folder("train", root, Decoding(**options))
+
+
+def test_a_fingerprint_never_changes_between_versions():
+    """Runs that have stored it are resumed, and embeddings compared, by later versions."""
+    assert fingerprint(open_digits("train")) == "f9d00f26309165d3"
+    names = list(map(str, range(600)))
+    encoded = EncodedImages(
+        store=MemoryStore.of(names, map(str.encode, names)),
+        labels=torch.arange(600) % 3,
+        class_names=("a", "b", "c"),
+        image_shape=(3, 8, 8),
+        name="made/train",
+        description="made",
+    )
+    assert fingerprint(encoded) == "0badb051574d6f2f"
+    _, streamed = made([3, 1, 2] * 9, bad=range(54))
+    assert fingerprint(streamed) == "629219bad8467adb"
 
 
 def test_the_fingerprint_does_not_depend_on_the_folder(folder, tmp_path):

@@ -159,6 +159,7 @@ def test_queries_and_a_gallery_are_the_test_images(tmp_path, labels, caplog):
     assert test.queries.tolist() == [True, True, False, False]
     if labels is None:
         assert test.labels.tolist() == [0, 1, 0, 2] and test.class_names == ("b", "c", "d")
+    assert len(open_folder("train", tmp_path, labels=labels)) == 1  # as in pretraining
     assert not caplog.messages
     write_folder(tmp_path, {"gallery/stray.png": plain(1), "query/b/1.heic": b""})
     assert len(open_folder("test", tmp_path, shared_classes=False)) == 4

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ssl_sec.data import image_set as module
 from ssl_sec.data.crops import CentreCrop, CentreSquare, RandomResizedCrop
 from ssl_sec.data.image_set import EncodedImages, ImageSet, ResidentImages, subset
 from ssl_sec.data.stores import FileStore, with_crop
@@ -123,6 +124,15 @@ def test_many_unreadable_images_in_a_row_are_an_error(tmp_path):
     image_set = encoded(tmp_path, num_images=4, bad=range(4))
     with pytest.raises(DataError, match=r"e: 4 images in a row cannot be read, the first: .*001.png"):
         image_set.read(torch.tensor([1]))
+
+
+def test_a_store_that_is_unavailable_is_an_error_after_some_images(tmp_path, monkeypatch):
+    """Not after all of them, each of which may take seconds."""
+    monkeypatch.setattr(module, "MAX_BAD_IN_A_ROW", 3)
+    image_set = encoded(tmp_path, bad=range(5))
+    with pytest.raises(DataError, match="e: 3 images in a row cannot be read"):
+        image_set.read(torch.tensor([1]))
+    assert values(image_set.read(torch.tensor([3]))) == [5]
 
 
 def test_another_size_is_never_skipped(tmp_path):

@@ -156,6 +156,8 @@ def test_reports_come_at_their_intervals(whole):
     confusion = torch.tensor(record["confusion"])
     assert confusion.sum() == 360 and record["class_names"] == [str(digit) for digit in range(10)]
     assert 100 * float(confusion.diag().sum()) / 360 == pytest.approx(at_the_end["finetune/top1"])
+    of_each = 100 * confusion.diag() / confusion.sum(1)
+    assert float(of_each.mean()) == pytest.approx(at_the_end["finetune/mean_per_class"])
     assert runtime.reports[0][1]["train/loss"] == pytest.approx(math.log(10))  # all classes are equally probable
 
 

@@ -156,6 +156,8 @@ def test_the_starts_and_iterations_of_kmeans_are_those_of_the_config():
         nmi, f1 = nmi_f1(clusters, labels)
         metrics = retrieval_metrics(config, embeddings, labels)
         assert (metrics["retrieval/nmi"], metrics["retrieval/f1"]) == (100 * nmi, 100 * f1)
+        recalls = [f"recall_at_{k}" for k in (1, 2, 4, 8)]
+        assert [*metrics] == [f"retrieval/{name}" for name in (*recalls, "r_precision", "map_at_r", "nmi", "f1")]
         found.add(nmi)
     assert len(found) == 3
 

@@ -156,6 +156,16 @@ def test_all_skipped_images_are_listed(tmp_path, more, caplog):
     )
 
 
+def test_a_file_that_is_removed_after_its_folder_was_listed_is_unreadable(tmp_path):
+    data = written(tmp_path, "folder", contents([0, 1, 2]), resident_limit_mib=0)
+    one = config(data=data, global_batch_size=2)
+    image_set = one.data.open("train")
+    (tmp_path / "images" / "001.png").unlink()
+    found = check(one, image_set, FakeRuntime())
+    assert found is not None and (found.num_checked, found.num_unreadable) == (3, 1)
+    assert found.unreadable[0].startswith(f"{tmp_path}/images/001.png: cannot be read: ")
+
+
 def test_an_image_of_another_size_is_named_before_the_training(tmp_path):
     images = [plain(1), plain(2), plain(3, width=9), plain(4)]
     data = written(tmp_path, "folder", images, resident_limit_mib=0)

@@ -66,6 +66,8 @@ def test_large_images_are_stored_small():
     found = first_views(images, shuffled_batches(images, 4, 0), (views,), CPU)
     assert found["images"].shape == (4, 3, 256, 128)
     assert {each.shape for each in found["views"]} == {(4, 3, 256, 256)}
+    shown = neighbours(images, torch.arange(4), torch.eye(4))
+    assert shown["queries"].shape == (4, 3, 256, 128) and shown["neighbours"].shape == (4, 3, 3, 256, 128)
 
 
 def test_views_of_several_sizes_are_shown_in_order():

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.errors import ConfigError, DataError, Stopped
 from ssl_sec.losses import ORDERED_LOSSES, NTXentLoss
@@ -49,6 +50,16 @@ def test_all_views_of_an_image_are_positives(alone):
     plain = {**CHANGES, "augment": {"min_scale": 0.4}}
     made = build_recipe(config(**plain), open_digits("train"), FakeRuntime())
     assert made.more_views == ()
+
+
+def test_views_are_squares_of_the_shorter_side():
+    digits = open_digits("train")
+    assert isinstance(digits, ResidentImages)
+    made = build_recipe(config(**CHANGES), replace(digits, images=digits.images[..., :6]), FakeRuntime())
+    images = made.image_set.read(torch.arange(2)).images
+    assert images.shape == (2, 1, 8, 6)
+    sizes = [views(images, 0, slice(0, 2), 2).shape[2:] for views in (made.views, *made.more_views)]
+    assert sizes == [(6, 6), (5, 5)]
 
 
 @pytest.mark.distributed

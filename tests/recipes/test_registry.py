@@ -11,6 +11,7 @@ from ssl_sec.edges.export.export import run_export
 from ssl_sec.edges.report.report import NORMFACE_FIGURES, SWEEP
 from ssl_sec.edges.run.driver import run_recipe
 from ssl_sec.edges.tracking.pages import scores_view
+from ssl_sec.metrics import METRICS, metric
 from ssl_sec.papers import list_papers, load
 from ssl_sec.recipes.config import RunConfig, TrainingConfig
 from ssl_sec.recipes.registry import RECIPES, RecipeRow, trainings
@@ -33,6 +34,9 @@ def test_a_row_and_its_package_agree(name):
     row = RECIPES[name]
     assert issubclass(row.config, RunConfig) and issubclass(row.config, TrainingConfig) == row.is_training
     assert callable(row.run) and callable(row.draw)
+    of_paper = () if row.paper_figure is None else row.paper_figure[:1]
+    named = (row.score, row.score_without_labels, *row.view_metrics, *row.test_metrics, *row.curves, *of_paper)
+    assert [name for name in named if name is not None and name not in METRICS and metric(name) is None] == []
     if row.is_training:
         assert row.length in {field.name for field in dataclasses.fields(row.config)}
         assert row.score is not None and row.view_metrics and "{dim}" in row.network

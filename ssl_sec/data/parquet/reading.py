@@ -289,6 +289,7 @@ def _is_image(column_type: pa.DataType) -> bool:
 
 def _image_paths(images: pa.Array) -> list[str]:
     place = images.type.get_field_index("path")
-    if place < 0 or not pa.types.is_string(images.type.field(place).type):
+    kind = pa.null() if place < 0 else images.type.field(place).type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         return [""] * len(images)
     return images.flatten()[place].fill_null("").to_pylist()

@@ -23,7 +23,7 @@ def done_on(
 
     Raises:
         ConfigError: if the cluster is too small.
-        UserError: the error of a part.
+        UserError: the error of a part, or of the start on a worker, as where its node lacks the images.
     """
     if not parts:
         return

@@ -134,7 +134,11 @@ class RunLock:
             self._descriptor = _wait_for(path, key, run.get("folder") or run["run_id"], other)
             _held.add(self._descriptor)
             self.before = _record_of(self._descriptor)
-            _write_record(self._descriptor, self._record)
+            try:
+                _write_record(self._descriptor, self._record)
+            except OSError:
+                self._unlock(removes=self.before is None)
+                raise
         register_lock(path)
 
     def release(self, left: Mapping[str, Any] | None = None) -> None:
@@ -143,10 +147,13 @@ class RunLock:
         Args:
             left: the status and the reason with which a later job ends the run in MLflow; None if it has ended.
         """
-        if left is None:
-            self._path.unlink(missing_ok=True)
-        else:
+        if left is not None:
             _write_record(self._descriptor, {**self._record, **left})
+        self._unlock(removes=left is None)
+
+    def _unlock(self, *, removes: bool) -> None:
+        if removes:
+            self._path.unlink(missing_ok=True)
         _held.discard(self._descriptor)
         os.close(self._descriptor)
         with contextlib.suppress(OSError):  # other runs are active
@@ -322,8 +329,8 @@ def _record_of(descriptor: int) -> Mapping[str, Any] | None:
 
 def _write_record(descriptor: int, record: Mapping[str, Any]) -> None:
     content = json.dumps(record).encode()
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, content, 0)
+    os.pwrite(descriptor, content, 0)  # first, as the disk may be full
+    os.ftruncate(descriptor, len(content))
 
 
 def _holder(path: Path) -> str:

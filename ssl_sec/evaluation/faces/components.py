@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.errors import ConfigError
 
 # Rows that should equal the mean differ from it by float32 rounding, in arbitrary directions.
 _ROUNDING = 1e-6
@@ -45,15 +45,13 @@ def fit_components(chunks: Sequence[Float[Tensor, "_ dim"]], count: int) -> Comp
     """The mean of some embeddings and the directions of their largest variance.
 
     Args:
-        chunks: raw embeddings, in one part or more; rows that are not finite are left out.
+        chunks: raw embeddings, in one part or more; rows that are not finite are left out. Without any other row the
+            mean is NaN, so that every later comparison counts as wrong.
         count: number of components, 1 to the dimension of the embeddings.
 
     Raises:
         ConfigError: `count` is outside its range.
-        DataError: there are no embeddings.
     """
-    if not chunks:
-        raise DataError("PCA: no embeddings to fit it on")
     dim = chunks[0].shape[1]
     if not 1 <= count <= dim:
         raise ConfigError(f"PCA to {count} components; allowed: 1 to the dimension of the embeddings, {dim}")
@@ -62,9 +60,6 @@ def fit_components(chunks: Sequence[Float[Tensor, "_ dim"]], count: int) -> Comp
     for rows in map(_finite, chunks):
         total += rows.sum(0)
         num_rows += len(rows)
-    if num_rows == 0:
-        # No row is finite, so that every later comparison counts as wrong.
-        return Components(total, torch.eye(dim, count, dtype=total.dtype, device=total.device))
     mean = total / num_rows
     scatter = total.new_zeros(dim, dim)
     for rows in map(_finite, chunks):

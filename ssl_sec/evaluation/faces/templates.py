@@ -39,8 +39,8 @@ def pool_templates(
     if len(weights) != len(embeddings):
         raise DataError(f"templates: {counted(len(weights), 'weight')} for {counted(len(embeddings), 'embedding')}")
     ids, template = templates.long().to(embeddings.device).unique(return_inverse=True)
-    _, medium = media.long().to(embeddings.device).unique(return_inverse=True)
-    keys = template * (medium.max() + 1 if len(medium) else 1) + medium
+    numbers, medium = media.long().to(embeddings.device).unique(return_inverse=True)
+    keys = template * len(numbers) + medium
     _, group, num_faces = keys.unique(return_inverse=True, return_counts=True)
     shares = (weights.to(embeddings.device).double() / num_faces[group]).unsqueeze(1)
     pooled = embeddings.new_zeros(len(ids), embeddings.shape[1], dtype=torch.float64)

@@ -65,8 +65,20 @@ def test_missing_bytes_are_empty(tmp_path):
     assert rows.encoded.to_pylist() == [b"", b"", b"x"]
 
 
-def parquet_image():
-    return pa.struct({"bytes": pa.binary(), "path": pa.string()})
+@pytest.mark.parametrize(
+    ("kind", "read"), [(pa.string(), ["a", ""]), (pa.large_string(), ["a", ""]), (pa.null(), ["", ""])], ids=str
+)
+def test_paths_of_any_type_of_text(tmp_path, kind, read):
+    """As polars writes them, and as pandas does where no image has one."""
+    given = [{"bytes": b"x", "path": None if pa.types.is_null(kind) else "a"}, {"bytes": b"y", "path": None}]
+    path = tmp_path / "a.parquet"
+    pa.parquet.write_table(pa.table({"image": pa.array(given, parquet_image(kind)), "label": [0, 1]}), path)
+    (rows,) = reading.iterate_rows(inspect(path))
+    assert rows.paths == read
+
+
+def parquet_image(of_path=None):
+    return pa.struct({"bytes": pa.binary(), "path": of_path or pa.string()})
 
 
 @pytest.mark.parametrize("integers", [pa.int8(), pa.uint16(), pa.int64(), pa.uint64()])

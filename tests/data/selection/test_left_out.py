@@ -114,6 +114,14 @@ def test_rows_of_a_set_that_is_split_by_classes_are_those_of_its_part(tmp_path):
     assert len(data.open_by_class("test", None)) == len(data.open_to_embed("test"))
 
 
+def test_rows_of_the_part_of_a_set_that_was_decoded_at_once(sets, tmp_path):
+    parquet = dataclasses.replace(sets["parquet"], test=None)
+    data = dataclasses.replace(parquet, num_train_classes=2, leave_out=(listed(tmp_path, row=[0, 9]),))
+    found = data.open_by_class("train", None)
+    assert isinstance(found, ResidentImages)
+    assert values(found) == [v for v in range(15) if v % 3 < 2 and v not in (0, 13)]
+
+
 def test_only_the_images_that_stay_are_decoded(tmp_path):
     """An unreadable image may be left out by a list, and the rows of the others stay those that were embedded."""
     images = {f"train/{'ab'[v % 2]}/{v}.png": b"damaged" if v in (0, 4) else plain(v) for v in range(8)}

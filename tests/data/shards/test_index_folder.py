@@ -8,6 +8,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from ssl_sec.data.shards import tar
 from ssl_sec.data.shards.config import WebDatasetConfig
 from ssl_sec.data.shards.locations import find_files
+from ssl_sec.data.shards.opening import shard_class_names
 from ssl_sec.errors import ConfigError, DataError
 from tests.data.shards.test_tar import write_shards
 from tests.data.test_image_set import values
@@ -50,6 +51,12 @@ def test_a_second_machine_reads_no_shard(tmp_path, scanned, index_folder):
     assert len(scanned) == 4
     assert second.description == first.description
     assert values(second.read(torch.arange(20))) == list(range(20))
+
+
+def test_the_classes_of_a_split_need_no_shard_that_another_machine_has_read(tmp_path, scanned, index_folder):
+    location = write_shards(tmp_path, num_shards=4)
+    opened_on(tmp_path, "first", location, index_folder)
+    assert shard_class_names(location, tmp_path / "second", index_folder) == ("0", "1", "2") and len(scanned) == 4
 
 
 def test_a_machine_reads_only_shards_that_no_other_has_read_meanwhile(tmp_path, scanned, monkeypatch):

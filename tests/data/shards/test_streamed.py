@@ -117,11 +117,14 @@ def test_few_images_are_in_memory():
 
 
 def test_a_failed_block_is_retried_and_a_missing_one_is_not(monkeypatch, caplog):
-    monkeypatch.setattr(blocks, "RETRY_AFTER_S", (0.0, 0.0))
+    waited = []
+    monkeypatch.setattr(blocks.time, "sleep", waited.append)
+    monkeypatch.setattr(blocks, "RETRY_AFTER_S", (1.0, 2.0))
     source = Made([2], errors=[DataError("a.tar: busy"), DataError("a.tar: busy")])
     with caplog.at_level(logging.WARNING, "ssl_sec.data"):
         assert len(BlockReader(source, 10)[0]) == 2
-    assert caplog.messages == ["a.tar: busy; trying again in 0 s"] * 2
+    assert caplog.messages == [f"a.tar: busy; trying again in {wait_s} s" for wait_s in (1, 2)]
+    assert waited == [1, 2]
     source = Made([2], errors=[DataError(f"a.tar: error {number}") for number in range(3)])
     reader = BlockReader(source, 10)
     assert line(lambda: reader[0]) == "a.tar: error 0"
@@ -156,6 +159,10 @@ def test_a_bad_image_is_named_or_replaced_from_its_block(caplog):
     _, images = made([4, 4], bad={3, 5, 6}, on_bad_image="skip")
     batch = images.read(torch.arange(8))
     assert values(batch) == batch.indices.tolist() == [0, 1, 2, 0, 4, 7, 7, 7] and images.num_bad_images == 3
+    assert [images.image_name(index) for index in (3, 4)] == ["block 0 row 3", "block 1 row 0"]
+    encoded = [(index, name, source()) for index, name, source in images.candidates(torch.arange(2, 6))]
+    assert [index for index, *_ in encoded] == [2, 3, 4, 5]
+    assert encoded[1:3] == [(3, "block 0 row 3", b"bad"), (4, "block 1 row 0", plain(4))]
     _, images = made([4, 2], bad={4, 5}, on_bad_image="skip")
     assert "2 images in a row cannot be read" in line(lambda: images.read(torch.tensor([5])))
 
@@ -195,8 +202,9 @@ def test_a_sample_of_a_sorted_set_has_most_classes():
     # Of a shuffled set, no more blocks are read than are needed.
     shuffled = labels[torch.randperm(4000, generator=torch.Generator().manual_seed(0))]
     source, images = made([16] * 250, labels=shuffled, class_names=tuple(map(str, range(100))))
-    images.read(images.sample_of_classes(1000, seed=0))
-    assert len(set(source.reads)) == 63  # of 16
+    for num_images in (1000, 1008):
+        images.apart().read(images.sample_of_classes(num_images, seed=0))
+        assert len(set(source.reads)) == 63  # of 16
 
 
 def test_row_groups_are_read_without_a_copy(tmp_path):

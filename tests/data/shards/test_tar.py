@@ -52,6 +52,16 @@ def opened(tmp_path, location, **more):
     return open_webdataset("train", location, None, cache_folder=tmp_path / "cache", **more)
 
 
+def test_a_shard_that_became_shorter_is_named(tmp_path):
+    """As when it is written again while a run reads it."""
+    location = write_shards(tmp_path, num_shards=1)
+    images = opened(tmp_path, location, decoding=Decoding(resident_limit_mib=0), shuffle_window=5)
+    with (tmp_path / "00.tar").open("r+b") as file:
+        file.truncate(4096)
+    message = line(lambda: images.read(torch.arange(5)))
+    assert message.startswith(f"{tmp_path}/00.tar: 3584 bytes at 512, but its index has ")
+
+
 def test_a_scan_keeps_few_members_of_a_shard(tmp_path, monkeypatch):
     alive, most = set(), []
 

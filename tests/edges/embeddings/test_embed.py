@@ -71,6 +71,8 @@ def test_the_columns_are_described_as_the_datasets_library_does(embedded: Path):
     assert list(features) == schema.names
     assert features["label"] == {"names": [str(digit) for digit in range(10)], "_type": "ClassLabel"}
     assert features["embedding"]["length"] == schema.field("embedding").type.list_size
+    types = {name: str(schema.field(name).type).replace("float", "float32") for name in ("row", "path", "norm")}
+    assert {name: each.get("dtype") for name, each in features.items() if name in types} == types
 
 
 def test_the_files_are_read_as_documented(embedded: Path, monkeypatch: pytest.MonkeyPatch):

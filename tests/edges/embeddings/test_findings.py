@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -107,6 +108,14 @@ def test_splits_of_other_classes_are_in_one_folder(one: Path, tmp_path: Path):
     page = (tmp_path / "out/index.html").read_text()
     shown = {each for each in captions(page, "other") if "train 7" in each or "test 7" in each}
     assert shown == {"train 7<br>dog", "test 7<br>owl"}
+
+
+def test_an_image_without_a_split_is_of_that_of_its_file(tmp_path: Path):
+    split = ["test", None, "test", None]
+    pq.write_table(pa.table({"embedding": [[1.0, 0.0]] * 3 + [[0.0, 1.0]], "split": split}), tmp_path / "mine.parquet")
+    findings = find(tmp_path / "mine.parquet", tmp_path / "out")
+    assert "splits of the pairs: 2 mine and test, 1 test and test" in findings.lines()
+    assert pq.read_table(tmp_path / "out" / "redundant.parquet")["split"].to_pylist() == ["mine"]
 
 
 def test_nothing_is_said_of_labels_that_cannot_be_compared(one: Path, tmp_path: Path):

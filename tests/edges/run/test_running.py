@@ -1,12 +1,13 @@
 """Locks that end with their processes, and runs closed in MLflow after their processes ended."""
 
 import atexit
+import errno
 import json
 import os
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,39 @@ def test_a_process_that_was_just_killed_is_waited_for(folder: RunFolder, monkeyp
         with running(folder):
             pass
     assert waits
+
+
+@pytest.mark.parametrize(("number", "refusal"), [(errno.ENOLCK, None), (errno.EIO, "^output_dir: .*Input/output")])
+def test_a_file_system_without_locks_is_used_without_them(folder: RunFolder, monkeypatch, number, refusal):
+    """Two processes can run the same run there."""
+
+    def flock(descriptor, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(module.fcntl, "flock", flock)
+    with nullcontext() if refusal is None else pytest.raises(StorageError, match=refusal):
+        with running(folder), running(folder):
+            assert (folder.path.parents[1] / ".running").is_dir()
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_a_full_disk_leaves_no_lock(folder: RunFolder, monkeypatch, is_left):
+    """So that this process can run it later; what a process left that died before is not lost."""
+    with killed(folder) if is_left else nullcontext():
+        pass
+    locks = folder.path.parents[1] / ".running"
+    before = [path.read_text() for path in locks.glob("*")]
+
+    def pwrite(descriptor, content, offset):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match="No space left on device"):
+        patch.setattr(module.os, "pwrite", pwrite)
+        with running(folder):
+            pass
+    assert [path.read_text() for path in locks.glob("*")] == before and len(before) == is_left
+    with running(folder) as lock:
+        assert (lock.before is None) != is_left
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path):

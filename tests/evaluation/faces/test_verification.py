@@ -185,12 +185,14 @@ def test_pairs_that_are_not_finite_are_wrong():
     second[1::2] *= -1
     same[1::2] = False
     assert kfold_accuracy(first, second, same, 2).mean == 1
-    first[0], second[1] = math.nan, math.inf
+    first[0, 0], second[1, 3] = math.nan, math.inf
     for pca in (None, 3):
         found = kfold_accuracy(first, second, same, 2, pca)
         assert found.per_fold[0] == 0.5
         assert kfold_accuracy(torch.full_like(first, math.nan), second, same, 2, pca).mean == 0
     assert kfold_accuracy(first, second, same, 2).per_fold == (0.5, 1)
+    first[4:], second[4:] = math.nan, math.nan
+    assert kfold_accuracy(first, second, same, 2, 3).per_fold == (0, 0)  # there are no components for the first
 
 
 @pytest.mark.parametrize("pca", [1, 5, 12])

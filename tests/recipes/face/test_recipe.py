@@ -376,6 +376,8 @@ def test_pairs_with_an_image_that_cannot_be_read_are_not_verified(tmp_path, capl
     # The next image that can be read, of the first person, stands in for those of the third.
     assert embed(images, torch.tensor([59])).tolist() == [[1, 0]]
     assert _Monitor("val", images, 100, embed, FakeRuntime())(0)["val/verification_accuracy"] == 100
+    collapsed = _Monitor("val", images, 100, lambda _, indices: torch.ones(len(indices), 2), FakeRuntime())
+    assert collapsed(0)["val/verification_eer"] == 50
     few = replace(images, bad_indices=set(range(31)))
     assert _Monitor("val", few, 100, embed, FakeRuntime())(0) == {}
     with caplog.at_level("INFO"):

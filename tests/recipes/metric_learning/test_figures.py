@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -5,7 +7,8 @@ from matplotlib.colors import to_hex
 
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.directions import ClassSpread, class_spread
-from ssl_sec.recipes.metric_learning.figures import COMPARISONS, class_divergences_figure
+from ssl_sec.recipes.metric_learning import recipe
+from ssl_sec.recipes.metric_learning.figures import COMPARISONS, class_divergences_figure, measure
 
 
 def test_divergences_are_sorted_by_the_first_arm():
@@ -33,6 +36,23 @@ def test_divergences_are_sorted_by_the_first_arm():
         "$r_w$ (no unit)",
     ]
     figure.draw_without_rendering()  # raises for invalid mathtext
+
+
+def test_embeddings_without_directions_leave_out_what_concerns_directions(tmp_path, caplog):
+    """As those of a collapsed network, whose run ends nevertheless."""
+    embeddings, labels = torch.zeros(6, 3), torch.arange(6) // 2
+    assert recipe._variation_metrics(embeddings, labels) == {}
+    path = tmp_path / "features.pt"
+    torch.save({"features": embeddings, "labels": labels, "training_norms": torch.zeros(4)}, path)
+    run = SimpleNamespace(features_path=path)
+    assert list(measure(run)) == ["training_norms"]
+    (warning,) = caplog.messages
+    assert warning.startswith("some pictures cannot be drawn: ")
+
+
+def test_the_variance_of_norms_is_that_of_all_images():
+    found = recipe._norm_metrics("test", torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
+    assert found == pytest.approx({"test_norm_mean": 3.0, "test_norm_variance": 4.0})
 
 
 @pytest.mark.parametrize(("num_classes", "num_shown", "apart"), [(100, 100, 1), (101, 51, 2), (1000, 100, 10)])

@@ -59,7 +59,7 @@ def test_arms_retrieve_for_the_same_queries_side_by_side():
     assert [axes.get_title() for axes in figure.axes] == ["", "none", "SEC"]
     wrong = {(row["query"], row["place"]) for row in rows if row["arm"] == "none" and not row["correct"]}
     assert wrong == {(row["query"], row["place"]) for row in rows if row["arm"] == "SEC" and row["correct"]}
-    assert len(rows) == 12 and 0 < len(wrong) < 6
+    assert len(rows) == 12 and 0 < len(wrong) < 6 and {row["query"] for row in rows} == {1, 2}
 
 
 def test_arms_with_other_queries_are_not_compared():

@@ -5,6 +5,7 @@ import logging
 import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +16,7 @@ from ray.data import ActorPoolStrategy
 
 from ssl_sec.edges.run.on_ray.joining import connect
 from ssl_sec.edges.run.on_ray.scaling import describe_workers, make_scaling, node_resources
-from ssl_sec.errors import UserError
+from ssl_sec.errors import UserError, out_of_memory, out_of_space
 from ssl_sec.training.config import RayConfig
 
 logger = logging.getLogger("ssl_sec")
@@ -38,7 +39,7 @@ def done_with_ray(start: Start, parts: Sequence[int], options: RayConfig, job: s
 
     Raises:
         ConfigError: if the cluster is too small.
-        UserError: the error of a part.
+        UserError: the error of a part, or of the start on a worker, as where its node lacks the images.
     """
     connect(options.address, job)
     scaling = make_scaling(options, node_resources())
@@ -64,18 +65,25 @@ def done_with_ray(start: Start, parts: Sequence[int], options: RayConfig, job: s
 
 
 class _Worker:
-    """An actor of Ray Data."""
+    """An actor of Ray Data; its work starts with its first part, so that an error of the user can be returned."""
 
     def __init__(self, start: "ray.ObjectRef[Start]", use_gpu: bool, folder: str) -> None:
         # Ray starts workers in another folder; paths of a configuration are relative to the driver's folder.
         with contextlib.suppress(OSError):  # it may not exist on another machine
             os.chdir(folder)
-        self._work = ray.get(start)(torch.device("cuda" if use_gpu else "cpu"), lambda count: None)
+        self._start = partial(ray.get(start), torch.device("cuda" if use_gpu else "cpu"), lambda count: None)
+
+    @cached_property
+    def _work(self) -> Callable[[int], int]:
+        return self._start()
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
         """Computes the part of a batch of one; returns an error of the user as a value, since Ray would wrap it."""
         (part,) = batch["part"]
         try:
             return {"rows": [self._work(int(part))], "mistake": [b""]}
-        except UserError as error:
-            return {"rows": [0], "mistake": [pickle.dumps(error)]}
+        except Exception as error:
+            mistake = error if isinstance(error, UserError) else out_of_memory(error) or out_of_space(error)
+            if mistake is None:
+                raise
+            return {"rows": [0], "mistake": [pickle.dumps(mistake)]}

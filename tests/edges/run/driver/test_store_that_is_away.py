@@ -1,5 +1,6 @@
 """Runs whose store cannot be reached, and are sent to it later."""
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.config import ReplayConfig
+from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run import uploading, worker
 from ssl_sec.edges.run.driver import run_replay, run_training
 from ssl_sec.edges.tracking.tracker import TrackedRun
@@ -21,7 +23,7 @@ from ssl_sec.recipes.registry import PRETRAIN
 from tests.edges.run.driver.conftest import pretrain_config
 
 
-def test_training_continues_without_mlflow_and_metrics_are_sent_later(quick, caplog, tmp_path: Path):
+def test_training_continues_without_mlflow_and_metrics_are_sent_later(quick, caplog, tmp_path: Path, monkeypatch):
     (tmp_path / "store").write_text("a file where a folder must be")
     uri = f"sqlite:///{tmp_path}/store/mlflow.db"
     finished = run_training(PRETRAIN, pretrain_config([*quick, f"tracking.uri={uri}"]))
@@ -48,11 +50,33 @@ def test_training_continues_without_mlflow_and_metrics_are_sent_later(quick, cap
         assert [(p.step, p.value) for p in client.get_metric_history(replayed.run_id, name)] == expected
     assert {"config.yaml", "encoder.safetensors", "plots"} <= {a.path for a in client.list_artifacts(replayed.run_id)}
 
+    monkeypatch.setattr(uploading.Upload, "upload_results", None)  # MLflow has all of them
     again = run_replay(ReplayConfig(folder=str(finished.folder.path)))
     assert again.run_id == replayed.run_id
     assert len(client.get_metric_history(replayed.run_id, "train/loss")) == len(
         [r for r in records if "train/loss" in r["metrics"]]
     )
+
+
+def test_a_replay_takes_runs_that_were_started(tmp_path: Path):
+    folder = RunFolder(tmp_path / "runs" / "digits" / "one")
+    folder.start({})
+    with pytest.raises(ConfigError, match=r"^folder: .*/digits/one holds no run that was started; allowed: the folder"):
+        run_replay(ReplayConfig(folder=str(folder.path)))
+
+
+def test_a_store_that_is_not_beside_a_copied_run_is_not_made_anew(quick, tmp_path: Path):
+    """Without the address, the run would seem to have been uploaded to a store that has nothing else."""
+    uri = f"sqlite:///{tmp_path}/before/mlflow.db"
+    finished = run_training(PRETRAIN, pretrain_config([*quick, f"tracking.uri={uri}"]))
+    copied = tmp_path / "copies" / finished.folder.path.parent.name / finished.folder.name
+    shutil.copytree(finished.folder.path, copied)
+    (tmp_path / "before" / "mlflow.db").unlink()
+    with pytest.raises(
+        ConfigError, match=r"^uri: found null, but the store that the run had in .*/before/mlflow.db, is "
+    ):
+        run_replay(ReplayConfig(folder=str(copied)))
+    assert not (tmp_path / "before" / "mlflow.db").exists()
 
 
 def test_a_store_has_every_point_once_after_an_outage(quick, monkeypatch, caplog):
