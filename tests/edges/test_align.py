@@ -64,7 +64,7 @@ def test_a_tree_is_aligned_and_resumed(tmp_path, num_workers, caplog):
         ({"output": "photos"}, 2, "output: found "),
         ({"output": "photos/faces"}, 2, "must be outside of images"),
         ({"output": "landmarks.csv"}, 4, "landmarks.csv/ann/1.png: cannot be written: "),
-        ({"images": "."}, 3, "landmarks.csv has none of the 4 images in "),
+        ({"images": "."}, 3, "landmarks.csv has none of 4 images in "),
     ],
 )
 def test_an_error_is_one_line_and_its_exit_code(tmp_path, capsys, change, code, message):

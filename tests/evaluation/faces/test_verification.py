@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
-from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.errors import ConfigError, DataError, counted
 from ssl_sec.evaluation.faces.roc import equal_error_rate, tar_at_far
 from ssl_sec.evaluation.faces.verification import (
     best_threshold,
@@ -257,7 +257,7 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(DataError, match="1 fold; 2 or more"):
         kfold_accuracy(first, second, same, torch.zeros(10, dtype=torch.int64))
     for folds in (1, 11):
-        with pytest.raises(ConfigError, match=f"in {folds} folds; allowed: 2 to the number of pairs, 10"):
+        with pytest.raises(ConfigError, match=f"in {counted(folds, 'fold')}; allowed: 2 to the number of pairs, 10"):
             kfold_accuracy(first, second, same, folds)
     for pca in (0, 13):
         with pytest.raises(ConfigError, match=f"PCA to {pca} components; allowed: 1 to .* 12"):
