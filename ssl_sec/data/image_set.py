@@ -321,9 +321,8 @@ def first_readable(
             # Outside of the `try`: a wrong size is due to a wrong setting, which a replacement cannot fix.
             check_shape(image, image_set.image_shape, name)
             return image, index
-    raise DataError(
-        f"{image_set.name}: {counted(len(reasons), 'image')}{where} in a row cannot be read, the first: {reasons[0]}"
-    )
+    found = f"{counted(len(reasons), 'image')}{where} in a row"
+    raise DataError(f"{image_set.name}: {found} cannot be read, the first: {reasons[0]}")
 
 
 def record_bad(image_set: DecodedImages, bad: dict[int, str]) -> None:

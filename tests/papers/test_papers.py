@@ -159,7 +159,7 @@ def test_a_missing_paper_or_table_is_refused(call, message):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"label": "x", "values": [1.0, 2.0]}, "must be 1 values"),
+        ({"label": "x", "values": [1.0, 2.0]}, "must be 1 value"),
         ({"label": "x", "values": [[1.0, 2.0, 3.0]]}, "pairs of mean and standard deviation"),
         ({"label": "x", "values": [1.0], "recipe": "{dta}_sec"}, "data} as the only placeholder"),
         ({"label": "x", "values": [1.0], "recipe": "{data}_sec"}, "have no data"),

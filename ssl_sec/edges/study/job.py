@@ -232,7 +232,7 @@ class _Job:
         """Raises a UserError if runs failed."""
         if self._failures:
             raise UserError(
-                f"{counted(len(self._failures), 'run')} failed; the last: {self._failures[-1]}; their output is in "
+                f"{counted(len(self._failures), 'run')} failed; the last: {self._failures[-1]}; the output is in "
                 f"{self._logs}; the same command runs them again"
             )
 

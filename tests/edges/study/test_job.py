@@ -214,7 +214,7 @@ def test_comparing_before_any_run_is_one_line(made):
 def test_a_run_that_fails_is_named_after_the_others_have_run(made, tmp_path):
     run, runs, folder = made
     runs.failing = {"sec-s0": (2, "error: no GPU")}
-    expected = f"1 runs failed; the last: sec-s0: no GPU; their output is in {folder / 'logs'}; the same command runs"
+    expected = f"1 run failed; the last: sec-s0: no GPU; the output is in {folder / 'logs'}; the same command runs"
     with pytest.raises(UserError, match=re.escape(expected)):
         run()
     assert len(runs.started) == 4
@@ -240,7 +240,7 @@ def test_a_run_that_fails_again_has_the_reason_of_its_last_start(made, code, out
     for runs.failing in ({"sec-s0": (2, "error: no GPU")}, {"sec-s0": (code, output)}):
         with pytest.raises(UserError) as failed:
             run()
-    assert f"the last: sec-s0: {reason}; their output" in str(failed.value)
+    assert f"the last: sec-s0: {reason}; the output" in str(failed.value)
 
 
 def test_the_compared_metric_is_kept_or_named_after_the_first_run(made, tmp_path):

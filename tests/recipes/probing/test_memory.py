@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ssl_sec.evaluation.classification import knn
 from ssl_sec.evaluation.classification.linear_probe import shuffled
 from ssl_sec.evaluation.feature_table import FeatureTable
-from tests.recipes.test_probing import QUICK, Pixels, probe
+from tests.recipes.probing.test_probing import QUICK, Pixels, probe
 
 
 class Copies(TorchDispatchMode):
