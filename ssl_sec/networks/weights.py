@@ -162,8 +162,8 @@ def _state_dict(key: str, path: Path) -> dict[str, Tensor]:
                 tensors = load_file(path)
             else:
                 tensors = torch.load(path, "cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    # torch's text for these advises to load the file without a check, or is the number of a byte.
-    except (pickle.UnpicklingError, KeyError) as error:
+    # torch's text for these advises to load the file without a check, or says nothing about it.
+    except (pickle.UnpicklingError, LookupError, TypeError, ValueError) as error:
         raise StorageError(f"{key}: {path} cannot be read as weights: {_refused_content(path)}") from error
     except Exception as error:  # the readers raise errors of any kind for a file that holds something else
         raise StorageError(f"{key}: {path} cannot be read as weights: {first_line(error)}") from error

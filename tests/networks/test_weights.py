@@ -204,6 +204,12 @@ class Foreign:
         return open, (self.trace, "w")
 
 
+@pytest.mark.parametrize("content", ["row,split\n1,train\n", "hello world\n", "{}", "(lp0\n", "\x89PNG"])
+def test_a_file_of_another_kind_is_refused(tmp_path, content):
+    (tmp_path / "w.csv").write_text(content)
+    assert_refused(tmp_path / "w.csv", "it is neither safetensors nor a state dict that torch.save wrote$")
+
+
 @pytest.mark.parametrize("save", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value, protocol=2))])
 def test_a_pickle_with_a_foreign_object_is_refused_and_not_run(tmp_path, save):
     trace = tmp_path / "trace"
