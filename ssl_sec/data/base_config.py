@@ -90,7 +90,8 @@ class DataSetConfig(Settings, key="data", is_base=True):
         """Whether the set opens at once, so that a configuration may be checked with its number of images.
 
         Args:
-            num_images: a set of files with fewer training images does, as far as they are quick to count.
+            num_images: number below which the training images of a set of files are few enough, if they are quick to
+                count.
         """
         return False
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from ssl_sec.edges.config import PreviewConfig
+from ssl_sec.edges.pictures import save_picture
 from ssl_sec.errors import counted, writing
 from ssl_sec.figures.images import views_figure
-from ssl_sec.files import replaced
 from ssl_sec.recipes.assembly import in_words
 from ssl_sec.recipes.config import RunConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
@@ -25,8 +25,7 @@ def run_preview(picture: PreviewConfig, config: RunConfig) -> str:
     path = Path(picture.output).expanduser().resolve()
     with writing("output", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replaced(path) as temporary:
-            views_figure(images, views).savefig(temporary, format="png", dpi=110)
+        save_picture(path, views_figure(images, views))
     sizes = sorted({f"{width} x {height}" for height, width in (each.shape[2:] for each in views)})
     return "\n".join(
         [

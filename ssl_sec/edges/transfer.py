@@ -17,6 +17,7 @@ from ssl_sec.data.image_set import require_labels
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import new_name, weights_digest
 from ssl_sec.edges.folder.stored import open_folder
+from ssl_sec.edges.pictures import save_picture
 from ssl_sec.edges.run.driver import as_before, is_here, run_probe
 from ssl_sec.edges.run.resuming import is_probed
 from ssl_sec.edges.run.running import running
@@ -28,6 +29,7 @@ from ssl_sec.edges.tables import in_csv, in_markdown, in_table
 from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
 from ssl_sec.errors import ConfigError, Stopped, UserError, counted, first_line
 from ssl_sec.figures.transfer import transfer_figure
+from ssl_sec.files import replace_text
 from ssl_sec.recipes.probing.config import ProbeJobConfig, TransferConfig
 from ssl_sec.recipes.registry import probed
 from ssl_sec.settings import check, to_values
@@ -233,8 +235,8 @@ def _text(config: TransferConfig, results: Mapping[str, Mapping[str, float]]) ->
 def _files(config: TransferConfig, results: Mapping[str, Mapping[str, float]], folder: Path) -> list[Path]:
     """Writes the table as CSV and Markdown, and the figure."""
     header, rows = _rows(config, results)
-    (folder / "transfer.csv").write_text(in_csv(header, *rows), encoding="utf-8")
-    (folder / "transfer.md").write_text(in_markdown(header, *rows) + "\n", encoding="utf-8")
+    replace_text(folder / "transfer.csv", in_csv(header, *rows))
+    replace_text(folder / "transfer.md", in_markdown(header, *rows) + "\n")
     points = {title: _points(config, title, metrics) for title, metrics in results.items()}
-    transfer_figure(points).savefig(folder / "transfer.png", dpi=110)
+    save_picture(folder / "transfer.png", transfer_figure(points))
     return [folder / f"transfer.{ending}" for ending in ("csv", "md", "png")]

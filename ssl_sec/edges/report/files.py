@@ -7,8 +7,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from ssl_sec.edges.pictures import save_picture
 from ssl_sec.edges.tables import in_csv
-from ssl_sec.files import replace_text, replaced
+from ssl_sec.files import replace_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,5 @@ class Report:
         columns = list(self.rows[0]) if self.rows else []
         replace_text(paths[-1], in_csv(columns, *([row.get(name, "") for name in columns] for row in self.rows)))
         paths.append(folder / f"{self.name}.png")
-        with replaced(paths[-1]) as temporary:
-            self.figure.savefig(temporary, format="png", dpi=130, bbox_inches="tight")
+        save_picture(paths[-1], self.figure, dpi=130, bbox_inches="tight")
         return paths

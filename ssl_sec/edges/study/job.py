@@ -17,6 +17,7 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import new_name
 from ssl_sec.edges.folder.stored import open_folder
 from ssl_sec.edges.folder.text import text_of
+from ssl_sec.edges.pictures import save_picture
 from ssl_sec.edges.run.running import remove_staged, running
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
@@ -32,7 +33,7 @@ from ssl_sec.edges.tune.claims import OtherSearchError
 from ssl_sec.edges.tune.trial import reason_of
 from ssl_sec.errors import ConfigError, Stopped, UserError, counted, writing
 from ssl_sec.figures.study import curves_figure
-from ssl_sec.files import replace_text, replaced
+from ssl_sec.files import replace_text
 from ssl_sec.metrics import metric_label
 from ssl_sec.recipes.registry import RECIPES
 
@@ -303,8 +304,7 @@ class _Job:
                 figures["curves"] = curves
             for name, figure in figures.items():
                 written.append(folder / f"{stem}-{name}.png")
-                with replaced(written[-1]) as temporary:
-                    figure.savefig(temporary, format="png", dpi=110)
+                save_picture(written[-1], figure)
         self._written = written
         return written
 

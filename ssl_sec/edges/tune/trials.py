@@ -7,6 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from ssl_sec.edges.pictures import save_picture
 from ssl_sec.edges.tables import in_csv, in_table
 from ssl_sec.edges.tune.space import Interval, Search
 from ssl_sec.figures.tuning import Axis, tuning_figure
@@ -76,5 +77,5 @@ def files_of(search: Search, trials: Sequence[Trial], folder: Path) -> list[Path
         for key, one in search.space.items()
     ]
     order = [trials.index(trial) for trial in best_first(search, trials)]
-    tuning_figure(axes, search.metric, [trial.metric for trial in trials], order).savefig(picture, dpi=110)
+    save_picture(picture, tuning_figure(axes, search.metric, [trial.metric for trial in trials], order))
     return [table, picture]
