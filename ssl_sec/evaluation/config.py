@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ssl_sec.effects import NoEffect
-from ssl_sec.settings import BelowOne, Count, CountOrZero, NotEmpty, Range, Seed, Settings, Side
+from ssl_sec.settings import BelowOne, Count, CountOrZero, NotEmpty, Range, Seed, Settings, Share, Side
 from ssl_sec.training.optimisers.config import PositiveRate
 
 
@@ -15,6 +15,7 @@ class ProbeConfig(Settings, key="probe"):
     Attributes:
         enabled: whether a linear probe follows the pretraining.
         augment: whether the probe trains on freshly augmented images, as SimCLR does, instead of cached features.
+        min_scale: smallest of these crops, as a share of the image's area, in (0, 1].
         learning_rates: learning rates, all trained at once; one is chosen on a held-out tenth of the training set.
         labels_per_class: labels of each class to train on; None takes all.
         epochs: epochs of the linear classifier's training, ≥ 1.
@@ -40,6 +41,7 @@ class ProbeConfig(Settings, key="probe"):
 
     enabled: bool = False
     augment: bool = False
+    min_scale: Share = 0.08
     epochs: Count = 100
     batch_size: Count = 256
     learning_rates: Annotated[tuple[PositiveRate, ...], NotEmpty()] = (

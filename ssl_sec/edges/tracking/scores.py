@@ -38,8 +38,8 @@ _ALIAS_TRIES = 5
 _HIGHEST_SCORE = 1e6
 # Settings of a probe that add other measurements, or decide whether it follows the pretraining.
 _NOT_OF_THE_PROBE = ("enabled", "corruptions", "logistic", "few_shot", "few_shot_draws", "mean_per_class")
-# Settings that change a set's images unless they are null.
-_WITH_OTHER_IMAGES = ("test_share", "image_size_px", "num_channels")
+# Settings of later versions, which are part of a protocol only if they are not at their defaults.
+_ADDED_LATER = ("test_share", "image_size_px", "num_channels", "min_scale")
 # Settings of a data set that probes ignore.
 _IGNORED_BY_PROBES = frozenset(("max_images",))
 # Score at the end of a training -> that of the weights that were saved, where these may be of an earlier epoch.
@@ -100,11 +100,12 @@ def copy_probe_metrics(
 
 
 def _settings(probe: ProbeConfig) -> Mapping[str, object]:
+    defaults = to_values(ProbeConfig())
     ignored = without_effect(ProbeConfig).union(_NOT_OF_THE_PROBE)
     return {
         key: value
         for key, value in to_values(probe).items()
-        if key not in ignored and not (key in _WITH_OTHER_IMAGES and value is None)
+        if key not in ignored and not (key in _ADDED_LATER and value == defaults[key])
     }
 
 

@@ -264,7 +264,7 @@ class _Training:
         channels, height, width = image_set.image_shape
         batch_size = min(self.config.batch_size, len(image_set))
         sampler = ShuffledBatches(num_images=len(image_set), global_batch_size=batch_size, seed=self.config.seed)
-        augment = AugmentConfig(colour_strength=0.0).build(
+        augment = AugmentConfig(min_scale=self.config.min_scale, colour_strength=0.0).build(
             min(height, width), channels, self.config.seed, num_views=1, device=self.runtime.device
         )
         own = own_rows(batch_size)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from torch import nn
 from torch.optim import Optimizer
 
-from ssl_sec.settings import BelowOne, Count, CountOrZero, Positive, Range, Settings, Share
+from ssl_sec.settings import BelowOne, Count, CountOrZero, Positive, Range, Settings, Share, check
 from ssl_sec.training.class_sharding import template_losses
 from ssl_sec.training.optimisers.groups import ParameterGroup, adam, adamw, lars, parameter_groups, rated_groups, sgd
 from ssl_sec.training.schedules import Cosine, Polynomial, Schedule, StepDecay
@@ -22,9 +22,11 @@ class OptimiserConfig(Settings, key="optimiser"):
     """What all optimisers have in common.
 
     Attributes:
+        decay_all: whether biases and norm layers decay like the weights, as in torch's optimisers without groups.
         clip_norm: largest norm of the gradient of all weights together, > 0; None for no limit.
     """
 
+    decay_all: bool = False
     clip_norm: Positive | None = None
 
 
@@ -34,7 +36,7 @@ class _WarmedUpOptimiserConfig(OptimiserConfig):
 
     Attributes:
         learning_rate: the largest learning rate, ≥ 0.
-        weight_decay: weight decay, ≥ 0; biases and norm layers do not decay.
+        weight_decay: weight decay, ≥ 0.
         warmup_epochs: epochs over which the learning rate rises from 0 to its largest value, ≥ 0.
     """
 
@@ -44,7 +46,7 @@ class _WarmedUpOptimiserConfig(OptimiserConfig):
 
     def build(self, *modules: nn.Module) -> Optimizer:
         """The optimiser over the modules' parameters."""
-        return self._build(parameter_groups(modules, self.weight_decay))
+        return self._build(parameter_groups(modules, self.weight_decay, decay_all=self.decay_all))
 
     @abstractmethod
     def schedule(self, steps_per_epoch: int, total_steps: int) -> Schedule:
@@ -81,6 +83,11 @@ class CosineSGDConfig(_CosineOptimiserConfig):
     weight_decay: Rate = 1e-4
     warmup_epochs: CountOrZero = 0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        adapts_decaying = self.name == "lars" and self.decay_all
+        check(not adapts_decaying, "optimiser.decay_all", True, "false with optimiser=lars, which adapts weights alone")
+
     def usual_rate(self, global_batch_size: int) -> float | None:
         """0.3 for each 256 images with LARS (Chen et al. 2020, section 2.3)."""
         return 0.3 * global_batch_size / 256 if self.name == "lars" else None
@@ -94,7 +101,7 @@ class CosineAdamWConfig(_CosineOptimiserConfig):
     """AdamW for vision transformers, as MoCo v3 sets it: 1.5e-4 for each 256 images, warm-up of 40 epochs.
 
     The default learning rate is that of 4,096 images. Chen et al. 2021 (arXiv 2104.02057, sections 4 and 5) have all
-    values but the weight decay, which is that of their code; there, biases and norm layers decay, too.
+    values but the weight decay, which is that of their code, where also biases and norm layers decay.
     """
 
     name: Literal["adamw"] = "adamw"
@@ -121,7 +128,7 @@ class _SteppedOptimiserConfig(OptimiserConfig):
         learning_rate: the initial learning rate of everything but the backbone, > 0.
         backbone_learning_rate: the initial learning rate of the backbone, ≥ 0.
         template_learning_rate: that of the classes' templates, > 0; None for `learning_rate`.
-        weight_decay: weight decay, ≥ 0; biases and batch norm do not decay.
+        weight_decay: weight decay, ≥ 0.
         decay_at_steps: steps at which the rates fall.
         decay_factor: factor by which the rates are multiplied at those steps, in (0, 1].
     """
@@ -136,9 +143,9 @@ class _SteppedOptimiserConfig(OptimiserConfig):
     def build(self, backbone: nn.Module, *rest: nn.Module) -> Optimizer:
         """The optimiser over the backbone's parameters and the others'."""
         factor = self.backbone_learning_rate / self.learning_rate
-        groups = parameter_groups([backbone], self.weight_decay, factor)
+        groups = parameter_groups([backbone], self.weight_decay, factor, decay_all=self.decay_all)
         templates = [loss.weight for module in rest for loss in template_losses(module)]
-        groups += parameter_groups(rest, self.weight_decay, left_out=templates)
+        groups += parameter_groups(rest, self.weight_decay, left_out=templates, decay_all=self.decay_all)
         if templates:
             factor = (self.template_learning_rate or self.learning_rate) / self.learning_rate
             groups.append({"params": templates, "weight_decay": self.weight_decay, "rate_factor": factor})
@@ -203,7 +210,7 @@ class EpochSGDConfig(OptimiserConfig):
     Attributes:
         learning_rate: the initial learning rate, > 0.
         momentum: momentum, in [0, 1).
-        weight_decay: weight decay, ≥ 0; biases and batch norm do not decay.
+        weight_decay: weight decay, ≥ 0.
         decay_at_epochs: epochs at which the rate falls; parts of an epoch are allowed.
         decay_factor: factor by which the rate is multiplied at those epochs, in (0, 1].
     """
@@ -217,7 +224,7 @@ class EpochSGDConfig(OptimiserConfig):
 
     def build(self, *modules: nn.Module) -> Optimizer:
         """The optimiser over the modules' parameters."""
-        return sgd(parameter_groups(modules, self.weight_decay), self.momentum)
+        return sgd(parameter_groups(modules, self.weight_decay, decay_all=self.decay_all), self.momentum)
 
     def schedule(self, steps_per_epoch: int, total_steps: int) -> Schedule:
         """The learning rate by global step."""

@@ -21,8 +21,9 @@ def parameter_groups(
     weight_decay: float,
     rate_factor: float = 1.0,
     left_out: Iterable[nn.Parameter] = (),
+    decay_all: bool = False,
 ) -> list[ParameterGroup]:
-    """Two groups: weights, which decay, and biases and parameters of norm layers, which do not.
+    """Two groups: weights, which decay, and biases and parameters of norm layers, which usually do not.
 
     Layers within the modules that have a learning rate of their own are left out; see `rated_groups`.
 
@@ -31,15 +32,18 @@ def parameter_groups(
         weight_decay: weight decay of the weights, ≥ 0.
         rate_factor: learning rate of the groups divided by the run's, ≥ 0.
         left_out: parameters that are in other groups.
+        decay_all: whether biases and parameters of norm layers decay like weights.
     """
     modules = list(modules)
     rated = [parameter for layers in _rated_layers(modules) for parameter in layers.parameters()]
     elsewhere = set(map(id, [*rated, *left_out]))
     trained = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
     parameters = [parameter for parameter in trained if id(parameter) not in elsewhere]
+    weights = [parameter for parameter in parameters if parameter.ndim > 1]
+    others = [parameter for parameter in parameters if parameter.ndim <= 1]
     groups: list[ParameterGroup] = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay, "rate_factor": rate_factor},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0, "rate_factor": rate_factor},
+        {"params": weights, "weight_decay": weight_decay, "rate_factor": rate_factor},
+        {"params": others, "weight_decay": weight_decay if decay_all else 0.0, "rate_factor": rate_factor},
     ]
     return [group for group in groups if group["params"]]
 

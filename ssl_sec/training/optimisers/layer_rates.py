@@ -20,20 +20,23 @@ from ssl_sec.training.optimisers.groups import ParameterGroup, adamw, parameter_
 from ssl_sec.training.schedules import Cosine, Schedule
 
 
-def layered_groups(backbone: nn.Module, weight_decay: float, layer_decay: float) -> list[ParameterGroup]:
+def layered_groups(
+    backbone: nn.Module, weight_decay: float, layer_decay: float, *, decay_all: bool = False
+) -> list[ParameterGroup]:
     """The groups of a backbone's parameters that are not frozen, two for each stage; see `parameter_groups`.
 
     Args:
         backbone: backbone whose stages have rates of their own.
         weight_decay: weight decay, ≥ 0.
         layer_decay: learning rate of a stage divided by that of the next one, in (0, 1].
+        decay_all: whether biases and norms decay like weights.
     """
     parameters = dict(backbone.named_parameters())
     stages = [nn.ParameterList(parameters[name] for name in names) for names in stages_of(backbone)]
     return [
         group
         for distance, stage in enumerate(reversed(stages), start=1)
-        for group in parameter_groups([stage], weight_decay, layer_decay**distance)
+        for group in parameter_groups([stage], weight_decay, layer_decay**distance, decay_all=decay_all)
     ]
 
 
@@ -45,7 +48,7 @@ class _LayeredOptimiserConfig(OptimiserConfig):
         learning_rate: the largest learning rate of the head, > 0.
         layer_decay: learning rate of a stage of the encoder divided by that of the next stage, in (0, 1]; the head
             comes after the last stage.
-        weight_decay: weight decay, ≥ 0; biases and norms do not decay.
+        weight_decay: weight decay, ≥ 0.
         warmup_epochs: epochs over which the learning rates rise from 0 to their largest values, ≥ 0.
     """
 
@@ -57,8 +60,8 @@ class _LayeredOptimiserConfig(OptimiserConfig):
     def build(self, encoder: nn.Module, *rest: nn.Module) -> Optimizer:
         """The optimiser over the encoder's parameters and the others'."""
         assert isinstance(encoder, Encoder)
-        groups = layered_groups(encoder.backbone, self.weight_decay, self.layer_decay)
-        return self._build([*groups, *parameter_groups(rest, self.weight_decay)])
+        groups = layered_groups(encoder.backbone, self.weight_decay, self.layer_decay, decay_all=self.decay_all)
+        return self._build([*groups, *parameter_groups(rest, self.weight_decay, decay_all=self.decay_all)])
 
     def schedule(self, steps_per_epoch: int, total_steps: int) -> Schedule:
         """The learning rate of the head by global step."""

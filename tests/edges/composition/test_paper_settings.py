@@ -69,6 +69,7 @@ def test_the_recipe_of_supcontrast_differs_only_where_the_paper_states_nothing()
         configured("pretrain", [f"experiment={name}"]) for name in ("cifar10_ntxent_100", "cifar10_supcontrast")
     )
     assert (other.augment.min_scale, other.head.batch_norm, other.probe.augment) == (0.2, False, True)
+    assert (other.probe.min_scale, other.optimiser.decay_all) == (0.2, True)
     assert (other.encoder.mean, other.encoder.std) == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.201))
     assert other == replace(
         papers,
@@ -76,7 +77,8 @@ def test_the_recipe_of_supcontrast_differs_only_where_the_paper_states_nothing()
         augment=replace(papers.augment, min_scale=0.2),
         encoder=replace(papers.encoder, mean=other.encoder.mean, std=other.encoder.std),
         head=replace(papers.head, batch_norm=False),
-        probe=replace(papers.probe, augment=True),
+        optimiser=replace(papers.optimiser, decay_all=True),
+        probe=replace(papers.probe, augment=True, min_scale=0.2),
     )
 
 

@@ -251,6 +251,8 @@ def test_a_better_version_registered_meanwhile_gets_the_alias(client, monkeypatc
         ({}, "55f7a9c9"),
         ({"resident_limit_mib": 0, "enabled": True, "logistic": True, "few_shot": (5,)}, "55f7a9c9"),
         ({"labels_per_class": 10, "test_share": 0.2}, "52f7e26c"),
+        ({"min_scale": 0.08}, "55f7a9c9"),
+        ({"augment": True, "min_scale": 0.2}, "92904b2d"),
     ],
 )
 def test_a_protocol_has_the_settings_that_change_a_score(settings, number):

@@ -168,34 +168,6 @@ def test_a_collapsed_encoder_scores_no_more_than_chance(augment):
     assert findings.knn_top1 <= 0.11
 
 
-def test_a_probe_on_augmented_images_scores_sensibly():
-    runtime = FakeRuntime()
-    findings = probe(config=dataclasses.replace(QUICK, augment=True), runtime=runtime)
-    assert 0.3 < findings.probe.top1 <= 1
-    losses = list(runtime.series("probe/loss").values())
-    assert losses[7] < losses[0]
-
-
-def test_augmented_images_are_redrawn_in_every_epoch(monkeypatch):
-    batches = []
-    train = probing.train_linear_probes
-
-    def spy(feature_batches, *arguments, **options):
-        batches.append([torch.cat([rows for rows, _ in feature_batches(epoch)]) for epoch in (0, 1, 0)])
-        return train(feature_batches, *arguments, **options)
-
-    monkeypatch.setattr(probing, "train_linear_probes", spy)
-    probe(config=dataclasses.replace(QUICK, epochs=1, augment=True, labels_per_class=3))
-    first, second, again = batches[0]
-    assert torch.equal(first, again)
-    assert not torch.equal(first.sort(0).values, second.sort(0).values)
-
-
-def test_small_sets_make_one_batch():
-    findings = probe(config=dataclasses.replace(QUICK, augment=True, labels_per_class=1, epochs=3))
-    assert findings.probe.top1 > 0.1
-
-
 def test_the_whole_training_set_is_used_despite_the_limit_of_pretraining():
     assert probe(data=DigitsConfig(max_images=30)).metrics() == probe().metrics()
 

@@ -18,6 +18,7 @@ from ssl_sec.training.optimisers.config import (
     PolynomialAdamWConfig,
     PolynomialSGDConfig,
     SteppedAdamWConfig,
+    SteppedSGDConfig,
 )
 from ssl_sec.training.schedules import Polynomial, StepDecay
 from tests.recipes import test_finetuning, test_metric_learning, test_pretraining
@@ -41,6 +42,30 @@ def test_the_optimiser_is_built_over_all_modules(config, kind, option):
     assert [len(group["params"]) for group in optimiser.param_groups] == [2, 2]
     assert option in optimiser.param_groups[0].items()
     assert [group["weight_decay"] for group in optimiser.param_groups] == [0.1, 0.0]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CosineSGDConfig(weight_decay=0.1, decay_all=True),
+        CosineAdamWConfig(weight_decay=0.1, decay_all=True),
+        PolynomialSGDConfig(weight_decay=0.1, decay_all=True),
+        PolynomialAdamWConfig(weight_decay=0.1, decay_all=True),
+        EpochSGDConfig(weight_decay=0.1, decay_all=True),
+        SteppedAdamWConfig(weight_decay=0.1, decay_all=True),
+        SteppedSGDConfig(learning_rate=0.1, backbone_learning_rate=0.1, weight_decay=0.1, decay_all=True),
+    ],
+    ids=lambda config: type(config).__name__,
+)
+def test_all_parameters_can_decay(config):
+    groups = config.build(nn.Linear(2, 2), nn.Linear(2, 1)).param_groups
+    assert sum(len(group["params"]) for group in groups) == 4
+    assert {group["weight_decay"] for group in groups} == {0.1}
+
+
+def test_lars_adapts_the_rates_of_what_decays_and_so_refuses_decay_of_all():
+    with pytest.raises(ConfigError, match=r"^optimiser\.decay_all: found true, must be false with optimiser=lars"):
+        CosineSGDConfig(name="lars", decay_all=True)
 
 
 @pytest.mark.parametrize("kind", [CosineSGDConfig, CosineAdamWConfig])

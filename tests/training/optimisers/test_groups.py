@@ -31,6 +31,19 @@ def test_weights_decay_and_biases_and_batch_norm_do_not(build):
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
 
 
+def test_with_decay_all_sgd_equals_torchs_without_groups():
+    ours, theirs = network(), network()
+    optimiser = sgd(parameter_groups([ours], 0.1, decay_all=True), 0.9)
+    oracle = torch.optim.SGD(theirs.parameters(), lr=0.2, momentum=0.9, weight_decay=0.1)
+    set_learning_rate(optimiser, 0.2)
+    for _ in range(3):
+        for model, steps in ((ours, optimiser), (theirs, oracle)):
+            steps.zero_grad()
+            model(torch.arange(64.0).view(4, 1, 4, 4)).square().sum().backward()
+            steps.step()
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
+
+
 def test_groups_span_modules_without_frozen_or_empty_parameters():
     encoder, head = nn.Linear(2, 2), nn.Linear(2, 1, bias=False)
     encoder.bias.requires_grad_(False)

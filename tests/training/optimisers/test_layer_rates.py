@@ -33,6 +33,14 @@ def test_the_rate_of_a_stage_falls_with_its_distance_from_the_head():
 
 
 @pytest.mark.parametrize("config", [NesterovConfig, AdamWConfig])
+def test_biases_and_norms_decay_if_all_parameters_do(config):
+    encoder = ResNetConfig(name="resnet18", width=0.125).build(1, 8)
+    optimiser = config(weight_decay=0.1, decay_all=True).build(encoder, LinearClassifier(encoder.num_features, 10))
+    assert {group["weight_decay"] for group in optimiser.param_groups} == {0.1}
+    assert any(parameter.ndim == 1 for group in optimiser.param_groups for parameter in group["params"])
+
+
+@pytest.mark.parametrize("config", [NesterovConfig, AdamWConfig])
 def test_the_rate_rises_in_the_warmup_and_then_falls_to_0(config):
     rate = config(learning_rate=1.0, warmup_epochs=2).schedule(steps_per_epoch=5, total_steps=100)
     assert [rate(step) for step in (0, 4, 9)] == pytest.approx([0.1, 0.5, 1.0])
