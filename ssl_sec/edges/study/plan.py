@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -44,7 +45,7 @@ class Point:
 
     Attributes:
         key: the varied key; empty for the recipe as it is.
-        value: value of the key.
+        value: value of the key, with the other changes where several points share it.
         label: label in the names of its runs, different for each point of the study.
         overrides: overrides that set the value.
     """
@@ -312,13 +313,18 @@ def _chosen_points(config: StudyConfig, file: StudyFile) -> list[Point]:
 
 
 def points_of(file: StudyFile) -> list[Point]:
-    """The points at which arms are compared: the values of each key, or the recipe as it is."""
+    """The points at which arms are compared: the values of each key, or the recipe as it is.
+
+    A value that is given more than once, with other changes, is named with them.
+    """
     points: list[Point] = []
     for key, values in (file.over or {}).items():
-        for value in values:
-            own, *others = re.split(r"\+(?!\d)", value)  # 1e+5 is a number
-            label = own if len(file.over or {}) == 1 else f"{key.rpartition('.')[2]}_{own}"
-            points.append(Point(key=key, value=own, label=label, overrides=(f"{key}={own}", *others)))
+        parts = [re.split(r"\+(?!\d)", value) for value in values]  # 1e+5 is a number
+        times = Counter(own for own, *_ in parts)
+        for own, *others in parts:
+            name = own if times[own] == 1 else "+".join((own, *others))
+            label = name if len(file.over or {}) == 1 else f"{key.rpartition('.')[2]}_{name}"
+            points.append(Point(key=key, value=name, label=label, overrides=(f"{key}={own}", *others)))
     return points or [Point()]
 
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from ssl_sec.edges.study.plan import num_comparisons, read_study
+from ssl_sec.edges.study.plan import num_comparisons, points_of, read_study
 from ssl_sec.errors import ConfigError
 from tests.jobs import study
 
@@ -115,6 +115,16 @@ def test_one_key_names_its_runs_by_its_values(file):
     assert [cell.name for cell in read(file, "seeds=[0]", "arms=[none]").cells({})] == ["0.2-none-s0", "5e_1-none-s0"]
 
 
+def test_points_with_the_same_value_are_named_with_their_other_changes(file):
+    file.write_text(FILE + "over: {epochs: [3, 4, 4+global_batch_size=64, 4+global_batch_size=128+loss=dcl]}\n")
+    made = read(file, "seeds=[0]", "arms=[none]", "points=[epochs=4,epochs=4+global_batch_size=128+loss=dcl]")
+    assert [point.name for point in made.points] == ["epochs=4", "epochs=4+global_batch_size=128+loss=dcl"]
+    cells = made.cells({})
+    assert [cell.name for cell in cells] == ["4-none-s0", "4_global_batch_size_128_loss_dcl-none-s0"]
+    assert [(cell.config.epochs, cell.config.global_batch_size) for cell in cells] == [(4, 256), (4, 128)]
+    assert [point.value for point in points_of(made.file)][0] == "3"
+
+
 @pytest.mark.parametrize("asked", ["probe.enabled=true", "probe.enabled=True", "probe.enabled=false"])
 def test_a_search_is_not_probed_whatever_the_runs_are(file, asked):
     file.write_text(SEARCHED)
@@ -193,8 +203,8 @@ def test_arms_with_sweeps_are_searched_first(file):
             "mine.yaml: arms: found 'a b' and 'a_b', .* both be named 'a_b'",
         ),
         (
-            "arms: {sec: []}\nseeds: [0]\nover: {epochs: [4, '4+global_batch_size=64']}",
-            "mine.yaml: over: found '4' and '4'",
+            "arms: {sec: []}\nseeds: [0]\nover: {epochs: ['4+loss=dcl', '4+loss=dcl']}",
+            "mine.yaml: over: found '4.loss=dcl' and '4.loss=dcl'",
         ),
         ("arms: {sec: [}", "study: .*mine.yaml cannot be read: not YAML in line 1: "),
         ("[]", "mine.yaml: "),
