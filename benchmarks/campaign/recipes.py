@@ -16,8 +16,8 @@ TRIALS_PATH = Path(__file__).parent / "trials.json"
 
 EXPERIMENTS = {arm: f"cifar10_{arm}_100" for arm in ("ntxent", "sec", "sec_ema", "l2reg")}
 ENCODERS = ("resnet50", "resnet18")
-# With ResNet-50 alone: NT-Xent with the settings of a public code where the paper states none.
-OPEN = {"ntxent_supcontrast": "cifar10_supcontrast"}
+# With ResNet-50 alone: the settings of a public code where the paper states none; each with its constraint.
+OPEN = {"ntxent_supcontrast": "none", "sec_supcontrast": "sec"}
 # With ResNet-18 alone: settings that others tuned for it.
 TUNED = {arm: f"cifar10_{arm}" for arm in ("ntxent_tuned", "sec_tuned", "dcl_tuned")}
 STUDY = "sec_gpu"
@@ -34,12 +34,14 @@ def compose_recipes() -> dict[str, dict[str, Any]]:
     """
     from ssl_sec.edges.composition.compose import compose  # needs Hydra
 
-    chosen = [(encoder, *each) for encoder in ENCODERS for each in EXPERIMENTS.items()]
-    chosen += [("resnet50", *each) for each in OPEN.items()]
-    chosen += [("resnet18", *each) for each in TUNED.items()]
+    chosen = [(encoder, arm, [experiment]) for encoder in ENCODERS for arm, experiment in EXPERIMENTS.items()]
+    chosen += [("resnet50", arm, ["cifar10_supcontrast", f"constraint={name}"]) for arm, name in OPEN.items()]
+    chosen += [("resnet18", arm, [experiment]) for arm, experiment in TUNED.items()]
     found = {
-        f"{encoder}-{arm}": compose("pretrain", [f"experiment={experiment}", f"encoder={encoder}", "runtime=local"])
-        for encoder, arm, experiment in chosen
+        f"{encoder}-{arm}": compose(
+            "pretrain", [f"experiment={experiment}", *changes, f"encoder={encoder}", "runtime=local"]
+        )
+        for encoder, arm, (experiment, *changes) in chosen
     }
     for name, arm in _study_arms():
         found[f"study-{name}"] = compose("pretrain", [*arm.overrides, "runtime=local"])

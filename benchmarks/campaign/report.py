@@ -159,15 +159,18 @@ def _over_seeds(runs: Sequence[Mapping[str, Any]], figure: str) -> str:
 def recipes(results: Results) -> str:
     """Makes the table of the paper's recipe with ResNet-50, compared with the paper's numbers."""
     rows = []
-    for arm, recipe in {**{arm: EXPERIMENTS[arm] for arm in ("ntxent", "sec")}, **OPEN}.items():
+    papers = {arm: (f"`{EXPERIMENTS[arm]}`", EXPERIMENTS[arm]) for arm in ("ntxent", "sec")}
+    for arm, constraint in OPEN.items():
+        shown = "`cifar10_supcontrast`" + ("" if constraint == "none" else f" with `constraint={constraint}`")
+        papers[arm] = (shown, EXPERIMENTS[arm.partition("_")[0]])
+    for arm, (shown, experiment) in papers.items():
         runs = _runs(results, "resnet50", arm)
-        # Those of the open settings are all of NT-Xent.
-        paper = find_reported(EXPERIMENTS["ntxent"] if arm in OPEN else recipe)["probe/top1"]
+        paper = find_reported(experiment)["probe/top1"]
         assert isinstance(paper, float)
         top1 = mean(run["probe/top1"] for run in runs) if runs else None
         rows.append(
             [
-                f"`{recipe}`",
+                shown,
                 _over_seeds(runs, "probe/top1"),
                 f"{paper:.2f}",
                 NOT_YET if top1 is None else f"{top1 - paper:+.2f}",
