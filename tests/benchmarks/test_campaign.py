@@ -103,9 +103,13 @@ def test_a_part_is_stopped_at_its_limit_and_the_next_one_runs(plan, tmp_path):
 
 def test_a_part_is_stopped_at_the_deadline_and_run_by_the_next_call(plan, tmp_path):
     log = tmp_path / "log"
-    slow = [counting("a", log, lambda sheet: time.sleep(60)), counting("b", log)]
-    running.set_deadline(plan.folder, minutes=0.5 / 60)
-    running.work(plan, slow)
+
+    def outlasts_the_deadline(sheet):
+        running.set_deadline(plan.folder, minutes=0)
+        time.sleep(60)
+
+    running.set_deadline(plan.folder, minutes=10)
+    running.work(plan, [counting("a", log, outlasts_the_deadline), counting("b", log)])
     assert states(plan) == {"a": "stopped"}
     running.set_deadline(plan.folder, minutes=10)
     running.work(plan, [counting("a", log), counting("b", log)])
