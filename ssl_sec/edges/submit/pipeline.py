@@ -21,7 +21,7 @@ from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.submit.cluster import Cluster, ConnectionLost, entrypoint, exit_code
 from ssl_sec.edges.submit.orders import Command
 from ssl_sec.edges.tables import in_table
-from ssl_sec.edges.tracking.store import all_pages, connect_to_store, tracking_uri
+from ssl_sec.edges.tracking.store import connect_to_store, experiment_names, tracking_uri
 from ssl_sec.edges.tracking.tracker import JOB_ID_TAG
 from ssl_sec.errors import Stopped, UserError, first_line
 from ssl_sec.metrics import chosen_metrics, metric_label
@@ -217,10 +217,10 @@ class _Pipeline:
             client = connect_to_store(self._uri)
             name = self._plan.tracking.experiment or recipe
             if name is None:
-                experiments = all_pages(lambda token: client.search_experiments(page_token=token))
+                searched = list(experiment_names(client))
             else:
-                experiments = [client.get_experiment_by_name(name)]
-            searched = [each.experiment_id for each in experiments if each is not None]
+                experiment = client.get_experiment_by_name(name)
+                searched = [] if experiment is None else [experiment.experiment_id]
             found = client.search_runs(searched, f"tags.`{JOB_ID_TAG}` = {json.dumps(job_id)}") if searched else []
         except Exception as error:  # they are only shown
             logger.warning("MLflow: %s", first_line(error))
