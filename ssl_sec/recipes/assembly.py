@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ssl_sec.augment.views import Views
 from ssl_sec.collectives import (
@@ -25,7 +25,7 @@ from ssl_sec.data.samplers import Sampler, worker_rows
 from ssl_sec.data.selection.class_splits import hold_out_classes
 from ssl_sec.errors import ConfigError, DataError, counted
 from ssl_sec.evaluation.feature_table import FeatureTable
-from ssl_sec.evaluation.features import extract_features, feature_table
+from ssl_sec.evaluation.features import feature_table
 from ssl_sec.losses import Loss, TeacherLoss
 from ssl_sec.losses.config import ClassLossConfig, PairLossConfig, TeacherLossConfig, Transformed
 from ssl_sec.losses.templates.softmax import sample_classes
@@ -250,17 +250,9 @@ def hold_out(image_set: ImageSet, share: float) -> tuple[ImageSet, ImageSet, str
 
 
 def extractor(
-    network: nn.Module, computation: Computation, runtime: Runtime, batch_size: int
-) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A function that computes features and labels of a set's images; see `extract_features`."""
-    loaders = computation.num_loader_workers
-    return partial(extract_features, network, device=runtime.device, batch_size=batch_size, num_loader_workers=loaders)
-
-
-def table_extractor(
     network: nn.Module, computation: Computation, runtime: Runtime, batch_size: int, limit_mib: int | None = None
 ) -> Callable[..., FeatureTable]:
-    """A function that computes the features and labels of a set's images as a table; see `feature_table`."""
+    """A function that computes the features and labels of a set's images; see `feature_table`."""
     options = {"num_loader_workers": computation.num_loader_workers, "limit_mib": limit_mib}
     return partial(feature_table, network, device=runtime.device, batch_size=batch_size, **options)
 
