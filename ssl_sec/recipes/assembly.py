@@ -257,7 +257,7 @@ def extractor(
     return partial(feature_table, network, device=runtime.device, batch_size=batch_size, **options)
 
 
-def in_words(image_set: ImageSet) -> str:
+def describe_images(image_set: ImageSet) -> str:
     """A set's name, the number and shape of its images, and the number of its classes."""
     num_channels, height, width = image_set.image_shape
     classes = counted(len(image_set.class_names), "class") if image_set.class_names else "no labels"
@@ -321,7 +321,7 @@ def agreed_computation(options: RuntimeConfig, device: torch.device) -> Computat
 def _initialise(config: TrainingConfig, image_set: ImageSet, runtime: Runtime) -> tuple[Encoder, nn.Module]:
     """The encoder and the head with the run's initial weights, equal on every worker."""
     num_channels, height, width = image_set.image_shape
-    log_once(runtime, "data: %s", in_words(image_set))
+    log_once(runtime, "data: %s", describe_images(image_set))
     worker_rows(config.global_batch_size, runtime.rank, runtime.world_size)
     torch.manual_seed(derived_seed(config.seed, "weights"))
     encoder = config.encoder.build(num_channels, min(height, width))

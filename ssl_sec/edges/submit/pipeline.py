@@ -35,8 +35,8 @@ _RETRY_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
-    """A chain of jobs.
+class Chain:
+    """The jobs of a point of a sweep, one after the other.
 
     Attributes:
         swept: the keys that differ between points, with their values here.
@@ -48,7 +48,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class PipelinePlan:
     """The plan of a pipeline.
 
     Attributes:
@@ -65,7 +65,7 @@ class Plan:
     output_dir: str
     tracking: TrackingConfig
     parallel: int
-    points: tuple[Point, ...]
+    points: tuple[Chain, ...]
 
     @property
     def is_sweep(self) -> bool:
@@ -88,7 +88,7 @@ class ChainResult:
     metrics: Mapping[str, float]
 
 
-def run_pipeline(plan: Plan) -> int:
+def run_pipeline(plan: PipelinePlan) -> int:
     """Runs all chains, as a job of the cluster.
 
     Returns:
@@ -100,7 +100,7 @@ def run_pipeline(plan: Plan) -> int:
 
 
 class _Pipeline:
-    def __init__(self, plan: Plan, cluster: Cluster, job_id: str) -> None:
+    def __init__(self, plan: PipelinePlan, cluster: Cluster, job_id: str) -> None:
         self._plan = plan
         self._cluster = cluster
         self._job_id = job_id
@@ -170,7 +170,7 @@ class _Pipeline:
                 results.setdefault(arm or "all seeds", []).append(each.metrics)
         return results
 
-    def _chain(self, number: int, point: Point, parent: Sweep) -> ChainResult:
+    def _chain(self, number: int, point: Chain, parent: Sweep) -> ChainResult:
         metrics: dict[str, float] = {}
         recipe = point.stages[0].recipe
         for position, stage in enumerate(point.stages):

@@ -31,7 +31,7 @@ from ssl_sec.evaluation.directions import (
     distance_distributions,
 )
 from ssl_sec.figures import NUMBERS
-from ssl_sec.figures.comparing import Comparison, Drawn, draw_norm_panels, draw_norms, from_plain, numbers_of
+from ssl_sec.figures.comparing import ComparisonFigure, Drawn, draw_norm_panels, draw_norms, from_plain, numbers_of
 from ssl_sec.figures.directions import draw_cosine_differences, draw_cosines, draw_direction_changes
 from ssl_sec.figures.drawing import add_grid, add_legend, arm_look, message, verbatim
 from ssl_sec.figures.runs import RunRecord, training_figures
@@ -169,52 +169,52 @@ def _direction_changes(run: RunRecord) -> list[DirectionChanges]:
 
 
 # Keyed by the names that the figures of `ssl_sec.papers` use.
-COMPARISONS: Mapping[str, Comparison] = {
-    "training_norms": Comparison(
+COMPARISONS: Mapping[str, ComparisonFigure] = {
+    "training_norms": ComparisonFigure(
         about="norms of the training images, after training",
         artifact=NUMBERS,
         read=numbers_of("training_norms", partial(from_plain, NormHistogram)),
         draw=draw_norms,
         draw_panels=draw_norm_panels,
     ),
-    "cosines": Comparison(
+    "cosines": ComparisonFigure(
         about="cosines of pairs of test images",
         artifact=NUMBERS,
         read=numbers_of("cosines", partial(from_plain, CosineDistributions)),
         draw=draw_cosines,
     ),
-    "cosine_differences": Comparison(
+    "cosine_differences": ComparisonFigure(
         about="differences of cosines in triplets of test images",
         artifact=NUMBERS,
         read=numbers_of("cosines", partial(from_plain, CosineDistributions)),
         draw=draw_cosine_differences,
     ),
-    "distances": Comparison(
+    "distances": ComparisonFigure(
         about="distances of pairs of test images",
         artifact=NUMBERS,
         read=numbers_of("distances", partial(from_plain, DistanceDistributions)),
         draw=draw_distances,
     ),
-    "divergences": Comparison(
+    "divergences": ComparisonFigure(
         about="divergence of the test classes",
         artifact=NUMBERS,
         read=numbers_of("divergences", partial(from_plain, ClassSpread)),
         draw=_draw_divergences,
     ),
-    "direction_changes": Comparison(
+    "direction_changes": ComparisonFigure(
         about="changes of direction of the watched images",
         artifact=NUMBERS,
         read=numbers_of("direction_changes", lambda listed: [from_plain(DirectionChanges, one) for one in listed]),
         draw=draw_direction_changes,
     ),
-    "feature_maps": Comparison(
+    "feature_maps": ComparisonFigure(
         about="the strongest channels of the last feature maps",
         artifact="examples.pt",
         read=read_feature_maps,
         draw=draw_feature_maps,
         pools_seeds=False,
     ),
-    "retrieved": Comparison(
+    "retrieved": ComparisonFigure(
         about="images retrieved for test images",
         artifact="examples.pt",
         read=read_retrieved,
