@@ -47,6 +47,9 @@ from ssl_sec.training.norms import NormHistogram, norm_histogram
 
 logger = logging.getLogger(__name__)
 
+# Of more classes, some are left out of the figure of their divergences.
+_DRAWN_CLASSES = 100
+
 
 def draw(run: RunRecord) -> dict[str, Figure]:
     """Draws the figures of the SEC and SFT papers: curves, t-SNE of the test images, and all that reports compare."""
@@ -91,22 +94,21 @@ def measure(run: RunRecord) -> dict[str, Any]:
     return numbers
 
 
-def class_divergences_figure(arms: Mapping[str, ClassSpread], title: str, max_classes: int = 100) -> Figure:
+def class_divergences_figure(arms: Mapping[str, ClassSpread], title: str) -> Figure:
     """The divergence of each class, its standard deviation over classes, and r_w (SFT, Fig. 4a and Eq. 8).
 
-    Classes are sorted by their divergence in the first arm, whose mean over classes is a dashed line.
+    Classes are sorted by their divergence in the first arm, whose mean over classes is a dashed line. Of more than 100,
+    every second, third, … is drawn; the other numbers are of all classes.
 
     Args:
         arms: the class divergences of each run, by name; one or more, all of the same classes.
         title: title of the figure.
-        max_classes: the largest number of classes to draw; of more, every second, third, … is drawn. The other numbers
-            are of all classes.
     """
     baseline, first = next(iter(arms.items()))
     assert all(one.classes == first.classes for one in arms.values()), "the arms have different classes"
     if not first.classes:
         return message("no class has two images")
-    places = np.arange(0, len(first.classes), -(-len(first.classes) // max_classes))
+    places = np.arange(0, len(first.classes), -(-len(first.classes) // _DRAWN_CLASSES))
     shown = np.argsort(first.divergences, kind="stable")[places]
     figure = Figure(figsize=(10, 4.4), layout="constrained")
     figure.suptitle(title)
