@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ssl_sec.edges.report.files import Report
-from ssl_sec.edges.report.table import remove_probe
+from ssl_sec.edges.report.measurements import remove_probe
 from ssl_sec.edges.tables import deviation
 from ssl_sec.edges.tracking.comparing import telling
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, newest_of_each_seed
