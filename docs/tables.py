@@ -18,7 +18,7 @@ from ssl_sec import losses, papers
 from ssl_sec.edges.commands import run_command
 from ssl_sec.edges.composition import options
 from ssl_sec.edges.composition.compose import experiments, job_of, training_of
-from ssl_sec.edges.composition.experiments import Experiment, in_words, load
+from ssl_sec.edges.composition.experiments import Experiment, load, value_text
 from ssl_sec.edges.study.cells import KeptCells
 from ssl_sec.edges.study.comparison import Comparison, deciding_metric
 from ssl_sec.edges.study.plan import load_file, num_comparisons, points_of
@@ -126,7 +126,7 @@ def _of_table(rows: Sequence[Experiment]) -> str:
 
 def _reported(recipe: str) -> str:
     figures = papers.find_reported(recipe).items()
-    return ", ".join(f"{metric.rpartition('/')[2]} {in_words(value)}" for metric, value in figures)
+    return ", ".join(f"{metric.rpartition('/')[2]} {value_text(value)}" for metric, value in figures)
 
 
 def exit_codes() -> str:

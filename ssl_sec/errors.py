@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import ClassVar, cast, get_args
 
 _LONGEST_SHOWN = 400
+# Names that a message about many of them shows.
+_NAMED = 8
 # The errors of a full disk, of a quota or a limit of size, and of storage that cannot be written.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _TORCH_CANNOT_WRITE = r"PytorchStreamWriter failed|unexpected pos \d+ vs|iostream error"
@@ -125,9 +127,9 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun if count == 1 else plural}"
 
 
-def some_names(names: Sequence[str], most: int = 8) -> str:
+def some_names(names: Sequence[str]) -> str:
     """The number of names and the first of them, for example ``3: cat, dog, …``."""
-    return f"{len(names)}: {printable(', '.join(names[:most]))}{', …' if len(names) > most else ''}"
+    return f"{len(names)}: {printable(', '.join(names[:_NAMED]))}{', …' if len(names) > _NAMED else ''}"
 
 
 def first_line(error: BaseException) -> str:

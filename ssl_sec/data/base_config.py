@@ -121,14 +121,9 @@ class DataSetConfig(Settings, key="data", is_base=True):
         """Opens one split, its images cropped if they have no common size; the choice is of training images only."""
         return self._chosen(self._open(split, crop), split)
 
-    def open_all(self, split: Split, crop: Crop | None = None) -> ImageSet:
-        """Opens one split with all its images but those left out, also where `max_images` limits what is trained on.
-
-        Args:
-            split: the training or test images.
-            crop: the crop of each image, if the images have no common size.
-        """
-        return replace(self, max_images=None).open(split, crop)
+    def open_all(self, split: Split) -> ImageSet:
+        """Opens one split with all its images but those left out, also where `max_images` limits what is trained on."""
+        return replace(self, max_images=None).open(split)
 
     def open_to_embed(self, split: Split, crop: Crop | None = None) -> ImageSet:
         """Opens one split with all its images, also those left out, whose classes may be others than the other split's.

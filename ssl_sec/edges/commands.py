@@ -155,9 +155,9 @@ def pipeline(arguments: Sequence[str]) -> int:
         ) from error
     if JOB_ID_VARIABLE not in os.environ:
         raise ConfigError(f"only a job of a Ray cluster can start others; send them with: {command('submit')}")
-    from ssl_sec.edges.submit.pipeline import Plan, run_pipeline
+    from ssl_sec.edges.submit.pipeline import PipelinePlan, run_pipeline
 
-    return run_pipeline(from_values(Plan, values))
+    return run_pipeline(from_values(PipelinePlan, values))
 
 
 # Commands that are configured by `configs/<name>.yaml` and return the text to print.

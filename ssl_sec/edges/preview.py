@@ -6,7 +6,7 @@ from ssl_sec.edges.config import PreviewConfig
 from ssl_sec.edges.pictures import save_picture
 from ssl_sec.errors import counted, writing
 from ssl_sec.figures.images import views_figure
-from ssl_sec.recipes.assembly import in_words
+from ssl_sec.recipes.assembly import describe_images
 from ssl_sec.recipes.config import RunConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.pretraining.preview import preview
@@ -29,7 +29,7 @@ def run_preview(picture: PreviewConfig, config: RunConfig) -> str:
     sizes = sorted({f"{width} x {height}" for height, width in (each.shape[2:] for each in views)})
     return "\n".join(
         [
-            f"data: {in_words(found.image_set)}",
+            f"data: {describe_images(found.image_set)}",
             f"shown: {counted(len(images), 'image')} of the first step, {counted(len(views), 'view')} of each, "
             f"{', '.join(sizes)} pixels",
             f"picture: {path}",

@@ -27,7 +27,7 @@ _NAME = re.compile(r"(?P<split>[\w.-]+?)-(?P<part>\d+)-of-(?P<parts>\d+)\.parque
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class PartPlan:
     """How the images of a set are divided into parts.
 
     Attributes:

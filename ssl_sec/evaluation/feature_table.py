@@ -43,6 +43,12 @@ class FeatureTable:
         """The width of the features."""
         return self.features.shape[1]
 
+    @property
+    def rows(self) -> LabelledRows:
+        """Features and labels of all images, of a table that each worker holds."""
+        assert not self.is_divided
+        return self.features, self.labels
+
     def at(self, places: Int64[Tensor, " images"]) -> LabelledRows:
         """Features and labels of the images at some places, in that order, on every worker."""
         labels = self.labels[places.to(self.labels.device)]

@@ -31,7 +31,6 @@ def extract_features(
     batch_size: int = 512,
     num_loader_workers: int = 0,
     corrupt: Corrupt | None = None,
-    before_batch: Callable[[], object] | None = None,
 ) -> tuple[Float[Tensor, "images dim"], Int64[Tensor, " images"]]:
     """Features and labels of the images at `indices`, in that order, on every worker.
 
@@ -43,7 +42,6 @@ def extract_features(
         batch_size: images in a forward pass of one worker, ≥ 1.
         num_loader_workers: number of processes that decode a streamed set.
         corrupt: function from images in [0, 1] and their indices to the encoder's input; None changes nothing.
-        before_batch: function that every worker calls before each of its batches, as many times as the others.
 
     Returns:
         Features in float32 or the encoder's float64, and labels, both on `device`. An image that cannot be read has
@@ -53,14 +51,8 @@ def extract_features(
         ConfigError: `batch_size` is below 1.
         DataError: there are no indices, one is outside the set, or an `Encoder` was built for other channels.
     """
-    table = feature_table(
-        *(encoder, image_set, indices, device),
-        batch_size=batch_size,
-        num_loader_workers=num_loader_workers,
-        corrupt=corrupt,
-        before_batch=before_batch,
-    )
-    return table.features, table.labels
+    options = {"batch_size": batch_size, "num_loader_workers": num_loader_workers, "corrupt": corrupt}
+    return feature_table(encoder, image_set, indices, device, **options).rows
 
 
 @torch.no_grad()
@@ -86,7 +78,7 @@ def feature_table(
         batch_size: images in a forward pass of one worker.
         num_loader_workers: number of processes that decode a streamed set.
         corrupt: function from images and their indices to the encoder's input.
-        before_batch: function that every worker calls before each of its batches.
+        before_batch: function that every worker calls before each of its batches, as many times as the others.
         limit_mib: size above which several workers divide the features, MiB; None for no limit.
 
     Raises:

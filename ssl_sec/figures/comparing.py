@@ -34,7 +34,7 @@ class Drawn(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class ComparisonFigure:
     """A figure that can show several arms side by side.
 
     Attributes:
@@ -116,7 +116,7 @@ def _last_histogram(path: Path) -> NormHistogram | None:
 
 
 # The comparison that every training run allows.
-NORMS = Comparison(
+NORMS = ComparisonFigure(
     about="norms of the embeddings, last batch of training",
     artifact="norms.json",
     read=_last_histogram,

@@ -16,7 +16,7 @@ _MARKERS = "oDs^vP*"
 _LEAST_BETWEEN_LABELS = 0.12
 
 
-class Interval(NamedTuple):
+class ArmInterval(NamedTuple):
     """A difference from the baseline.
 
     Attributes:
@@ -32,7 +32,7 @@ class Interval(NamedTuple):
     pairs: Sequence[float]
 
 
-def forest_figure(points: Mapping[str, Sequence[Interval]], metric: str, baseline: str) -> Figure:
+def forest_figure(points: Mapping[str, Sequence[ArmInterval]], metric: str, baseline: str) -> Figure:
     """Draws a row for each arm: its mean difference from the baseline, the interval, and each pair as a dot.
 
     The mean of an arm without an interval is hollow.
@@ -64,7 +64,7 @@ def forest_figure(points: Mapping[str, Sequence[Interval]], metric: str, baselin
 
 
 def values_figure(
-    keys: Mapping[str, Mapping[str, Sequence[tuple[float, Interval]]]], metric: str, baseline: str
+    keys: Mapping[str, Mapping[str, Sequence[tuple[float, ArmInterval]]]], metric: str, baseline: str
 ) -> Figure:
     """Draws the differences over the values of each key, a panel for each key, with each pair as a dot.
 

@@ -11,7 +11,7 @@ from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid, add_legend, arm_l
 from ssl_sec.metrics import metric_label
 
 
-class Point(NamedTuple):
+class SweepPoint(NamedTuple):
     """A mean over runs.
 
     Attributes:
@@ -41,8 +41,8 @@ class Panel:
 
     x_label: str
     y_label: str
-    arms: Mapping[str, Sequence[Point]]
-    levels: Mapping[str, Point]
+    arms: Mapping[str, Sequence[SweepPoint]]
+    levels: Mapping[str, SweepPoint]
     categories: tuple[str, ...] = ()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ssl_sec.augment.views import Views
 from ssl_sec.collectives import (
@@ -25,7 +25,7 @@ from ssl_sec.data.samplers import Sampler, worker_rows
 from ssl_sec.data.selection.class_splits import hold_out_classes
 from ssl_sec.errors import ConfigError, DataError, counted
 from ssl_sec.evaluation.feature_table import FeatureTable
-from ssl_sec.evaluation.features import extract_features, feature_table
+from ssl_sec.evaluation.features import feature_table
 from ssl_sec.losses import Loss, TeacherLoss
 from ssl_sec.losses.config import ClassLossConfig, PairLossConfig, TeacherLossConfig, Transformed
 from ssl_sec.losses.templates.softmax import sample_classes
@@ -250,22 +250,14 @@ def hold_out(image_set: ImageSet, share: float) -> tuple[ImageSet, ImageSet, str
 
 
 def extractor(
-    network: nn.Module, computation: Computation, runtime: Runtime, batch_size: int
-) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A function that computes features and labels of a set's images; see `extract_features`."""
-    loaders = computation.num_loader_workers
-    return partial(extract_features, network, device=runtime.device, batch_size=batch_size, num_loader_workers=loaders)
-
-
-def table_extractor(
     network: nn.Module, computation: Computation, runtime: Runtime, batch_size: int, limit_mib: int | None = None
 ) -> Callable[..., FeatureTable]:
-    """A function that computes the features and labels of a set's images as a table; see `feature_table`."""
+    """A function that computes the features and labels of a set's images; see `feature_table`."""
     options = {"num_loader_workers": computation.num_loader_workers, "limit_mib": limit_mib}
     return partial(feature_table, network, device=runtime.device, batch_size=batch_size, **options)
 
 
-def in_words(image_set: ImageSet) -> str:
+def describe_images(image_set: ImageSet) -> str:
     """A set's name, the number and shape of its images, and the number of its classes."""
     num_channels, height, width = image_set.image_shape
     classes = counted(len(image_set.class_names), "class") if image_set.class_names else "no labels"
@@ -329,7 +321,7 @@ def agreed_computation(options: RuntimeConfig, device: torch.device) -> Computat
 def _initialise(config: TrainingConfig, image_set: ImageSet, runtime: Runtime) -> tuple[Encoder, nn.Module]:
     """The encoder and the head with the run's initial weights, equal on every worker."""
     num_channels, height, width = image_set.image_shape
-    log_once(runtime, "data: %s", in_words(image_set))
+    log_once(runtime, "data: %s", describe_images(image_set))
     worker_rows(config.global_batch_size, runtime.rank, runtime.world_size)
     torch.manual_seed(derived_seed(config.seed, "weights"))
     encoder = config.encoder.build(num_channels, min(height, width))

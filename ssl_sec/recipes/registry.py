@@ -18,7 +18,7 @@ from ssl_sec.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ssl_sec.figures.comparing import Comparison
+    from ssl_sec.figures.comparing import ComparisonFigure
     from ssl_sec.figures.runs import RunRecord
     from ssl_sec.recipes.config import RunConfig, TrainingConfig
     from ssl_sec.training.step import Runtime
@@ -127,7 +127,7 @@ class RecipeRow:
         return getattr(import_module(f"{self.package}.figures"), "measure", None)
 
     @property
-    def comparisons(self) -> "Mapping[str, Comparison]":
+    def comparisons(self) -> "Mapping[str, ComparisonFigure]":
         """The comparisons of several runs that reports draw, beside curves."""
         common = {"norms": import_module("ssl_sec.figures.comparing").NORMS} if self.is_training else {}
         return {**common, **getattr(import_module(f"{self.package}.figures"), "COMPARISONS", {})}

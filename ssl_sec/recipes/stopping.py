@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 from ssl_sec.collectives import max_int_over_workers
 from ssl_sec.errors import Stopped
+from ssl_sec.evaluation.feature_table import FeatureTable
 from ssl_sec.training.step import Request, Runtime
-
-T = TypeVar("T")
 
 
 def stop_if_requested(runtime: Runtime, *, alone: bool = False) -> None:
@@ -26,6 +24,6 @@ def stop_if_requested(runtime: Runtime, *, alone: bool = False) -> None:
         raise Stopped("stopped during an evaluation")
 
 
-def until_a_stop(extract: Callable[..., T], runtime: Runtime) -> Callable[..., T]:
-    """`extract_features` or `feature_table` with a network; a request to stop ends it before a batch of all workers."""
+def until_a_stop(extract: Callable[..., FeatureTable], runtime: Runtime) -> Callable[..., FeatureTable]:
+    """`feature_table` with a network; a request to stop ends it before a batch of all workers."""
     return partial(extract, before_batch=partial(stop_if_requested, runtime))

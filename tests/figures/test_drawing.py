@@ -9,7 +9,7 @@ from ssl_sec.evaluation.directions import ClassSpread
 from ssl_sec.figures.comparing import draw_norm_panels
 from ssl_sec.figures.drawing import add_legend, arm_look, arm_panels, message, percentages_between, small_plots
 from ssl_sec.figures.images import Retrieved, retrieved_figure
-from ssl_sec.figures.sweeps import Panel, Point, arms_figure, panels_figure
+from ssl_sec.figures.sweeps import Panel, SweepPoint, arms_figure, panels_figure
 from ssl_sec.figures.training import Curve, compared_curves_figure, norm_distributions_figure
 from ssl_sec.recipes.metric_learning.figures import class_divergences_figure
 from ssl_sec.training.norms import NormHistogram
@@ -76,6 +76,7 @@ def test_the_panels_of_many_arms_are_in_rows():
 
 
 NAME = r"a$b^{$c"  # between the two, no formula
+POINTS = [SweepPoint(0, 1, None, 1)]
 PIXELS = torch.zeros(1, 1, 2, 2, dtype=torch.uint8)
 
 
@@ -84,8 +85,10 @@ PIXELS = torch.zeros(1, 1, 2, 2, dtype=torch.uint8)
     [
         lambda: arm_panels([NAME], "title", "share (%)")[0],
         lambda: arms_figure({NAME: [{"probe/top1": 80.0}]}, ["probe/top1"]),
-        lambda: panels_figure([Panel("x", "y", {NAME: [Point(0, 1, None, 1)]}, {})], "title"),
-        lambda: panels_figure([Panel("x", "y", dict.fromkeys([NAME, *"bcd"], [Point(0, 1, None, 1)]), {})], "title"),
+        lambda: panels_figure([Panel("x", "y", {NAME: [SweepPoint(0, 1, None, 1)]}, {})], "title"),
+        lambda: panels_figure(
+            [Panel("x", "y", dict.fromkeys([NAME, *"bcd"], [SweepPoint(0, 1, None, 1)]), {})], "title"
+        ),
         lambda: norm_distributions_figure([0.0, 1.0], {NAME: [100.0]}, "title"),
         lambda: compared_curves_figure({"loss": {NAME: Curve([0, 1], [1.0, 2.0])}}, "title"),
         lambda: compared_curves_figure({NAME: {"arm": Curve([0, 1], [1.0, 2.0])}}, "title", "loss"),

@@ -1,5 +1,5 @@
 from ssl_sec.figures.comparing import draw_norm_panels
-from ssl_sec.figures.sweeps import Panel, Point, arms_figure, panels_figure
+from ssl_sec.figures.sweeps import Panel, SweepPoint, arms_figure, panels_figure
 from ssl_sec.training.norms import NormHistogram
 
 RESULTS = {
@@ -16,7 +16,7 @@ def test_each_run_is_a_point_and_each_arm_a_row():
 
 
 def test_an_arm_looks_the_same_in_all_panels_and_the_legend_covers_none():
-    panels = [Panel("x", "y", {arm: [Point(0, 1, 0.1, 2)] for arm in arms}, {}) for arms in ("abc", "bcd")]
+    panels = [Panel("x", "y", {arm: [SweepPoint(0, 1, 0.1, 2)] for arm in arms}, {}) for arms in ("abc", "bcd")]
     figure = panels_figure(panels, "title")
     looks = [{bars.get_label(): bars[0].get_color() for bars in axes.containers} for axes in figure.axes]
     assert looks[0]["b"] == looks[1]["b"] != looks[0]["a"]

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from ssl_sec.errors import ConfigError
+from tests.recipes.metric_learning.test_metric_learning import config, run
 from tests.recipes.same_runs import assert_resumes_bit_equal, assert_the_same_on_workers
-from tests.recipes.test_metric_learning import config, run
 
 # An epoch has seven steps: both halves of HDML's loss count from then on.
 SMALL = {

@@ -13,8 +13,9 @@ from ssl_sec.recipes.pretraining.monitor import Monitor
 from ssl_sec.training.optimisers import groups
 from ssl_sec.training.step import Cadence, train
 from tests.fakes import FakeRuntime
-from tests.recipes import test_metric_learning, test_pretraining
 from tests.recipes.face import test_recipe
+from tests.recipes.metric_learning import test_metric_learning
+from tests.recipes.pretraining import test_pretraining
 from tests.training.fake_gpu import FakeGPU
 
 FLOAT32 = {"name": "local", "precision": "float32"}

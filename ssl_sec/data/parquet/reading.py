@@ -58,15 +58,27 @@ class EncodedRows:
 
     Attributes:
         names: name of each image in errors: file and row.
-        paths: original path of each image; empty where there is none.
-        encoded: bytes of each image; empty where there are none.
+        images: the column of the images.
         labels: class of each image, 0 ≤ label < MAX_CLASSES; UNLABELLED if there are no labels.
     """
 
     names: list[str]
-    paths: list[str]
-    encoded: pa.Array
+    images: pa.Array
     labels: Int64[np.ndarray, " rows"]
+
+    @cached_property
+    def encoded(self) -> pa.Array:
+        """The bytes of each image; empty where there are none."""
+        return encoded_images(self.images)
+
+    @property
+    def paths(self) -> list[str]:
+        """The original path of each image; empty where there is none."""
+        place = self.images.type.get_field_index("path")
+        kind = pa.null() if place < 0 else self.images.type.field(place).type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            return [""] * len(self.images)
+        return self.images.flatten()[place].fill_null("").to_pylist()
 
 
 def inspect(locations: Locations, columns: Columns) -> ParquetFiles:
@@ -135,8 +147,7 @@ def iterate_rows(parquet_files: ParquetFiles) -> Iterator[EncodedRows]:
                 images = record_batch.column(parquet_files.image_column)
                 yield EncodedRows(
                     names=[f"{path} row {row + i}" for i in range(len(images))],
-                    paths=_image_paths(images),
-                    encoded=encoded_images(images),
+                    images=images,
                     labels=np.full(len(images), UNLABELLED)
                     if label_column is None
                     else labels.read_labels(record_batch.column(label_column), parquet_files.numbers, path, row),
@@ -285,11 +296,3 @@ def _is_image(column_type: pa.DataType) -> bool:
         return False
     bytes_type = column_type.field("bytes").type
     return pa.types.is_binary(bytes_type) or pa.types.is_large_binary(bytes_type)
-
-
-def _image_paths(images: pa.Array) -> list[str]:
-    place = images.type.get_field_index("path")
-    kind = pa.null() if place < 0 else images.type.field(place).type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        return [""] * len(images)
-    return images.flatten()[place].fill_null("").to_pylist()

@@ -106,12 +106,12 @@ def _packaged() -> dict[str, ConfigFile]:
 @cache
 def _papers_figures(name: str) -> str:
     figures = ", ".join(
-        f"{metric.rpartition('/')[2]} {in_words(value)}" for metric, value in find_reported(name).items()
+        f"{metric.rpartition('/')[2]} {value_text(value)}" for metric, value in find_reported(name).items()
     )
     return f"the paper's: {figures}" if figures else "not in the paper's tables"
 
 
-def in_words(value: Value) -> str:
+def value_text(value: Value) -> str:
     """A figure of a paper in the usual notation."""
     return f"{value[0]} ± {value[1]}" if isinstance(value, tuple) else str(value)
 

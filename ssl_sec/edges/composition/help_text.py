@@ -17,7 +17,7 @@ from ssl_sec.edges.composition.compose import (
     options_of,
 )
 from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, OPTION, ConfigFile
-from ssl_sec.edges.composition.experiments import Experiment, as_typed, explanations, in_words, load
+from ssl_sec.edges.composition.experiments import Experiment, as_typed, explanations, load, value_text
 from ssl_sec.edges.composition.keys import OF, Key, keys_of, keys_of_entry, kind_of, listed_kinds, summary_of
 from ssl_sec.edges.composition.options import EXPERIMENT
 from ssl_sec.edges.packaging import command
@@ -159,7 +159,7 @@ def _experiments(job: str) -> str:
         if experiment.is_row:
             value = papers.find_reported(name).get(metric)
             tables.setdefault(experiment.file.explanation, []).append(
-                name if value is None else f"{name} {in_words(value)}".replace(" ", _FIXED)
+                name if value is None else f"{name} {value_text(value)}".replace(" ", _FIXED)
             )
         else:
             alone[name] = explanation

@@ -73,9 +73,9 @@ def suggestion(key: str, keys: Iterable[str], others: Sequence[str] = ()) -> str
     """
     known = list(keys)
     if found := meant(key, known):
-        return f"did you mean {in_words([repr(one) for one in found])}?"
+        return f"did you mean {listed_names([repr(one) for one in found])}?"
     if others:
-        return f"it is one of {in_words([f'jobs.{job}' for job in others], 'and')}"
+        return f"it is one of {listed_names([f'jobs.{job}' for job in others], 'and')}"
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     return nearest(key, known if close else [one for one in known if "." not in one])
 
@@ -110,7 +110,7 @@ def meant(key: str, keys: Iterable[str]) -> list[str]:
     return (alike if before and alike else found)[:3]
 
 
-def in_words(names: Sequence[str], last: str = "or") -> str:
+def listed_names(names: Sequence[str], last: str = "or") -> str:
     """Names in a row; of many, only the first few."""
     *rest, end = names if len(names) <= 4 else [*names[:3], "others"]
     return f"{', '.join(rest)} {last} {end}" if rest else end

@@ -7,7 +7,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 
 from ssl_sec.edges.composition.experiments import Experiment, merged
-from ssl_sec.edges.composition.hints import in_words, is_of_probe, is_plain, meant, suggestion, swept
+from ssl_sec.edges.composition.hints import is_of_probe, is_plain, listed_names, meant, suggestion, swept
 from ssl_sec.edges.composition.keys import defaults_by_name, keys_of, kind_of
 from ssl_sec.edges.composition.options import EXPERIMENT, is_in_files, options, primary, usable, values_of_option
 from ssl_sec.recipes.registry import trainings
@@ -96,10 +96,10 @@ def _meaning(
         if (group, now) == ("data", "null"):
             return "; name the set, too, also that of the run: for example data=folder data.root=<folder>"
         explained = options(group, job).get(now, "").partition(";")[0].rstrip(".")
-        return f" with {group}={now}{f' ({explained})' if explained else ''}; {in_words(having)} has it"
+        return f" with {group}={now}{f' ({explained})' if explained else ''}; {listed_names(having)} has it"
     for possible in meant(key, elsewhere.keys() - keys) if is_of_probe(key, meant(key, keys)) else []:
         if having := _usable_ones(job, elsewhere[possible]):
-            return f"; did you mean {possible!r}, with {in_words(having)}?"
+            return f"; did you mean {possible!r}, with {listed_names(having)}?"
     others = [other for other in trainings() if group in primary(other).keys - primary(job).keys]
     return f"; {suggestion(key, keys, others)}"
 

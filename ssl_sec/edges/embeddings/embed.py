@@ -26,10 +26,10 @@ from ssl_sec.edges.run.sweeps import JobRun
 from ssl_sec.edges.storage.files import place_at
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.embeddings.computing import embed
-from ssl_sec.embeddings.parts import Plan, encoded, stem_of
+from ssl_sec.embeddings.parts import PartPlan, encoded, stem_of
 from ssl_sec.errors import ConfigError, counted, out_of_memory
 from ssl_sec.networks.convolutions import lay_out
-from ssl_sec.recipes.assembly import in_words
+from ssl_sec.recipes.assembly import describe_images
 from ssl_sec.settings import to_values
 from ssl_sec.training.config import LocalConfig, RuntimeConfig
 
@@ -40,7 +40,7 @@ _DECIDING = ("weights", "images", "digest", "file_sizes", "split", "image_shape"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Embedded:
+class EmbedResult:
     """The result of a job of embeddings.
 
     Attributes:
@@ -86,7 +86,7 @@ class Embedded:
         )
 
 
-def run_embed(config: EmbedConfig) -> Embedded:
+def run_embed(config: EmbedConfig) -> EmbedResult:
     """Writes those embeddings of a data set that do not exist yet.
 
     Raises:
@@ -101,10 +101,10 @@ def run_embed(config: EmbedConfig) -> Embedded:
     data = _data(config, network).undecoded()
     logger.info("opening the %s images of %s", config.split, data.title)
     image_set = data.open_to_embed(config.split, network.crop)  # cropped as in the run's evaluation
-    logger.info("data: %s", in_words(image_set))
+    logger.info("data: %s", describe_images(image_set))
     loaded = network.load(image_set.image_shape)
     dim, digest = _dim(loaded, image_set), network.digest(loaded)
-    plan = Plan(split=config.split, num_images=len(image_set), rows_per_part=config.rows_per_part)
+    plan = PartPlan(split=config.split, num_images=len(image_set), rows_per_part=config.rows_per_part)
     if isinstance(image_set, DecodedImages):
         logger.info("reading some of the images and the sizes of files, by which embeddings of others are recognised")
     origin = _origin(config, network.run, source, digest, data, image_set, dim)
@@ -113,7 +113,7 @@ def run_embed(config: EmbedConfig) -> Embedded:
         return _write_missing(work, source, image_set)
 
 
-def _write_missing(work: "EmbeddingWork", source: Source, image_set: ImageSet) -> Embedded:
+def _write_missing(work: "EmbeddingWork", source: Source, image_set: ImageSet) -> EmbedResult:
     """Computes the parts that do not exist, in a folder to which this process alone writes this split."""
     config, data, plan, dim = work.config, work.data, work.plan, work.origin["dim"]
     present, precision = _present(work)
@@ -135,7 +135,7 @@ def _write_missing(work: "EmbeddingWork", source: Source, image_set: ImageSet) -
 
     with run.ended_with(upload):
         _do(work, image_set, waiting, progress)
-    return Embedded(
+    return EmbedResult(
         output=config.output,
         split=config.split,
         num_images=len(image_set),
@@ -223,7 +223,7 @@ class EmbeddingWork:
     config: EmbedConfig
     network: TravellingNetwork
     data: DataConfig
-    plan: Plan
+    plan: PartPlan
     origin: Mapping[str, Any]
     precision: str | None = None
 

@@ -24,7 +24,7 @@ from ssl_sec.edges.run.signals import interruptible
 from ssl_sec.edges.storage.files import Place, place_at
 from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.embeddings.labels import same_label
-from ssl_sec.embeddings.parts import Plan, parquet_of
+from ssl_sec.embeddings.parts import PartPlan, parquet_of
 from ssl_sec.embeddings.reading import EmbeddingSet, read_set, require_alike
 from ssl_sec.embeddings.search import search
 from ssl_sec.embeddings.tables import (
@@ -147,9 +147,9 @@ class SearchWork:
         require_alike([*base.files, *queries.files])
         return base, queries
 
-    def plan(self, queries: EmbeddingSet) -> Plan:
+    def plan(self, queries: EmbeddingSet) -> PartPlan:
         """The division of the queries into parts."""
-        return Plan(split=_NEIGHBOURS, num_images=len(queries), rows_per_part=self.config.queries_per_part)
+        return PartPlan(split=_NEIGHBOURS, num_images=len(queries), rows_per_part=self.config.queries_per_part)
 
     def start(self, device: torch.device, on_images: Callable[[int], object]) -> Callable[[int], int]:
         """A function that searches a part on a device, and returns for how many images it searched.
@@ -214,7 +214,7 @@ class _Outcome:
 
     config: NeighboursConfig
     origin: Mapping[str, Any]
-    plan: Plan
+    plan: PartPlan
     place: Place = field(init=False)
 
     def __post_init__(self) -> None:

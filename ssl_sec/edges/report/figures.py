@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ssl_sec.edges.report.files import Report
-from ssl_sec.edges.report.table import remove_probe
+from ssl_sec.edges.report.measurements import remove_probe
 from ssl_sec.edges.tables import deviation
 from ssl_sec.edges.tracking.comparing import telling
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, newest_of_each_seed
 from ssl_sec.errors import ConfigError, counted
-from ssl_sec.figures.comparing import Comparison
+from ssl_sec.figures.comparing import ComparisonFigure
 from ssl_sec.figures.training import Curve, compared_curves_figure
 from ssl_sec.papers import Paper, PaperFigure
 from ssl_sec.recipes.registry import RECIPES, RecipeRow
@@ -111,7 +111,7 @@ def _make_labels(settings: Sequence[Mapping[str, str]]) -> list[str]:
     return labels
 
 
-def _draw_comparison(name: str, title: str, archive: RunArchive, arms: Arms, comparison: Comparison) -> Report:
+def _draw_comparison(name: str, title: str, archive: RunArchive, arms: Arms, comparison: ComparisonFigure) -> Report:
     """Draws a comparison from the runs' files; of one run of each arm if runs are not pooled."""
     found: dict[str, list[Any]] = {}
     names: dict[str, str] = {}
@@ -141,7 +141,7 @@ def _draw_comparison(name: str, title: str, archive: RunArchive, arms: Arms, com
     return Report(name=name, text=text, markdown=None, rows=counted, figure=figure)
 
 
-def _read(archive: RunArchive, run: ArchivedRun, comparison: Comparison) -> Any:
+def _read(archive: RunArchive, run: ArchivedRun, comparison: ComparisonFigure) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = archive.download(run, comparison.artifact, Path(folder))
         return None if path is None else comparison.read(path)

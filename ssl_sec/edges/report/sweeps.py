@@ -13,7 +13,7 @@ from ssl_sec.edges.report.files import Report
 from ssl_sec.edges.tables import deviation
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, newest_of_each_seed
 from ssl_sec.errors import ConfigError, counted
-from ssl_sec.figures.sweeps import Panel, Point, panels_figure
+from ssl_sec.figures.sweeps import Panel, SweepPoint, panels_figure
 from ssl_sec.losses.config import FTLConfig
 from ssl_sec.settings import to_values
 
@@ -32,9 +32,9 @@ class _Runs:
     settings: Settings
     runs: Sequence[ArchivedRun]
 
-    def point(self, key: str, metric: str) -> Point:
+    def point(self, key: str, metric: str) -> SweepPoint:
         values = [run.metrics[metric] for run in self.runs]
-        return Point(float(self.settings[key]), statistics.fmean(values), deviation(values), len(values))
+        return SweepPoint(float(self.settings[key]), statistics.fmean(values), deviation(values), len(values))
 
 
 def make_sweep_report(archive: RunArchive, number: str, recipes: Sequence[str] | None) -> Report:
@@ -55,9 +55,9 @@ def make_sweep_report(archive: RunArchive, number: str, recipes: Sequence[str] |
 
 def _draw_sweeps(archive: RunArchive, recipes: Sequence[str]) -> Report:
     groups, left_out = _alike(archive, recipes, _METRIC, (_BATCH, "transform."))
-    by_batch: dict[str, list[Point]] = {}
-    by_weight: dict[str, list[Point]] = {}
-    baselines: dict[str, Point] = {}
+    by_batch: dict[str, list[SweepPoint]] = {}
+    by_weight: dict[str, list[SweepPoint]] = {}
+    baselines: dict[str, SweepPoint] = {}
     for group in groups:
         kind, batch = group.settings[_KIND], group.settings[_BATCH]
         by_batch.setdefault(_transform_label(group.settings), []).append(group.point(_BATCH, _METRIC))
@@ -94,7 +94,7 @@ def _draw_encoders(archive: RunArchive, recipes: Sequence[str]) -> Report:
             f"figure: found one encoder in the {_count_runs(groups)} of {', '.join(recipes)} that can be "
             "compared; allowed: two or more, as encoder=resnet18 and resnet50"
         )
-    arms: dict[str, list[Point]] = {}
+    arms: dict[str, list[SweepPoint]] = {}
     for group in groups:
         place = {"place": str(encoders.index(_encoder_label(group.settings)))}
         point = _Runs({**group.settings, **place}, group.runs).point("place", metric)

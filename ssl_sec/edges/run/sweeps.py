@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
+from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.run.running import RunLock, close_abandoned, lock_sweep
 from ssl_sec.edges.run.signals import announce_stop, stop_requests
 from ssl_sec.edges.run.summary import ui_command
@@ -69,34 +70,13 @@ class JobRun:
         for the next process; without it, the run is a new one.
         """
         known_id = (known.read_text().strip() if known is not None and known.is_file() else "") or None
-        lock: RunLock | None = None
-
-        def hold(run_id: str) -> None:
-            nonlocal lock
-            with contextlib.suppress(UserError):  # the first run reports that the folder cannot be written
-                lock = lock_sweep(local_folder(output_dir), identity.uri, run_id)
-
         with tempfile.TemporaryDirectory() as kept:
             code = keep_code(Path(kept))
             identity = identity_of(tracking, output_dir, recipe=recipe, job=job, name=name, code=code, tags=tags or {})
-            try:
-                run = None if known_id is None else TrackedRun.reopen(identity.uri, known_id)
-                if run is None:
-                    run = TrackedRun.start(identity, values, hold)
-                else:
-                    hold(run.run_id)
-                    run.log_resume(identity.tags)
-                    run.log_changes(values)
-            except (UserError, MlflowException, OSError) as error:
-                logger.warning("%s; %s", first_line(error), cls._missing)
-                if lock is not None:
-                    lock.abandon(first_line(error))
-                return cls(None)
-            try:
-                for path in code_files(Path(kept)):
-                    run.log_file(path)
-            except (MlflowException, OSError) as error:
-                logger.warning("MLflow: %s", first_line(error))
+            opened = cls._started(identity, values, known_id, local_folder(output_dir))
+            if (run := opened._run) is None:
+                return opened
+            opened.record(lambda run: [run.log_file(path) for path in code_files(Path(kept))])
         if known is not None:
             try:
                 known.parent.mkdir(parents=True, exist_ok=True)
@@ -104,6 +84,31 @@ class JobRun:
             except OSError as error:
                 logger.warning("%s cannot be written: %s", known, error.strerror)
         close_abandoned(local_folder(output_dir), run.client, identity.uri)
+        return opened
+
+    @classmethod
+    def _started(cls, identity: RunIdentity, values: Mapping[str, Any], known_id: str | None, output_dir: Path) -> Self:
+        """The new or reopened run with its lock in the output folder; none if the store cannot be used."""
+        lock: RunLock | None = None
+
+        def hold(run_id: str) -> None:
+            nonlocal lock
+            with contextlib.suppress(UserError):  # the first run reports that the folder cannot be written
+                lock = lock_sweep(output_dir, identity.uri, run_id)
+
+        try:
+            run = None if known_id is None else TrackedRun.reopen(identity.uri, known_id)
+            if run is None:
+                run = TrackedRun.start(identity, values, hold)
+            else:
+                hold(run.run_id)
+                run.log_resume(identity.tags)
+                run.log_changes(values)
+        except (UserError, MlflowException, OSError) as error:
+            logger.warning("%s; %s", first_line(error), cls._missing)
+            if lock is not None:
+                lock.abandon(first_line(error))
+            return cls(None)
         return cls(run, lock)
 
     @property

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from ssl_sec.edges.study.cells import KeptCell
 from ssl_sec.edges.study.differences import Difference, adjusted, difference
 from ssl_sec.edges.tables import mean_and_std
-from ssl_sec.figures.study import Cause, Interval, causes_figure, forest_figure, values_figure
+from ssl_sec.figures.study import ArmInterval, Cause, causes_figure, forest_figure, values_figure
 from ssl_sec.metrics import chosen_metrics, metric_label
 from ssl_sec.recipes.registry import PROBE, RecipeRow, compared_metrics
 
@@ -27,7 +27,7 @@ _KNN = "probe/knn_top1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ComparisonRow:
     """An arm at a point.
 
     Attributes:
@@ -59,7 +59,7 @@ class Comparison:
         family: number of comparisons with the baseline for which p is adjusted.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[ComparisonRow]
     metric: str
     baseline: str
     family: int
@@ -71,7 +71,7 @@ class Comparison:
         for cell in cells:
             found.setdefault(cell.point, {}).setdefault(cell.arm, {})[cell.seed] = cell.metrics
         rows = [
-            Row(arm=arm, point=point, metrics=arms[arm], difference=None)
+            ComparisonRow(arm=arm, point=point, metrics=arms[arm], difference=None)
             for point, arms in found.items()
             for arm in sorted(arms, key=lambda arm: arm != baseline)
         ]
@@ -83,18 +83,18 @@ class Comparison:
         ]
         return replace(plain, rows=compared)
 
-    def _difference(self, row: Row, metric: str) -> Difference | None:
+    def _difference(self, row: ComparisonRow, metric: str) -> Difference | None:
         """The difference of a row from the baseline at its point; None for the baseline, or without a common seed."""
         baseline = self._baseline_of(row)
         if row.arm == self.baseline or baseline is None:
             return None
         return difference(row.of(metric), baseline.of(metric))
 
-    def _baseline_of(self, row: Row) -> Row | None:
+    def _baseline_of(self, row: ComparisonRow) -> ComparisonRow | None:
         """The baseline's row at the point of a row."""
         return next((one for one in self.rows if one.point == row.point and one.arm == self.baseline), None)
 
-    def _compared(self) -> Iterator[tuple[Row, Difference, Row]]:
+    def _compared(self) -> Iterator[tuple[ComparisonRow, Difference, ComparisonRow]]:
         """The rows with a difference, that difference, and the baseline's row at their point."""
         for row in self.rows:
             baseline = self._baseline_of(row)
@@ -132,14 +132,14 @@ class Comparison:
 
     def forest(self) -> Figure | None:
         """The differences with their intervals; None without differences."""
-        points: dict[str, list[Interval]] = {}
+        points: dict[str, list[ArmInterval]] = {}
         for row, interval in self._intervals():
             points.setdefault(row.point, []).append(interval)
         return forest_figure(points, metric_label(self.metric), self.baseline) if points else None
 
     def over_values(self) -> Figure | None:
         """The differences over the values of each varied key; None if no key has two numbers or more."""
-        keys: dict[str, dict[str, list[tuple[float, Interval]]]] = {}
+        keys: dict[str, dict[str, list[tuple[float, ArmInterval]]]] = {}
         for row, interval in self._intervals():
             key, _, value = row.point.partition("=")
             if (number := _number(value)) is not None and not math.isnan(interval.mean):
@@ -147,12 +147,12 @@ class Comparison:
         several = {key: arms for key, arms in keys.items() if max(map(len, arms.values())) > 1}
         return values_figure(several, metric_label(self.metric), self.baseline) if several else None
 
-    def _intervals(self) -> Iterator[tuple[Row, Interval]]:
+    def _intervals(self) -> Iterator[tuple[ComparisonRow, ArmInterval]]:
         """The rows with a difference, with the difference of each seed."""
         for row, found, baseline in self._compared():
             ours, theirs = row.of(self.metric), baseline.of(self.metric)
             pairs = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-            yield row, Interval(row.arm, found.mean, found.half_width, pairs)
+            yield row, ArmInterval(row.arm, found.mean, found.half_width, pairs)
 
     def causes(self) -> Figure | None:
         """The differences over the effects of the arms on norms and steps; None if these are not known."""
@@ -185,7 +185,7 @@ class Comparison:
         return found
 
 
-def _ratios(row: Row, baseline: Row) -> dict[str, float]:
+def _ratios(row: ComparisonRow, baseline: ComparisonRow) -> dict[str, float]:
     """Ratios of the means over a run to the baseline's: the geometric mean over the seeds that both have."""
     both = [(row.metrics[seed], baseline.metrics[seed]) for seed in row.metrics if seed in baseline.metrics]
     each = [(_causes_of(ours), _causes_of(theirs)) for ours, theirs in both]
@@ -207,7 +207,7 @@ def _causes_of(metrics: Mapping[str, float]) -> dict[str, float]:
     return causes
 
 
-def _ends(row: Row) -> list[str]:
+def _ends(row: ComparisonRow) -> list[str]:
     if row.difference is None:
         return ["", ""]
     p = row.difference.p

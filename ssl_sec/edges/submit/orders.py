@@ -93,40 +93,16 @@ def check_command(job: str, overrides: Sequence[str], name: str | None, is_local
     Raises:
         ConfigError: if the command cannot work.
     """
-    for override in overrides:
-        if (shown := _without_secrets(override)) != override:
-            raise ConfigError(
-                f"{shown}: found credentials, which the cluster's dashboard would show; allowed: "
-                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or the like, in the environment of its nodes"
-            )
+    _require_no_secrets(overrides)
     given = [*overrides, *([assigned("run_name", name)] if name else [])]
     resumed = resumed_run(job, given)
-    try:
-        values = values_for(job, given)
-    except ConfigError as error:
-        if resumed is None or not os.path.isabs(resumed) or os.path.exists(resumed):
-            raise
-        name = os.path.basename(resumed.rstrip("/"))
-        hint = f"if only the nodes see it: its settings with run_name={name} resume=auto"
-        raise ConfigError(f"{error}; {hint}") from error
-    is_resumed = resumed is not None
-    if is_resumed:
+    values = _values_seen_here(job, given, resumed)
+    if resumed is not None:
         # The job starts in another folder, so the path must be absolute.
         folder = os.path.join(values["output_dir"], values["recipe"], values["run_name"])
         given = [o for o in given if not o.startswith(("resume=", "output_dir="))]
         given.append(assigned("resume", folder))
-    output_dir = str(values["output_dir"]).removeprefix("file://")
-    run = probed_folder(job, given, values)
-    if run is not None:  # the job takes the output folder of that run
-        if not is_remote(run) and not os.path.isabs(run):
-            allowed = (
-                "an absolute path on storage that all nodes share, a URL of object storage, or the id or name of a run"
-            )
-            given = [o for o in given if not o.startswith("run=")]
-            given.append(assigned("run", _absolute("run", run, allowed, is_local)))
-    elif not is_remote(output_dir) and not os.path.isabs(output_dir):
-        allowed = "an absolute path on storage that all nodes share, or the URL of object storage"
-        given.append(assigned("output_dir", _absolute("output_dir", output_dir, allowed, is_local)))
+    given = _with_absolute_folder(job, given, values, is_local)
     if not values.get("run_name"):
         # The folder may not be visible from here, so the time makes the name unique.
         unnamed = from_values(RECIPES[job].config, values_for(job, given))
@@ -135,11 +111,57 @@ def check_command(job: str, overrides: Sequence[str], name: str | None, is_local
     if (uri := values["tracking"]["uri"]) and (reached := _reached_store("tracking.uri", uri, is_local)) != uri:
         given.append(assigned("tracking.uri", reached))
     config = from_values(RECIPES[job].config, values_for(job, given))
-    if not is_resumed:
+    if resumed is None:
         given += _absolute_data(config, is_local)
     assert config.run_name is not None
     recipe = config.recipe_name if isinstance(config, TrainingConfig) else job
     return Command(job=job, overrides=tuple(given), name=config.run_name, recipe=recipe)
+
+
+def _require_no_secrets(overrides: Sequence[str]) -> None:
+    """Raises a ConfigError about an override that holds credentials."""
+    for override in overrides:
+        if (shown := _without_secrets(override)) != override:
+            raise ConfigError(
+                f"{shown}: found credentials, which the cluster's dashboard would show; allowed: "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or the like, in the environment of its nodes"
+            )
+
+
+def _values_seen_here(job: str, overrides: Sequence[str], resumed: str | None) -> dict[str, Any]:
+    """The configuration of the job, which is read in the folder of the run if one is resumed.
+
+    Raises:
+        ConfigError: if it cannot work; with a hint if the folder is not on this machine.
+    """
+    try:
+        return values_for(job, overrides)
+    except ConfigError as error:
+        if resumed is None or not os.path.isabs(resumed) or os.path.exists(resumed):
+            raise
+        name = os.path.basename(resumed.rstrip("/"))
+        hint = f"if only the nodes see it: its settings with run_name={name} resume=auto"
+        raise ConfigError(f"{error}; {hint}") from error
+
+
+def _with_absolute_folder(job: str, overrides: list[str], values: Mapping[str, Any], is_local: bool) -> list[str]:
+    """The overrides with an absolute path of the output folder, or of the run to probe, whose folder the job takes.
+
+    Raises:
+        ConfigError: the path is relative, and the cluster is elsewhere.
+    """
+    storage = "an absolute path on storage that all nodes share"
+    run = probed_folder(job, overrides, values)
+    if run is not None:
+        if is_remote(run) or os.path.isabs(run):
+            return overrides
+        absolute = _absolute("run", run, f"{storage}, a URL of object storage, or the id or name of a run", is_local)
+        return [*(o for o in overrides if not o.startswith("run=")), assigned("run", absolute)]
+    output_dir = str(values["output_dir"]).removeprefix("file://")
+    if is_remote(output_dir) or os.path.isabs(output_dir):
+        return overrides
+    absolute = _absolute("output_dir", output_dir, f"{storage}, or the URL of object storage", is_local)
+    return [*overrides, assigned("output_dir", absolute)]
 
 
 def _without_secrets(override: str) -> str:

@@ -21,7 +21,7 @@ from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.submit.cluster import Cluster, ConnectionLost, entrypoint, exit_code
 from ssl_sec.edges.submit.orders import Command
 from ssl_sec.edges.tables import in_table
-from ssl_sec.edges.tracking.store import all_pages, connect_to_store, tracking_uri
+from ssl_sec.edges.tracking.store import connect_to_store, experiment_names, tracking_uri
 from ssl_sec.edges.tracking.tracker import JOB_ID_TAG
 from ssl_sec.errors import Stopped, UserError, first_line
 from ssl_sec.metrics import chosen_metrics, metric_label
@@ -35,8 +35,8 @@ _RETRY_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
-    """A chain of jobs.
+class Chain:
+    """The jobs of a point of a sweep, one after the other.
 
     Attributes:
         swept: the keys that differ between points, with their values here.
@@ -48,7 +48,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class PipelinePlan:
     """The plan of a pipeline.
 
     Attributes:
@@ -65,7 +65,7 @@ class Plan:
     output_dir: str
     tracking: TrackingConfig
     parallel: int
-    points: tuple[Point, ...]
+    points: tuple[Chain, ...]
 
     @property
     def is_sweep(self) -> bool:
@@ -88,7 +88,7 @@ class ChainResult:
     metrics: Mapping[str, float]
 
 
-def run_pipeline(plan: Plan) -> int:
+def run_pipeline(plan: PipelinePlan) -> int:
     """Runs all chains, as a job of the cluster.
 
     Returns:
@@ -100,7 +100,7 @@ def run_pipeline(plan: Plan) -> int:
 
 
 class _Pipeline:
-    def __init__(self, plan: Plan, cluster: Cluster, job_id: str) -> None:
+    def __init__(self, plan: PipelinePlan, cluster: Cluster, job_id: str) -> None:
         self._plan = plan
         self._cluster = cluster
         self._job_id = job_id
@@ -170,7 +170,7 @@ class _Pipeline:
                 results.setdefault(arm or "all seeds", []).append(each.metrics)
         return results
 
-    def _chain(self, number: int, point: Point, parent: Sweep) -> ChainResult:
+    def _chain(self, number: int, point: Chain, parent: Sweep) -> ChainResult:
         metrics: dict[str, float] = {}
         recipe = point.stages[0].recipe
         for position, stage in enumerate(point.stages):
@@ -217,10 +217,10 @@ class _Pipeline:
             client = connect_to_store(self._uri)
             name = self._plan.tracking.experiment or recipe
             if name is None:
-                experiments = all_pages(lambda token: client.search_experiments(page_token=token))
+                searched = list(experiment_names(client))
             else:
-                experiments = [client.get_experiment_by_name(name)]
-            searched = [each.experiment_id for each in experiments if each is not None]
+                experiment = client.get_experiment_by_name(name)
+                searched = [] if experiment is None else [experiment.experiment_id]
             found = client.search_runs(searched, f"tags.`{JOB_ID_TAG}` = {json.dumps(job_id)}") if searched else []
         except Exception as error:  # they are only shown
             logger.warning("MLflow: %s", first_line(error))

@@ -24,7 +24,7 @@ from ssl_sec.edges.submit.orders import (
     probed_folder,
     values_for,
 )
-from ssl_sec.edges.submit.pipeline import Plan, Point
+from ssl_sec.edges.submit.pipeline import Chain, PipelinePlan
 from ssl_sec.edges.tracking.pages import runs_page
 from ssl_sec.edges.tracking.store import connect_to_store, tracking_uri
 from ssl_sec.edges.tracking.tracker import JOB_ID_TAG
@@ -68,7 +68,7 @@ def submit_order(order: Order, cluster: Cluster) -> dict[str, str]:
         points = [_with_own_configs(point) for point in points]
     line = entrypoint(first.job, points[0].stages[0].overrides, order.python)
     if len(points) > 1 or order.then is not None:
-        plan = Plan(
+        plan = PipelinePlan(
             name=name,
             recipe=first.recipe,
             output_dir=output_dir,
@@ -89,17 +89,17 @@ def submit_order(order: Order, cluster: Cluster) -> dict[str, str]:
     return {"job": job_id, "dashboard": f"{cluster.address}/#/jobs/{job_id}", "MLflow": page}
 
 
-def _points(order: Order, base: str, is_local: bool) -> list[Point]:
+def _points(order: Order, base: str, is_local: bool) -> list[Chain]:
     """The points of an order, or its only one; in a sweep their runs have names that begin with `base`."""
-    points: list[Point] = []
+    points: list[Chain] = []
     for overrides, swept in expand_sweep(order.overrides):
         name = _point_name(base, swept) if swept else order.name
         command = check_command(order.job, overrides, name, is_local)
-        points.append(Point(swept=swept, stages=(command, *following_stages(order.then, command, is_local))))
+        points.append(Chain(swept=swept, stages=(command, *following_stages(order.then, command, is_local))))
     return points
 
 
-def _with_own_configs(point: Point) -> Point:
+def _with_own_configs(point: Chain) -> Chain:
     """A point whose jobs read the user's own configs, which are sent with them."""
     option = f"{OPTION}={_OWN_CONFIGS}"
     return replace(point, stages=tuple(replace(each, overrides=(option, *each.overrides)) for each in point.stages))

@@ -28,6 +28,7 @@ from ssl_sec.edges.tracking.registry import RegisteredVersion, find_version
 from ssl_sec.edges.tracking.store import (
     all_pages,
     connect_to_store,
+    experiment_names,
     is_unknown,
     moved_store,
     quoted,
@@ -131,9 +132,8 @@ class RunArchive:
         Raises:
             ConfigError: if there is no experiment with the given name.
         """
-        search = partial(self.client.search_experiments, max_results=_RUNS_A_PAGE)
         with self._errors():
-            found = {str(each.experiment_id): each.name for each in all_pages(lambda token: search(page_token=token))}
+            found = experiment_names(self.client)
         if self._experiment is None:
             return found
         if self._experiment not in found.values():

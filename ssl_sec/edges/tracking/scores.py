@@ -22,7 +22,7 @@ from ssl_sec.edges.folder.names import CHECKPOINT_TAG
 from ssl_sec.edges.folder.record import data_of
 from ssl_sec.edges.tracking.checkpoints import is_checkpoint
 from ssl_sec.edges.tracking.registry import source_run_id
-from ssl_sec.edges.tracking.store import all_pages, quoted
+from ssl_sec.edges.tracking.store import all_pages, experiment_names, quoted
 from ssl_sec.edges.tracking.tracker import current_parameters
 from ssl_sec.effects import without_effect
 from ssl_sec.recipes.probing.config import ProbeConfig, ProbedRun, ProbeJobConfig
@@ -55,8 +55,7 @@ def model_name(recipe: str) -> str:
 
 def child_probes(client: MlflowClient, recipe: str, checkpoint: Checkpoint = "last") -> dict[str, list[Run]]:
     """The finished probes of a recipe's encoders, newest first, by the id of the run that they probed."""
-    listed = all_pages(lambda token: client.search_experiments(page_token=token))
-    experiments = [str(experiment.experiment_id) for experiment in listed]
+    experiments = list(experiment_names(client))
     finished = f"tags.job = 'probe' AND tags.recipe = {quoted(recipe)} AND attributes.status = 'FINISHED'"
     probes: dict[str, list[Run]] = {}
     for run in all_pages(lambda token: client.search_runs(experiments, finished, page_token=token)):

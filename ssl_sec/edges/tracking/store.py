@@ -268,6 +268,12 @@ def all_pages(search: Callable[[str | None], PagedList[T]]) -> Iterator[T]:
             return
 
 
+def experiment_names(client: MlflowClient) -> dict[str, str]:
+    """Id -> name of all experiments of a store that are not deleted."""
+    pages = all_pages(lambda token: client.search_experiments(page_token=token))
+    return {str(each.experiment_id): each.name for each in pages}
+
+
 def quoted(word: str) -> str:
     """A string literal of MLflow's filter language, which has no escapes.
 

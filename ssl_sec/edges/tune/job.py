@@ -35,7 +35,7 @@ from ssl_sec.edges.tables import in_markdown
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.edges.tune.claims import claimed
 from ssl_sec.edges.tune.space import Choices, Interval, Search, chosen_overrides
-from ssl_sec.edges.tune.trial import Plan, TrainingTrial, lacks_metric, last_line, log_of, stop_path, trial_name
+from ssl_sec.edges.tune.trial import TrainingTrial, TrialPlan, lacks_metric, last_line, log_of, stop_path, trial_name
 from ssl_sec.edges.tune.trials import Trial, best_first, files_of, records_of, rows_of, table_of
 from ssl_sec.errors import ConfigError, Stopped, UserError, counted, writing
 
@@ -103,7 +103,7 @@ def _run_as(name: str, folder: Path, search: Search) -> tuple[list[Trial], int, 
     earlier = sorted(folder.glob(f"{name}-[0-9][0-9][0-9]*/mlflow_run_id"))
     sweep.adopt([path.read_text().strip() for path in earlier])
     parent = [] if sweep.run_id is None else [f"tracking.parent_run={sweep.run_id}"]
-    plan = Plan(
+    plan = TrialPlan(
         name=name,
         folder=str(folder),
         cwd=os.getcwd(),
@@ -138,7 +138,7 @@ def _run_as(name: str, folder: Path, search: Search) -> tuple[list[Trial], int, 
     return best_first(search, trials), len(failures), made
 
 
-def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial], failures: list[str]) -> None:
+def _run(search: Search, plan: TrialPlan, is_new: bool, trials: list[Trial], failures: list[str]) -> None:
     """Runs the trials; adds those that were measured, and the reasons why others failed."""
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # our own lines report the trials
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the new output prints each error in ten lines
@@ -157,7 +157,7 @@ def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial], failures
         raise Stopped(f"stopped; the same command with run_name={plan['name']} continues the search")
 
 
-def _tuner(search: Search, plan: Plan, is_new: bool) -> tune.Tuner:
+def _tuner(search: Search, plan: TrialPlan, is_new: bool) -> tune.Tuner:
     """The search in Ray Tune: a new one, or that of an earlier process with the trials that have not ended."""
     tuning, state = search.tune, _state_path(Path(plan["folder"]), plan["name"])
     trainable = tune.with_resources(
@@ -235,7 +235,7 @@ def _interruptible() -> Iterator[None]:
 class _Progress(Callback):
     """Logs a line for each trial that ends, and ends the search when a stop was asked or no trial has the metric."""
 
-    def __init__(self, search: Search, plan: Plan) -> None:
+    def __init__(self, search: Search, plan: TrialPlan) -> None:
         self._search, self._plan = search, plan
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:

@@ -1,7 +1,7 @@
 """The space of a search: keys whose values are Hydra's sweeps, and the configuration that they change."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -143,11 +143,10 @@ def read_search(overrides: Sequence[str]) -> Search:
     Raises:
         ConfigError: if a key or a value is wrong, or nothing is searched.
     """
-    overrides = [understood(override) for override in overrides]
-    each = {text: parsed(text) for text in overrides}
+    each = {text: parsed(text) for text in map(understood, overrides)}
     own = {field.name for field in fields(TuneConfig)}
-    swept = {one.key_or_group: _dimension(one) for one in each.values() if one.is_sweep_override()}
-    for key in swept:
+    space = {one.key_or_group: _dimension(one) for one in each.values() if one.is_sweep_override()}
+    for key in space:
         if key in _RESERVED or key in own or key.partition(".")[0] in ("tracking", "runtime"):
             raise ConfigError(f"{key}: found several values, must be one: it is the same in all trials")
     fixed = [text for text, one in each.items() if not one.is_sweep_override()]
@@ -158,6 +157,40 @@ def read_search(overrides: Sequence[str]) -> Search:
         raise ConfigError(f"job: found {recipe.name!r}; allowed: pretrain, metric_learning or face")
     values = compose(on_training("tune", recipe.name), fixed)
     tune = from_values(TuneConfig, {key: values[key] for key in own})
+    _require_trials(tune, recipe, values)
+    if not space:
+        raise _nothing_searched(each.values())
+    if tune.mode is None:
+        tune = replace(tune, mode="min" if tune.metric in LOWER_IS_BETTER else "max")
+    shared = [text for text in fixed if text.partition("=")[0] not in own]
+    every, key = max(1, int(values[recipe.length] // tune.measurements)), f"monitor.every_{recipe.length}"
+    shared += [] if key in typed else [f"{key}={every}"]
+    first = {key: dimension.ends[0] for key, dimension in space.items()}
+    configs = [_config(recipe, shared, first)]
+    for key, dimension in space.items():
+        configs += [_config(recipe, shared, {**first, key: end}) for end in dimension.ends[1:]]
+    return Search(tune=tune, recipe=recipe, shared=tuple(shared), space=space, config=configs[0])
+
+
+def _nothing_searched(overrides: Iterable[Override]) -> ConfigError:
+    """The error about overrides without a sweep; it names the key of an incomplete one."""
+    for one in overrides:
+        if isinstance(value := one.value(), str) and value.startswith(_SWEEP_NAMES):
+            return ConfigError(f"{one.key_or_group}: found {value!r}; allowed: {_SWEEPS}")
+    return ConfigError(
+        "found no key to search, must be one or more, as 'optimiser.learning_rate=tag(log,interval(0.03,3))'; "
+        f"searched values are {_SWEEPS}"
+    )
+
+
+def _require_trials(tune: TuneConfig, recipe: RecipeRow, values: Mapping[str, Any]) -> None:
+    """Refuses trials that are not one process, or whose metric is not measured on training images.
+
+    Args:
+        tune: settings of the search.
+        recipe: the training of its trials.
+        values: the composed configuration, of the search and the training.
+    """
     if values["runtime"]["name"] != "local":
         raise ConfigError(
             f"runtime: found {values['runtime']['name']!r}, must be 'local': a trial is one process, and Ray gives it "
@@ -168,24 +201,6 @@ def read_search(overrides: Sequence[str]) -> Search:
         raise ConfigError(
             f"held_out_share: found 0, must be greater: trials are compared by {recipe.score}, on held-out classes"
         )
-    if tune.mode is None:
-        tune = replace(tune, mode="min" if tune.metric in LOWER_IS_BETTER else "max")
-    for one in each.values() if not swept else ():
-        if isinstance(value := one.value(), str) and value.startswith(_SWEEP_NAMES):
-            raise ConfigError(f"{one.key_or_group}: found {value!r}; allowed: {_SWEEPS}")
-    if not swept:
-        raise ConfigError(
-            "found no key to search, must be one or more, as 'optimiser.learning_rate=tag(log,interval(0.03,3))'; "
-            f"searched values are {_SWEEPS}"
-        )
-    shared = [text for text in fixed if text.partition("=")[0] not in own]
-    every, key = max(1, int(values[recipe.length] // tune.measurements)), f"monitor.every_{recipe.length}"
-    shared += [] if key in typed else [f"{key}={every}"]
-    first = {key: dimension.ends[0] for key, dimension in swept.items()}
-    configs = [_config(recipe, shared, first)]
-    for key, dimension in swept.items():
-        configs += [_config(recipe, shared, {**first, key: end}) for end in dimension.ends[1:]]
-    return Search(tune=tune, recipe=recipe, shared=tuple(shared), space=swept, config=configs[0])
 
 
 def _require_measured(tune: TuneConfig, recipe: RecipeRow) -> None:

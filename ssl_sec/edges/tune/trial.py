@@ -24,7 +24,7 @@ _LOOK_EVERY_S = 0.5
 _STOP_WITHIN_S = 600.0
 
 
-class Plan(TypedDict):
+class TrialPlan(TypedDict):
     """The settings that all trials share.
 
     Attributes:
@@ -59,12 +59,12 @@ def trial_name(search: str, tag: str, counts_from: int) -> str:
     return f"{search}-{int(tag.partition('_')[0]) + 1 - counts_from:03d}"
 
 
-def log_of(plan: Plan, name: str) -> Path:
+def log_of(plan: TrialPlan, name: str) -> Path:
     """The file with the output of a trial."""
     return Path(plan["folder"]) / f"{plan['name']}-logs" / f"{name}.txt"
 
 
-def stop_path(plan: Plan) -> Path:
+def stop_path(plan: TrialPlan) -> Path:
     """The file that exists while a stop of the search is requested."""
     return Path(plan["folder"]) / f"{plan['name']}.tune.stop"
 
@@ -114,7 +114,7 @@ class TrainingTrial(Trainable):
 
     _run: "subprocess.Popen[bytes] | None" = None
 
-    def setup(self, config: dict[str, Any], *, plan: Plan, space: Space) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def setup(self, config: dict[str, Any], *, plan: TrialPlan, space: Space) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Starts the training, or resumes it if it has begun; does neither while the search stops.
 
         Args:

@@ -21,7 +21,7 @@ from ssl_sec.evaluation.faces.quality import quality_auc, refused_after_discards
 from ssl_sec.evaluation.faces.roc import equal_error_rate, tar_at_far
 from ssl_sec.evaluation.faces.verification import best_threshold
 from ssl_sec.figures import NUMBERS
-from ssl_sec.figures.comparing import Comparison, Drawn, from_plain, numbers_of
+from ssl_sec.figures.comparing import ComparisonFigure, Drawn, from_plain, numbers_of
 from ssl_sec.figures.directions import draw_cosines
 from ssl_sec.figures.drawing import add_grid, arm_look, draw_distribution, message, small_plots
 from ssl_sec.figures.plane import plane_figure
@@ -294,8 +294,8 @@ def _draw_test_sets(arms: Mapping[str, Sequence[Mapping[str, PairCosines]]], tit
 
 
 # Keyed by the names that the figures of `ssl_sec.papers` use.
-COMPARISONS: Mapping[str, Comparison] = {
-    "cosines": Comparison(
+COMPARISONS: Mapping[str, ComparisonFigure] = {
+    "cosines": ComparisonFigure(
         about="cosines of the test sets' pairs",
         artifact=NUMBERS,
         read=numbers_of(

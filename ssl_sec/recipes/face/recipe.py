@@ -22,6 +22,7 @@ from ssl_sec.evaluation.faces.verification import (
     sum_of_directions,
     sum_of_embeddings,
 )
+from ssl_sec.evaluation.feature_table import FeatureTable
 from ssl_sec.evaluation.features import readable
 from ssl_sec.evaluation.plane import plane_grid
 from ssl_sec.losses import Loss, NormFaceLoss
@@ -132,16 +133,16 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
         _keep_plane(config, recipe, trained_on, runtime, store)
     if divided is not None and config.evaluation.enabled:
         log_once(runtime, "classifying the %s other images of the training classes", f"{len(divided.test):,}")
-        metrics = classification_metrics(recipe.objective.loss, *extract(divided.test), divided.tail)
+        metrics = classification_metrics(recipe.objective.loss, *extract(divided.test).rows, divided.tail)
         runtime.report(recipe.total_steps, metrics)
     if runtime.rank == 0:
         save_network(recipe, store, with_head=True)
 
 
 def _embed(
-    extract: Callable[..., tuple[Tensor, Tensor]], image_set: ImageSet, indices: Int64[Tensor, " images"]
+    extract: Callable[..., FeatureTable], image_set: ImageSet, indices: Int64[Tensor, " images"]
 ) -> Float[Tensor, "images dim"]:
-    return extract(image_set, indices)[0].cpu()
+    return extract(image_set, indices).features.cpu()
 
 
 def _are_numbers(class_names: Sequence[str]) -> bool:
@@ -212,7 +213,7 @@ def _keep_plane(config: FaceConfig, recipe: Recipe, images: ImageSet, runtime: R
     generator = torch.Generator().manual_seed(derived_seed(config.seed, "plane"))
     chosen = torch.randperm(len(images), generator=generator)[:_ON_THE_PLANE]
     extract = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=128)
-    embeddings, labels = extract(images, chosen)
+    embeddings, labels = extract(images, chosen).rows
     if runtime.rank == 0:
         embeddings = in_full_precision(embeddings)
         kept = {"embeddings": embeddings.cpu(), "labels": labels.cpu()}

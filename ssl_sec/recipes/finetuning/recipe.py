@@ -27,7 +27,7 @@ from ssl_sec.evaluation.features import readable_rows
 from ssl_sec.evaluation.splits import opening_test_images, require_same_classes, with_test_images
 from ssl_sec.networks import Encoder, Network
 from ssl_sec.networks.stages import freeze_all_but
-from ssl_sec.recipes.assembly import RunStore, assemble, building_for, save_network, table_extractor, train_recipe
+from ssl_sec.recipes.assembly import RunStore, assemble, building_for, extractor, save_network, train_recipe
 from ssl_sec.recipes.finetuning.config import TEST_SEED, FinetuneConfig
 from ssl_sec.recipes.finetuning.objective import MixedObjective
 from ssl_sec.recipes.stopping import until_a_stop
@@ -151,7 +151,7 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
         recipe = build_recipe(config, images.trained_on, runtime)
     best = BestNetwork(recipe.encoder, recipe.head) if config.evaluated == "best" else None
     recipe = replace(recipe, best=best)
-    extract = table_extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=256)
+    extract = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=256)
     classify = partial(readable_rows, extract, runtime.device)
     monitor = _Monitor(images, classify, best, recipe.sampler.steps_per_epoch, runtime)
     train_recipe(config, recipe, runtime, store, monitor, config.monitor.every_epochs * recipe.sampler.steps_per_epoch)

@@ -31,7 +31,7 @@ from ssl_sec.evaluation.directions import (
     distance_distributions,
 )
 from ssl_sec.figures import NUMBERS
-from ssl_sec.figures.comparing import Comparison, Drawn, draw_norm_panels, draw_norms, from_plain, numbers_of
+from ssl_sec.figures.comparing import ComparisonFigure, Drawn, draw_norm_panels, draw_norms, from_plain, numbers_of
 from ssl_sec.figures.directions import draw_cosine_differences, draw_cosines, draw_direction_changes
 from ssl_sec.figures.drawing import add_grid, add_legend, arm_look, message, verbatim
 from ssl_sec.figures.runs import RunRecord, training_figures
@@ -46,6 +46,9 @@ from ssl_sec.recipes.metric_learning.variation_figures import draw_distances, dr
 from ssl_sec.training.norms import NormHistogram, norm_histogram
 
 logger = logging.getLogger(__name__)
+
+# Of more classes, some are left out of the figure of their divergences.
+_DRAWN_CLASSES = 100
 
 
 def draw(run: RunRecord) -> dict[str, Figure]:
@@ -91,22 +94,21 @@ def measure(run: RunRecord) -> dict[str, Any]:
     return numbers
 
 
-def class_divergences_figure(arms: Mapping[str, ClassSpread], title: str, max_classes: int = 100) -> Figure:
+def class_divergences_figure(arms: Mapping[str, ClassSpread], title: str) -> Figure:
     """The divergence of each class, its standard deviation over classes, and r_w (SFT, Fig. 4a and Eq. 8).
 
-    Classes are sorted by their divergence in the first arm, whose mean over classes is a dashed line.
+    Classes are sorted by their divergence in the first arm, whose mean over classes is a dashed line. Of more than 100,
+    every second, third, … is drawn; the other numbers are of all classes.
 
     Args:
         arms: the class divergences of each run, by name; one or more, all of the same classes.
         title: title of the figure.
-        max_classes: the largest number of classes to draw; of more, every second, third, … is drawn. The other numbers
-            are of all classes.
     """
     baseline, first = next(iter(arms.items()))
     assert all(one.classes == first.classes for one in arms.values()), "the arms have different classes"
     if not first.classes:
         return message("no class has two images")
-    places = np.arange(0, len(first.classes), -(-len(first.classes) // max_classes))
+    places = np.arange(0, len(first.classes), -(-len(first.classes) // _DRAWN_CLASSES))
     shown = np.argsort(first.divergences, kind="stable")[places]
     figure = Figure(figsize=(10, 4.4), layout="constrained")
     figure.suptitle(title)
@@ -169,52 +171,52 @@ def _direction_changes(run: RunRecord) -> list[DirectionChanges]:
 
 
 # Keyed by the names that the figures of `ssl_sec.papers` use.
-COMPARISONS: Mapping[str, Comparison] = {
-    "training_norms": Comparison(
+COMPARISONS: Mapping[str, ComparisonFigure] = {
+    "training_norms": ComparisonFigure(
         about="norms of the training images, after training",
         artifact=NUMBERS,
         read=numbers_of("training_norms", partial(from_plain, NormHistogram)),
         draw=draw_norms,
         draw_panels=draw_norm_panels,
     ),
-    "cosines": Comparison(
+    "cosines": ComparisonFigure(
         about="cosines of pairs of test images",
         artifact=NUMBERS,
         read=numbers_of("cosines", partial(from_plain, CosineDistributions)),
         draw=draw_cosines,
     ),
-    "cosine_differences": Comparison(
+    "cosine_differences": ComparisonFigure(
         about="differences of cosines in triplets of test images",
         artifact=NUMBERS,
         read=numbers_of("cosines", partial(from_plain, CosineDistributions)),
         draw=draw_cosine_differences,
     ),
-    "distances": Comparison(
+    "distances": ComparisonFigure(
         about="distances of pairs of test images",
         artifact=NUMBERS,
         read=numbers_of("distances", partial(from_plain, DistanceDistributions)),
         draw=draw_distances,
     ),
-    "divergences": Comparison(
+    "divergences": ComparisonFigure(
         about="divergence of the test classes",
         artifact=NUMBERS,
         read=numbers_of("divergences", partial(from_plain, ClassSpread)),
         draw=_draw_divergences,
     ),
-    "direction_changes": Comparison(
+    "direction_changes": ComparisonFigure(
         about="changes of direction of the watched images",
         artifact=NUMBERS,
         read=numbers_of("direction_changes", lambda listed: [from_plain(DirectionChanges, one) for one in listed]),
         draw=draw_direction_changes,
     ),
-    "feature_maps": Comparison(
+    "feature_maps": ComparisonFigure(
         about="the strongest channels of the last feature maps",
         artifact="examples.pt",
         read=read_feature_maps,
         draw=draw_feature_maps,
         pools_seeds=False,
     ),
-    "retrieved": Comparison(
+    "retrieved": ComparisonFigure(
         about="images retrieved for test images",
         artifact="examples.pt",
         read=read_retrieved,

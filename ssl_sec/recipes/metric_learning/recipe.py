@@ -19,6 +19,7 @@ from ssl_sec.data.stores import with_crop
 from ssl_sec.errors import DataError, counted
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.feature_maps import strongest_feature_maps
+from ssl_sec.evaluation.feature_table import FeatureTable
 from ssl_sec.evaluation.features import readable
 from ssl_sec.evaluation.retrieval import examples, num_without_positive, precision_at_r, recall_at_k
 from ssl_sec.evaluation.splits import stratified_sample
@@ -186,13 +187,13 @@ def _warn_of_hopeless(test: ImageSet) -> None:
 
 
 def _embed_readable(
-    extract: Callable[[ImageSet], tuple[Tensor, Tensor]], device: torch.device, image_set: ImageSet
+    extract: Callable[[ImageSet], FeatureTable], device: torch.device, image_set: ImageSet
 ) -> tuple[Float[Tensor, "images dim"], Int64[Tensor, " images"], ImageSet]:
     """Embeddings and labels of the images that can be read, and these images; every worker calls this function.
 
     An image that replaces an unreadable one would find itself.
     """
-    embeddings, labels = extract(image_set)
+    embeddings, labels = extract(image_set).rows
     is_read = readable(image_set, device)
     if bool(is_read.all()):
         return embeddings, labels, image_set

@@ -176,7 +176,7 @@ class Monitor:
         return self._at_the_end
 
     def _features(self) -> tuple[Tensor, Tensor]:
-        return self._extract(self._own.image_set, self._own.indices)
+        return self._extract(self._own.image_set, self._own.indices).rows
 
     def _accuracies(self, features: Tensor, labels: Tensor, steps_taken: int) -> dict[str, float]:
         """Accuracies of kNN and a linear probe, in percent; none without labels, or if each image has its own class."""
@@ -184,7 +184,7 @@ class Monitor:
         if labelled is None:
             return {}
         if labelled is not self._own:
-            features, labels = self._extract(labelled.image_set, labelled.indices)
+            features, labels = self._extract(labelled.image_set, labelled.indices).rows
         # An image that replaces an unreadable query may be in the bank.
         is_read = readable(labelled.image_set, self._runtime.device, labelled.indices).cpu()
         chosen = (rows[is_read[rows]] for rows in (labelled.bank, labelled.queries))

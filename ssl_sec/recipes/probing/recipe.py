@@ -39,7 +39,7 @@ from ssl_sec.evaluation.feature_table import FeatureTable, LabelledRows
 from ssl_sec.evaluation.features import readable, readable_rows
 from ssl_sec.evaluation.splits import opening_test_images, require_same_classes, with_test_images
 from ssl_sec.networks.convolutions import lay_out
-from ssl_sec.recipes.assembly import building_for, table_extractor
+from ssl_sec.recipes.assembly import building_for, extractor
 from ssl_sec.recipes.probing.adapting import Adapted
 from ssl_sec.recipes.probing.config import ProbedRun, ProbeJobConfig
 from ssl_sec.recipes.probing.measures import corrupted_top1, corruption_metrics, transfer_metrics
@@ -166,7 +166,7 @@ def linear_evaluation(
     require_labels(test_set, "a linear probe")
     require_same_classes(train_set, test_set, "a probe")
     kept, held_out = divided_rows(train_set.labels, config, train_set.name)
-    extract = table_extractor(encoder, computation, runtime, 512, config.resident_limit_mib)
+    extract = extractor(encoder, computation, runtime, 512, config.resident_limit_mib)
     features_of = partial(readable_rows, until_a_stop(extract, runtime), runtime.device)
     everything = torch.cat([kept, held_out])
     log_once(runtime, "computing the features of %s training images", f"{len(everything):,}")

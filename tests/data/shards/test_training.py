@@ -8,8 +8,8 @@ from ssl_sec.data.standard_sets import open_digits
 from tests.data.files import encode, write_folder, write_parquet
 from tests.data.shards.test_tar import write_tar
 from tests.fakes import assert_identical
+from tests.recipes.pretraining.test_pretraining import WITHOUT_LABELS, run
 from tests.recipes.same_runs import assert_resumes_bit_equal, assert_the_same_on_workers, curve
-from tests.recipes.test_pretraining import WITHOUT_LABELS, run
 
 # Blocks of 16 images, windows of three of them, six steps an epoch.
 NUM_IMAGES, PER_BLOCK = 96, 16

@@ -19,7 +19,7 @@ from PIL import Image
 
 from ssl_sec.data.config import DigitsConfig
 from ssl_sec.data.standard_sets import open_digits
-from ssl_sec.edges.embeddings.embed import Embedded, EmbeddingWork, run_embed
+from ssl_sec.edges.embeddings.embed import EmbeddingWork, EmbedResult, run_embed
 from ssl_sec.edges.folder.encoder import load_encoder
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.embeddings.parts import origin_of
@@ -38,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_training(PRETRAIN, configured("pretrain", overrides)).folder.path
 
 
-def embed(run: Path, output: Path | str, *overrides: str) -> Embedded:
+def embed(run: Path, output: Path | str, *overrides: str) -> EmbedResult:
     given = [f"run={run}", f"output={output}", "runtime=local", "split=test", "rows_per_part=100", *overrides]
     return run_embed(configured("embed", given))
 

@@ -313,7 +313,7 @@ def test_the_card_has_the_names_of_data_and_weights_and_no_path_of_this_machine(
     root = tmp_path / "my data, of 2024; all" / "photos"
     for kind in ("cat", "dog"):
         write_folder(root, {f"train/{kind}/{number}.png": encode(noise(8, 8)) for number in range(2)})
-    images = FolderConfig(root=str(root), image_size_px=8).open_all("train", CentreSquare(size_px=8))
+    images = FolderConfig(root=str(root), image_size_px=8).open("train", CentreSquare(size_px=8))
     data = data_set(DataDescription.of(images), "photos/train")
     assert str(tmp_path) in data.source
     given = [Param("encoder.weights", f"{tmp_path}/resnet.pth"), Param("encoder.name", "resnet18")]

@@ -8,8 +8,8 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.config import ReportConfig
+from ssl_sec.edges.report.measurements import _compose_settings
 from ssl_sec.edges.report.report import make_report
-from ssl_sec.edges.report.table import _compose_settings
 from ssl_sec.edges.tracking import runs as report_runs
 from ssl_sec.errors import ConfigError
 
@@ -223,7 +223,7 @@ def test_the_runs_can_be_limited_to_one_experiment(store):
 
 def test_a_recipe_without_an_experiment_is_marked(store, monkeypatch):
     _compose_settings.cache_clear()
-    monkeypatch.setattr("ssl_sec.edges.report.table.job_of", lambda recipe: None)  # as if it had been removed
+    monkeypatch.setattr("ssl_sec.edges.report.measurements.job_of", lambda recipe: None)  # as if it had been removed
     store._experiments["casia_softmax"] = store.client.create_experiment("casia")
     params = {"recipe": "casia_softmax", "seed": 0}
     values = {"face/lfw_accuracy": [52.0]}

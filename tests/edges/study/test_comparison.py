@@ -7,7 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from mlflow.utils.validation import _validate_metric_name
 
 from ssl_sec.edges.study.comparison import Comparison, curves_of
-from ssl_sec.figures.study import Cause, Interval, causes_figure, curves_figure, values_figure
+from ssl_sec.figures.study import ArmInterval, Cause, causes_figure, curves_figure, values_figure
 from tests.edges.study.test_cells import kept
 
 
@@ -158,7 +158,7 @@ def test_the_legend_of_causes_names_arms_that_the_first_panel_lacks():
 
 @pytest.mark.parametrize("first", [0.1, 0.0])  # a logarithmic axis and another
 def test_many_values_on_an_axis_do_not_overlap(first: float):
-    entries = [(value / 10, Interval("sec", 0.5, 0.2, [0.4, 0.6])) for value in range(1, 31)]
+    entries = [(value / 10, ArmInterval("sec", 0.5, 0.2, [0.4, 0.6])) for value in range(1, 31)]
     figure = values_figure(
         {"eta": {"sec": [(first, entries[0][1]), *entries]}, "other": {"sec": entries[:2]}}, "top-1 %", "none"
     )

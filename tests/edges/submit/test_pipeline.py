@@ -14,7 +14,7 @@ from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.submit import pipeline as module
 from ssl_sec.edges.submit.cluster import Cluster, ConnectionLost
 from ssl_sec.edges.submit.orders import Order
-from ssl_sec.edges.submit.pipeline import Plan, _Pipeline
+from ssl_sec.edges.submit.pipeline import PipelinePlan, _Pipeline
 from ssl_sec.edges.submit.submission import submit_order
 from ssl_sec.edges.tracking.store import connect_to_store
 from ssl_sec.edges.tracking.tracker import JOB_ID_TAG
@@ -65,7 +65,7 @@ def pipeline(tmp_path, monkeypatch):
         else:
             order = Order(job=job, overrides=overrides, name="n")
         submit_order(order, sent)
-        plan = from_values(Plan, json.loads(sent.sent[0][-1]["plan.json"]))
+        plan = from_values(PipelinePlan, json.loads(sent.sent[0][-1]["plan.json"]))
         jobs = FakeJobs(f"sqlite:///{tmp_path}/mlflow.db", refused)
         return _Pipeline(plan, jobs, "job"), jobs
 

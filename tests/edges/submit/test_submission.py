@@ -19,7 +19,7 @@ from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.submit.cluster import Cluster, as_table, entrypoint, exit_code
 from ssl_sec.edges.submit.command import submit
 from ssl_sec.edges.submit.orders import Order, check_command, expand_sweep, following_stages, passed_environment
-from ssl_sec.edges.submit.pipeline import Plan, _Pipeline
+from ssl_sec.edges.submit.pipeline import PipelinePlan, _Pipeline
 from ssl_sec.edges.submit.submission import _point_name, make_job_id, submit_order
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.config import TrackingConfig
@@ -142,7 +142,7 @@ def test_a_pipeline_finds_its_plan_in_a_file(tmp_path):
     submit_order(Order(job="pretrain", overrides=overrides, name="eta", then="probe", python="/opt/python"), cluster)
     ((line, job_id, metadata, _, files),) = cluster.sent
     assert line.endswith("exec /opt/python -m ssl_sec pipeline plan.json")
-    plan = from_values(Plan, json.loads(files["plan.json"]))
+    plan = from_values(PipelinePlan, json.loads(files["plan.json"]))
     assert [point.stages[0].name for point in plan.points] == ["eta-eta0.1", "eta-eta0.5"]
     assert job_id.startswith("digits-eta-") and metadata["job_name"] == "eta"
 
@@ -154,7 +154,7 @@ def test_the_run_of_a_sweep_has_the_tags_that_all_its_runs_have(tmp_path, monkey
     submit_order(
         Order(job="pretrain", overrides=("experiment=digits", f"output_dir={tmp_path}", *tags), name="n"), cluster
     )
-    plan = from_values(Plan, json.loads(cluster.sent[0][-1]["plan.json"]))
+    plan = from_values(PipelinePlan, json.loads(cluster.sent[0][-1]["plan.json"]))
     assert (len(plan.points), plan.tracking.tags) == (4, {"team": "vision"})
     sweep = _Pipeline(plan, cluster, "job")._parent()
     try:
@@ -243,7 +243,7 @@ def test_a_plan_round_trips_to_the_cluster():
         "parallel": 2,
         "points": [{"swept": ["seed=0"], "stages": stages}],
     }
-    plan = from_values(Plan, values)
+    plan = from_values(PipelinePlan, values)
     assert not plan.is_sweep
     assert json.loads(json.dumps(to_values(plan))) == values
 
@@ -372,7 +372,7 @@ def test_every_stage_of_a_pipeline_finds_user_experiments(own, tmp_path, monkeyp
     overrides = ("experiment=mine", "output_dir=/shared/runs", "seed=0,1")
     with own_configs(str(own)):
         submit_order(Order(job="pretrain", overrides=overrides, name="n", then="probe"), cluster)
-    plan = from_values(Plan, json.loads(cluster.files.get("plan.json") or cluster.words[-1]))
+    plan = from_values(PipelinePlan, json.loads(cluster.files.get("plan.json") or cluster.words[-1]))
     monkeypatch.chdir(cluster.lay_out(tmp_path / "there"))
     for stage in (stage for point in plan.points for stage in point.stages):
         show = composed_yaml if stage.job == "pretrain" else lambda job, overrides: "probed"

@@ -23,7 +23,7 @@ from ssl_sec.edges.tune import job
 from ssl_sec.edges.tune.claims import claimed
 from ssl_sec.edges.tune.job import _described, _resources, _searcher, _without_measurements, run_search
 from ssl_sec.edges.tune.space import read_search
-from ssl_sec.edges.tune.trial import Plan
+from ssl_sec.edges.tune.trial import TrialPlan
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError
 from tests.edges.conftest import QUICK
 from tests.edges.run.faulty import Once, steps_so_far
@@ -266,7 +266,7 @@ def test_the_other_trials_are_stopped_only_if_all_lack_the_metric(tmp_path, monk
     monkeypatch.setattr(job, "_unmeasured", event)
     monkeypatch.setattr(job, "last_line", lambda log: reason)
     search = read_search(["experiment=digits", "epochs=16", "metric=val/probe_top1", space, f"output_dir={tmp_path}"])
-    plan: Plan = {"name": "s", "folder": str(tmp_path), "metric": search.metric}  # pyright: ignore[reportAssignmentType]
+    plan: TrialPlan = {"name": "s", "folder": str(tmp_path), "metric": search.metric}  # pyright: ignore[reportAssignmentType]
     first, other = SimpleNamespace(last_result=None), SimpleNamespace(last_result=measured)
     job._Progress(search, plan).on_trial_error(1, [first, other], first)
     assert event.is_set() == ends

@@ -9,7 +9,7 @@ from ssl_sec.edges.tune.space import Choices, Interval, chosen_overrides, read_s
 from ssl_sec.edges.tune.trials import Trial, best_first, records_of
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.pretraining.config import MONITORED
-from tests.recipes.test_pretraining import run
+from tests.recipes.pretraining.test_pretraining import run
 
 DIGITS = ("experiment=digits", "epochs=16")
 

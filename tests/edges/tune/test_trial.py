@@ -11,7 +11,7 @@ import pytest
 
 from ssl_sec.edges.folder.text import json_lines
 from ssl_sec.edges.tune.space import Choices, Interval
-from ssl_sec.edges.tune.trial import Plan, TrainingTrial, last_line, log_of, reason_of, stop_path, trial_name
+from ssl_sec.edges.tune.trial import TrainingTrial, TrialPlan, last_line, log_of, reason_of, stop_path, trial_name
 from tests.edges.conftest import QUICK
 
 SPACE = {
@@ -31,10 +31,10 @@ class Trial(TrainingTrial):
         return "search-001"
 
 
-def plan(folder: Path, **changes: Any) -> Plan:
+def plan(folder: Path, **changes: Any) -> TrialPlan:
     """A plan of three epochs, each measured."""
     given = [f"output_dir={folder}", "recipe=r", "runtime=local", "monitor.every_epochs=1", "epochs=3"]
-    shared = Plan(
+    shared = TrialPlan(
         name="search",
         folder=str(folder / "r"),
         cwd=os.getcwd(),
@@ -44,7 +44,7 @@ def plan(folder: Path, **changes: Any) -> Plan:
         length=3,
         overrides=[*QUICK, *given],
     )
-    return Plan(**{**shared, **changes})
+    return TrialPlan(**{**shared, **changes})
 
 
 @pytest.mark.slow

@@ -5,9 +5,9 @@ import pytest
 from ssl_sec.collectives import rank, world_size
 from ssl_sec.errors import ConfigError
 from tests.fakes import FakeRuntime
-from tests.recipes import test_metric_learning as metric_learning
-from tests.recipes import test_pretraining as pretraining
-from tests.recipes.test_pretraining import assert_the_same_curve
+from tests.recipes.metric_learning import test_metric_learning as metric_learning
+from tests.recipes.pretraining import test_pretraining as pretraining
+from tests.recipes.pretraining.test_pretraining import assert_the_same_curve
 from tests.workers import on_workers
 
 PIXELS = {"encoder": {"name": "pixels"}, "head": {"name": "identity", "dim": 64}, "constraint": {"name": "none"}}

@@ -8,8 +8,8 @@ from torch import nn
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.pretraining.recipe import build_recipe
 from tests.fakes import FakeRuntime
+from tests.recipes.pretraining.test_pretraining import config, run
 from tests.recipes.same_runs import assert_resumes_bit_equal, on_a_worker
-from tests.recipes.test_pretraining import config, run
 from tests.workers import on_workers
 
 # MoCo v3 with its optimiser, in float64; warm for one of two epochs.

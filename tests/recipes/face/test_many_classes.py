@@ -15,7 +15,7 @@ from ssl_sec.recipes.face.recipe import build_recipe
 from tests.data.test_fingerprint import write_image
 from tests.fakes import FakeRuntime
 from tests.recipes.face.test_recipe import VALUES, config, on_a_worker, run, work_on_a_worker
-from tests.recipes.test_pretraining import assert_the_same_curve
+from tests.recipes.pretraining.test_pretraining import assert_the_same_curve
 from tests.workers import on_workers
 
 SAMPLED = {"class_sample_rate": 0.4, "evaluation": {"enabled": False}}

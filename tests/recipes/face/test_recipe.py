@@ -26,7 +26,7 @@ from ssl_sec.recipes.face.test_sets import PairsTestSet
 from ssl_sec.settings import from_values
 from tests.data.files import plain, write_digit_pairs, write_folder
 from tests.fakes import FakeRuntime, FakeStore, assert_identical
-from tests.recipes.test_pretraining import assert_the_same_curve, curve
+from tests.recipes.pretraining.test_pretraining import assert_the_same_curve, curve
 from tests.workers import on_workers
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ from ssl_sec.data.retrieval_sets import Counts, read_inshop
 from tests.data.files import encode, write_folder, write_parquet
 from tests.evaluation.test_retrieval import precisions_slowly, slowly
 from tests.fakes import assert_identical
+from tests.recipes.metric_learning.test_metric_learning import run
 from tests.recipes.same_runs import assert_the_same_curve, on_a_worker
-from tests.recipes.test_metric_learning import run
 from tests.workers import on_workers
 
 # Images of each class: four classes are trained on; the queries of class 5 have nothing to find.

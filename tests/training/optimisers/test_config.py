@@ -21,8 +21,10 @@ from ssl_sec.training.optimisers.config import (
     SteppedSGDConfig,
 )
 from ssl_sec.training.schedules import Polynomial, StepDecay
-from tests.recipes import test_finetuning, test_metric_learning, test_pretraining
+from tests.recipes import test_finetuning
 from tests.recipes.face import test_recipe
+from tests.recipes.metric_learning import test_metric_learning
+from tests.recipes.pretraining import test_pretraining
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ from ssl_sec.errors import Stopped
 from ssl_sec.networks import Network
 from ssl_sec.training.optimisers.groups import parameter_groups
 from tests.fakes import FakeRuntime
-from tests.recipes import test_finetuning, test_metric_learning, test_pretraining
+from tests.recipes import test_finetuning
 from tests.recipes.face import test_recipe
+from tests.recipes.metric_learning import test_metric_learning
+from tests.recipes.pretraining import test_pretraining
 from tests.recipes.same_runs import assert_resumes_bit_equal, assert_the_same_curve
 from tests.training import test_step
 from tests.workers import on_workers

@@ -162,8 +162,7 @@ def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | Non
     folder.unmark_training()
     training = Call(trainer.fit)
     training.start()
-    is_short = has_waited = False
-    next_check = time.monotonic() + _SHORTAGE_CHECKS_S
+    room = _RoomWatch(trainer, folder)
     cluster = ray.get_runtime_context().gcs_address
     idle_since: float | None = None
     while training.is_alive():
@@ -180,18 +179,39 @@ def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | Non
             idle_since = idle_since or time.monotonic()
             if is_lost or time.monotonic() > idle_since + _CONTROLLER_ENDS_WITHIN_S:
                 return None
-        if time.monotonic() > next_check:
-            next_check = time.monotonic() + _SHORTAGE_CHECKS_S
-            was_short, shortage = is_short, find_shortage(trainer.scaling_config, node_resources())
-            is_short = shortage is not None
-            if shortage is not None and not was_short:
-                folder.log_message("WARNING", f"{shortage}; training continues when there are more")
-            may_wait = not (is_short or has_waited or folder.is_training)
-            if may_wait and (free := find_wait()) is not None:
-                has_waited = True
-                workers = describe_workers(trainer.scaling_config)
-                folder.log_message("INFO", f"waiting until other jobs leave room for {workers}; free: {free}")
+        room.look()
     return training.error
+
+
+class _RoomWatch:
+    """Logs that the cluster has become too small for the workers, or that other jobs leave them no room at the start.
+
+    Args:
+        trainer: the trainer of the workers.
+        folder: the folder of the run, in which the messages are logged.
+    """
+
+    def __init__(self, trainer: TorchTrainer, folder: RunFolder) -> None:
+        self._trainer = trainer
+        self._folder = folder
+        self._is_short = self._has_waited = False
+        self._next_check = time.monotonic() + _SHORTAGE_CHECKS_S
+
+    def look(self) -> None:
+        """Looks at the cluster, unless it has done so a few seconds ago."""
+        if time.monotonic() <= self._next_check:
+            return
+        self._next_check = time.monotonic() + _SHORTAGE_CHECKS_S
+        scaling = self._trainer.scaling_config
+        was_short, shortage = self._is_short, find_shortage(scaling, node_resources())
+        self._is_short = shortage is not None
+        if shortage is not None and not was_short:
+            self._folder.log_message("WARNING", f"{shortage}; training continues when there are more")
+        may_wait = not (self._is_short or self._has_waited or self._folder.is_training)
+        if may_wait and (free := find_wait()) is not None:
+            self._has_waited = True
+            workers = describe_workers(scaling)
+            self._folder.log_message("INFO", f"waiting until other jobs leave room for {workers}; free: {free}")
 
 
 def _has_ended(folder: RunFolder) -> bool:

@@ -17,6 +17,7 @@ from ssl_sec.recipes.metric_learning.recipe import run as learn_metric
 from ssl_sec.settings import from_values
 from tests.data.files import encode, plain, write_folder
 from tests.fakes import FakeRuntime, assert_identical
+from tests.recipes.pretraining.test_pretraining import assert_views_are_equal
 from tests.recipes.same_runs import (
     assert_resumes_bit_equal,
     assert_the_same_curve,
@@ -24,7 +25,6 @@ from tests.recipes.same_runs import (
     on_a_worker,
     run_with_fakes,
 )
-from tests.recipes.test_pretraining import assert_views_are_equal
 from tests.workers import on_workers
 
 VALUES = {

@@ -15,8 +15,8 @@ from ssl_sec.recipes.pretraining.figures import draw_at_start
 from ssl_sec.recipes.pretraining.recipe import build_recipe
 from tests.data.files import encode, write_folder, write_parquet
 from tests.fakes import FakeRuntime, assert_identical
+from tests.recipes.pretraining.test_pretraining import config, run
 from tests.recipes.same_runs import curve
-from tests.recipes.test_pretraining import config, run
 from tests.workers import on_workers
 
 CPU = torch.device("cpu")

@@ -25,8 +25,8 @@ from tests.data.files import plain, write_folder, write_parquet
 from tests.data.shards.test_tar import write_tar
 from tests.data.test_fingerprint import write_image
 from tests.fakes import FakeRuntime, assert_identical
+from tests.recipes.pretraining.test_pretraining import config, run
 from tests.recipes.same_runs import curve
-from tests.recipes.test_pretraining import config, run
 from tests.workers import on_workers
 
 BAD = (b"no image", plain(7)[:40], b"")

@@ -11,7 +11,7 @@ from ssl_sec.recipes.pretraining.monitor import Monitor, monitored_images
 from ssl_sec.recipes.pretraining.recipe import build_recipe
 from tests.data.files import encode, noise, noisy_set
 from tests.fakes import FakeRuntime
-from tests.recipes.test_pretraining import config, run, without_labels
+from tests.recipes.pretraining.test_pretraining import config, run, without_labels
 
 
 def test_a_query_that_cannot_be_read_is_not_replaced_by_an_image_of_the_bank():

@@ -20,13 +20,13 @@ from ssl_sec.training.recipe import image_labels
 from ssl_sec.training.replaying import WARM_UP_CALLS
 from ssl_sec.training.step import train_step
 from tests.fakes import FakeRuntime, assert_identical
+from tests.recipes.pretraining.test_pretraining import config, run, without_labels
 from tests.recipes.same_runs import (
     assert_resumes_bit_equal,
     assert_the_same_curve,
     assert_the_same_on_workers,
     on_a_worker,
 )
-from tests.recipes.test_pretraining import config, run, without_labels
 from tests.training.fake_graphs import use_fake_graphs
 from tests.training.test_step import Noise, fused_sgd
 from tests.training.test_step import recipe as small_recipe
