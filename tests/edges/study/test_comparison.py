@@ -186,6 +186,12 @@ def test_an_arm_has_one_colour_in_all_plots_of_a_study():
     assert [line.get_color() for line in over.get_legend().get_lines()] == [line.get_color() for line in curves[1:]]
 
 
+def test_a_run_that_failed_counts_in_the_mean_curve_up_to_its_last_step():
+    whole, failed = [(0, 4.0), (2, 3.0), (10, 1.0)], [(0, 4.0), (2, 5.0)]
+    (axes,) = curves_figure({"none": {"train/loss": [whole, failed]}}, "title").axes
+    assert list(axes.lines[0].get_ydata()) == [4.0, 4.0, 1.0]
+
+
 def test_without_norms_there_is_no_figure_of_causes():
     assert Comparison.of(cells(), "probe/top1", "none", 2).causes() is None
 
