@@ -99,6 +99,11 @@ def test_values_are_on_one_scale_in_which_every_pair_fits():
     assert [line.get_fillstyle() for line in means] == ["full", "none", "full", "none"]
 
 
+def test_a_value_that_is_not_finite_has_no_place_among_the_others():
+    (axes,) = Comparison.of(cells(("beta=1", "beta=inf", "beta=2")), "probe/top1", "none", 6).over_values().axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2"]
+
+
 def test_causes_are_ratios_to_the_baseline_paired_by_seed():
     def with_causes(arm, seed, norm, deviation, step):
         metrics = {"norm_mean": norm * (1 + seed), "norm_std": deviation * (1 + seed)}
