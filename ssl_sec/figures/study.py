@@ -205,6 +205,8 @@ def curves_figure(
 ) -> Figure | None:
     """Draws metrics over the steps, a panel for each metric, with the mean over the runs of every arm.
 
+    A run that has ended early, as one that failed, counts up to its last step.
+
     Args:
         arms: arm -> metric -> the (step, value) pairs of each run, in the order of steps.
         title: title above all panels.
@@ -223,8 +225,7 @@ def curves_figure(
             runs = [run for run in of_arm.get(name, []) if run]
             if not runs:
                 continue
-            steps = sorted({step for run in runs for step, _ in run})
-            means = np.mean([np.interp(steps, [x for x, _ in run], [y for _, y in run]) for run in runs], axis=0)
+            steps, means = _mean_curve(runs)
             colour, style = arm_look(place)
             axes.plot(
                 steps,
@@ -238,3 +239,11 @@ def curves_figure(
         axes.set(xlabel="step", ylabel=metric_label(name))
     add_legend(figure, all_axes)
     return figure
+
+
+def _mean_curve(runs: Sequence[Sequence[tuple[float, float]]]) -> tuple[list[float], list[float]]:
+    """The steps of the runs, and at each the mean over those runs that have begun and not ended."""
+    steps = sorted({step for run in runs for step, _ in run})
+    values = [np.interp(steps, [x for x, _ in run], [y for _, y in run]) for run in runs]
+    is_outside = [[not run[0][0] <= step <= run[-1][0] for step in steps] for run in runs]
+    return steps, np.ma.array(values, mask=is_outside).mean(axis=0).tolist()

@@ -215,10 +215,12 @@ def _ends(row: ComparisonRow) -> list[str]:
 
 
 def _number(value: str) -> float | None:
+    """The value as a number that has a place on an axis; None if it is none."""
     try:
-        return float(value)
+        number = float(value)
     except ValueError:
         return None
+    return number if math.isfinite(number) else None
 
 
 def deciding_metric(recipe: RecipeRow, kept: Sequence[KeptCell]) -> str:

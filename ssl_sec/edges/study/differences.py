@@ -57,11 +57,11 @@ def difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Diffe
     if not pairs:
         return None
     differences = [one - other for one, other in pairs]
-    mean, count = statistics.fmean(differences), len(pairs)
-    without_spread = Difference(
-        mean=mean if math.isfinite(mean) else math.nan, half_width=math.nan, p=math.nan, num_pairs=count
-    )
-    if count == 1 or not math.isfinite(mean):
+    # Of values that are not finite, infinities of both signs have no mean at all.
+    mean = statistics.fmean(differences) if all(map(math.isfinite, differences)) else math.nan
+    count = len(pairs)
+    without_spread = Difference(mean=mean, half_width=math.nan, p=math.nan, num_pairs=count)
+    if count == 1 or math.isnan(mean):
         return without_spread
     spread = statistics.stdev(differences)
     if spread <= _rounding(chain(*pairs)):

@@ -125,3 +125,48 @@ def test_nothing_is_said_of_labels_that_cannot_be_compared(one: Path, tmp_path: 
     assert findings.nearest_of_same_label is None and findings.num_conflicts is None
     assert "labels:" not in str(findings) and "same label" not in str(findings)
     assert 'class="other"' not in (tmp_path / "out/index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("num_images", "num_searched", "size", "num_pairs", "doubt"),
+    [
+        (20, 20, 10, 9, None),
+        (20, 20, 11, 10, "one group of near-duplicates has 11 of 20 images"),
+        (20, 200, 11, 10, None),  # two sets, of 220 images
+        (101, 101, 2, 1010, None),
+        (101, 101, 2, 2020, "40% of all pairs are near-duplicates"),
+        (10, 2000, 2, 200, None),
+        (10, 2000, 2, 400, "2% of all pairs are near-duplicates"),
+    ],
+)
+def test_a_large_group_or_many_pairs_are_doubted(num_images, num_searched, size, num_pairs, doubt):
+    both = {"split": "train", "path": None, "label": 0}
+    pairs = [
+        {
+            **both,
+            "row": 0,
+            **{f"neighbour_{key}": value for key, value in both.items()},
+            "neighbour_row": row,
+            "group": 0,
+        }
+        for row in range(1, size)
+    ]
+    empty = pa.table({})
+    findings = Findings(
+        output="out",
+        num_images=num_images,
+        num_searched=num_searched,
+        k=1,
+        images_per_s=None,
+        nearest_of_same_label=None,
+        is_one_set=num_images == num_searched,
+        duplicates_above=0.95,
+        separating=0.999,
+        num_pairs=num_pairs,
+        num_conflicts=None,
+        num_redundant=0,
+        duplicates=pa.Table.from_pylist(pairs),
+        outliers=empty,
+        examples=empty,
+    )
+    assert (findings.doubt or "").partition(":")[0] == (doubt or "")

@@ -42,6 +42,16 @@ def test_added_cells_are_in_the_file(tmp_path_factory, arms, point, value):
     assert as_csv(read.values()) == path.read_text()
 
 
+def test_the_file_is_sorted_and_a_metric_that_a_run_lacks_is_an_empty_field():
+    cells = [kept("sec", "b", 1, loss=2.0), kept("none", "b", 0, top1=0.123456789), kept("sec", "a", 0, loss=1.0)]
+    assert as_csv(cells).splitlines() == [
+        "arm,point,seed,config,minutes,run_id,loss,top1",
+        "sec,a,0,abc,6.25,r1,1,",
+        "none,b,0,abc,6.25,r1,,0.123457",
+        "sec,b,1,abc,6.25,r1,2,",
+    ]
+
+
 def test_a_cell_is_found_by_arm_point_and_seed_and_refused_with_another_configuration(tmp_path):
     none, sec = read_study(["study=digits", "arms=[sec]"]).cells({})[:2]
     cells = KeptCells(tmp_path / "cells.csv")

@@ -99,6 +99,11 @@ def test_values_are_on_one_scale_in_which_every_pair_fits():
     assert [line.get_fillstyle() for line in means] == ["full", "none", "full", "none"]
 
 
+def test_a_value_that_is_not_finite_has_no_place_among_the_others():
+    (axes,) = Comparison.of(cells(("beta=1", "beta=inf", "beta=2")), "probe/top1", "none", 6).over_values().axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2"]
+
+
 def test_causes_are_ratios_to_the_baseline_paired_by_seed():
     def with_causes(arm, seed, norm, deviation, step):
         metrics = {"norm_mean": norm * (1 + seed), "norm_std": deviation * (1 + seed)}
@@ -184,6 +189,12 @@ def test_an_arm_has_one_colour_in_all_plots_of_a_study():
     assert [bars.lines[0].get_color() for bars in causes] == [line.get_color() for line in curves[1:]]
     over = Comparison.of(cells(("temperature=0.1", "temperature=0.5")), "probe/top1", "none", 2).over_values().axes[0]
     assert [line.get_color() for line in over.get_legend().get_lines()] == [line.get_color() for line in curves[1:]]
+
+
+def test_a_run_that_failed_counts_in_the_mean_curve_up_to_its_last_step():
+    whole, failed = [(0, 4.0), (2, 3.0), (10, 1.0)], [(0, 4.0), (2, 5.0)]
+    (axes,) = curves_figure({"none": {"train/loss": [whole, failed]}}, "title").axes
+    assert list(axes.lines[0].get_ydata()) == [4.0, 4.0, 1.0]
 
 
 def test_without_norms_there_is_no_figure_of_causes():

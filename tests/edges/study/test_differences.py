@@ -44,6 +44,7 @@ def test_one_pair_has_no_interval():
         # Three of 360 images, as they are measured and as they are kept.
         ({0: 100 * 307 / 360, 1: 100 * 315 / 360}, {0: 100 * 304 / 360, 1: 100 * 312 / 360}, "+0.83"),
         ({0: 85.2778, 1: 87.5}, {0: 84.4444, 1: 86.6667}, "+0.83"),
+        ({0: 9.44444, 1: 85.2778}, {0: 8.61111, 1: 84.4444}, "+0.83"),  # the larger values have fewer digits
         ({0: 0.300001, 1: 0.4}, {0: 0.1, 1: 0.2}, "+0.20"),  # a loss below 1
     ],
 )
@@ -85,3 +86,7 @@ def test_a_figure_that_is_not_finite_leaves_no_difference(figure):
     assert (str(found), found.num_pairs) == ("+nan", 3)
     assert adjusted([found], family=2) == [found]
     assert mean_and_std([1.0, figure]) == f"{figure:.2f} ± nan"
+
+
+def test_infinities_of_an_arm_and_of_the_baseline_leave_no_difference():
+    assert str(difference({0: math.inf, 1: 2.0}, {0: 1.0, 1: math.inf})) == "+nan"

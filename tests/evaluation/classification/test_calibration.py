@@ -42,6 +42,7 @@ def test_a_classifier_that_is_right_as_often_as_it_says_has_no_error():
     logits = torch.tensor([[3.0, 1.0]]).log().repeat(4, 1)
     assert calibration(logits, torch.tensor([0, 0, 0, 1])).ece == pytest.approx(0, abs=1e-7)
     assert calibration(logits, torch.tensor([1, 1, 1, 1])).ece == pytest.approx(0.75)
+    assert calibration(logits[:1], torch.tensor([1])).ece == pytest.approx(0.75)  # of one image
 
 
 def test_the_accuracy_of_a_collapsed_encoder_is_that_of_its_top1():

@@ -160,6 +160,7 @@ def test_an_elastic_run_needs_the_minimum_of_workers_with_a_machines_share_each(
 def test_the_minimum_of_an_elastic_run_is_a_number_of_workers_that_can_share_the_batch():
     with pytest.raises(ConfigError, match="runtime.num_workers: found 4, but the cluster has 3 CPUs; allowed: 1 to 3"):
         make_scaling(RayConfig(num_workers=(3, 8)), [{"CPU": 3.0}], worker_counts(256))
+    assert make_scaling(RayConfig(num_workers=(2, 8)), [{"CPU": 4.0}], worker_counts(256)).num_workers == (2, 8)
     scaling = make_scaling(RayConfig(num_workers=(3, 8)), [{"CPU": 4.0}], worker_counts(256))
     assert scaling.num_workers == (4, 8)
     assert find_shortage(scaling, [{"CPU": 3.0}]) == "the cluster has 3 CPUs, and the workers need 4"
@@ -190,8 +191,12 @@ def test_a_cluster_that_lost_machines_is_described():
 def test_workers_are_found_by_themselves():
     gpus = make_scaling(RayConfig(), [{"CPU": 64.0, "GPU": 8.0}])
     assert (gpus.num_workers, gpus.use_gpu, gpus.resources_per_worker) == (8, True, {"CPU": 8})
+    one_gpu = make_scaling(RayConfig(), [{"CPU": 4.0, "GPU": 1.0}])
+    assert (one_gpu.num_workers, one_gpu.use_gpu, one_gpu.resources_per_worker) == (1, True, {"CPU": 4})
     cpus = make_scaling(RayConfig(), [{"CPU": 2.0}])
     assert (cpus.num_workers, cpus.use_gpu, cpus.resources_per_worker) == (1, False, {"CPU": 2})
+    on_cpus = make_scaling(RayConfig(device="cpu"), [{"CPU": 16.0, "GPU": 8.0}])
+    assert (on_cpus.num_workers, on_cpus.use_gpu, on_cpus.resources_per_worker) == (1, False, {"CPU": 16})
     forced = make_scaling(RayConfig(device="cpu", num_workers=4), [{"CPU": 16.0, "GPU": 8.0}])
     assert (forced.num_workers, forced.use_gpu, forced.resources_per_worker) == (4, False, {"CPU": 4})
 
