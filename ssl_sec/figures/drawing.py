@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 # By Okabe and Ito: distinct with every common colour blindness.
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
@@ -79,6 +80,13 @@ def add_grid(axes: Axes) -> None:
     axes.grid(color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def label_steps(axes: Axes) -> None:
+    """Labels the horizontal axis as global steps, at whole numbers."""
+    axes.set_xlabel("global step")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def add_legend(figure: Figure, all_axes: Sequence[Axes]) -> None:

@@ -8,7 +8,16 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from ssl_sec.figures.drawing import BLUE, NUM_ARM_COLOURS, add_grid, add_legend, arm_look, small_plots, verbatim
+from ssl_sec.figures.drawing import (
+    BLUE,
+    NUM_ARM_COLOURS,
+    add_grid,
+    add_legend,
+    arm_look,
+    label_steps,
+    small_plots,
+    verbatim,
+)
 from ssl_sec.metrics import metric_label
 
 _MARKERS = "oDs^vP*"
@@ -236,7 +245,10 @@ def curves_figure(
                 marker="." if len(steps) < 3 else "",
                 label=arm,
             )
-        axes.set(xlabel="step", ylabel=metric_label(name))
+        axes.set_ylabel(metric_label(name))
+        if axes is not all_axes[0]:
+            axes.sharex(all_axes[0])
+        label_steps(axes)
     add_legend(figure, all_axes)
     return figure
 

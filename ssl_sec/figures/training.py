@@ -10,7 +10,6 @@ from jaxtyping import Float, Int64
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
 from torch import Tensor
 from torch.nn import functional
 
@@ -22,6 +21,7 @@ from ssl_sec.figures.drawing import (
     add_legend,
     arm_look,
     draw_distribution,
+    label_steps,
     legend_below,
     message,
     percentages_between,
@@ -99,7 +99,7 @@ def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
         axes.set_ylabel(metric_label(name))
         if axes is not all_axes[0]:
             axes.sharex(all_axes[0])
-        _label_steps(axes)
+        label_steps(axes)
         add_grid(axes)
     return figure
 
@@ -147,7 +147,7 @@ def norm_histograms_figure(histograms: Sequence[NormHistogram], num_bins: int = 
     )
     # Between the two, its label would read as that of the right plot.
     figure.colorbar(mesh, ax=(heat_axes, outline_axes), label="share of embeddings in a bin (%)")
-    _label_steps(heat_axes)
+    label_steps(heat_axes)
     heat_axes.set_ylabel("embedding norm (L2)")
 
     ends = {steps[0]: VERMILION, steps[-1]: BLUE}
@@ -238,7 +238,7 @@ def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str
         axes.set_ylabel(metric_label(metric or panel))
         if metric is not None:
             axes.set_title(verbatim(panel))
-        _label_steps(axes)
+        label_steps(axes)
         add_grid(axes)
     legend_below(figure, {arm: handles[arm] for arm in arms})
     return figure
@@ -336,9 +336,3 @@ def _cell_bounds(steps: Sequence[int]) -> np.ndarray:
         return np.array([steps[0] - 0.5, steps[0] + 0.5])
     middles = (np.array(steps[:-1]) + np.array(steps[1:])) / 2
     return np.array([2 * steps[0] - middles[0], *middles, 2 * steps[-1] - middles[-1]])
-
-
-def _label_steps(axes: Axes) -> None:
-    axes.set_xlabel("global step")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))

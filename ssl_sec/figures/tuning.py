@@ -44,14 +44,17 @@ class Axis:
         return np.where(is_finite, (scaled - low) / (high - low), np.nan), [(0.0, ends[0]), (1.0, ends[1])]
 
 
-def tuning_figure(axes_of_keys: Sequence[Axis], metric: str, figures: Sequence[float], order: Sequence[int]) -> Figure:
-    """Draws a line for each trial through its values to its metric, and the metrics in the order of the trials.
+def tuning_figure(
+    axes_of_keys: Sequence[Axis], metric: str, figures: Sequence[float], order: Sequence[int], numbers: Sequence[int]
+) -> Figure:
+    """Draws a line for each trial through its values to its metric, and the metrics over the numbers of the trials.
 
     Args:
         axes_of_keys: keys that vary, with a value for each trial.
         metric: metric by which the trials are compared.
         figures: metric of each trial; one or more.
         order: places of the trials in these sequences, the best first.
+        numbers: number of each trial, ascending; those of trials without a metric are missing.
     """
     scores = np.array(figures, dtype=np.float64)
     axes_drawn = [*axes_of_keys, Axis(name=metric, values=list(figures))]
@@ -76,10 +79,11 @@ def tuning_figure(axes_of_keys: Sequence[Axis], metric: str, figures: Sequence[f
     lines.set_xlim(-0.1, len(axes_drawn) - 0.6)
     lines.spines[["top", "right", "left", "bottom"]].set_visible(False)
     lines.set_title(
-        f"{counted(len(scores), 'trial')}, a line for each: the darker the better; the best in red", fontsize=9
+        f"{counted(len(scores), 'trial')}, a line for each: the darker the better, those stopped early behind the "
+        "others; the best in red",
+        fontsize=9,
     )
     so_far = scores[np.array(order)[np.minimum.accumulate(num_better)]]
-    numbers = range(1, len(scores) + 1)
     history.plot(numbers, scores, "o", color=BLUE, alpha=0.6, markersize=5, label="trial")
     history.step(numbers, so_far, where="post", color=VERMILION, label="best so far")
     history.set(xlabel="trial", ylabel=metric)

@@ -20,7 +20,7 @@ def test_values_are_placed_by_their_logarithm_and_names_evenly():
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_trial_without_a_finite_metric_hides_no_other(bad: float):
     axes = [Axis(name="lr", values=[0.1, 0.2, 0.3])]
-    lines, history = tuning_figure(axes, "train/loss", [50.0, bad, 80.0], [2, 0, 1]).axes
+    lines, history = tuning_figure(axes, "train/loss", [50.0, bad, 80.0], [2, 0, 1], [1, 2, 3]).axes
     drawn = {tuple(line.get_ydata()) for line in lines.lines if len(line.get_ydata()) == 2}
     assert {(0.0, 0.0), (1.0, 1.0)} <= drawn
     assert [text.get_text() for text in lines.texts[-2:]] == ["50", "80"]
@@ -33,7 +33,7 @@ def test_a_trial_without_a_finite_metric_hides_no_other(bad: float):
 )
 def test_the_best_trial_stands_out(order: list[int], so_far: list[float]):
     axes = [Axis(name="lr", values=[0.1, 0.2, 0.3]), Axis(name="constraint", values=["none", "sec", "none"])]
-    figure = tuning_figure(axes, "val/knn_top1", [50.0, 80.0, 40.0], order)
+    figure = tuning_figure(axes, "val/knn_top1", [50.0, 80.0, 40.0], order, [1, 3, 4])
     lines, history = figure.axes
     colours = [line.get_color() for line in lines.lines[:2]]
     assert colours == [colormaps["viridis"](0.95), colormaps["viridis"](0.95 * 0.5)]  # the worst is drawn first
@@ -42,3 +42,4 @@ def test_the_best_trial_stands_out(order: list[int], so_far: list[float]):
     np.testing.assert_allclose(line.get_ydata()[0], [0, 0.5, 1][order[0]])
     assert [text.get_text() for text in lines.get_xticklabels()] == ["lr", "constraint", "val/knn_top1"]
     assert history.lines[1].get_ydata().tolist() == so_far
+    assert [list(line.get_xdata()) for line in history.lines] == [[1, 3, 4]] * 2  # the second has failed

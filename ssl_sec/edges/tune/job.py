@@ -233,7 +233,7 @@ def _interruptible() -> Iterator[None]:
 
 
 class _Progress(Callback):
-    """Logs a line for each trial that ends, and ends the search when a stop was asked or no trial has the metric."""
+    """Logs when trials begin and end, and ends the search when a stop was asked or no trial has the metric."""
 
     def __init__(self, search: Search, plan: TrialPlan) -> None:
         self._search, self._plan = search, plan
@@ -257,6 +257,10 @@ class _Progress(Callback):
             _, stopping = ray.wait(stopping, num_returns=len(stopping), timeout=0.5)
         signal.raise_signal(signal.SIGUSR1)  # Ray Tune handles this signal
 
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Logs the values of a trial, which may train for hours before it ends."""
+        logger.info("%s begins with %s", trial, ", ".join(chosen_overrides(self._search.space, trial.config)))
+
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Logs the metric of a trial, and the best so far."""
         metric, tuning = self._search.metric, self._search.tune
@@ -268,10 +272,13 @@ class _Progress(Callback):
         logger.info(
             "%s (%d of %d): %s %.4g%s with %s; best %.4g",
             *(trial, len(ended), tuning.trials, metric, value),
-            "" if at == self._search.length else f" when it was stopped after {at} {self._search.recipe.length}",
+            "" if at == self._search.length else f" when it was stopped after {self._length(at)}",
             ", ".join(chosen_overrides(self._search.space, trial.config)),
             max(measured, key=lambda last: self._search.rank(last[metric], last["at"]))[metric],
         )
+
+    def _length(self, at: int) -> str:
+        return counted(at, self._search.recipe.length.removesuffix("s"))
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Logs why a trial failed; without the metric, the others are stopped unless their measurements may differ."""

@@ -57,11 +57,15 @@ def _rank(search: Search, trial: Trial) -> tuple[bool, int, float]:
     return search.rank(trial.metric, trial.at)
 
 
+def _number_of(trial: Trial) -> int:
+    return int(trial.name.rpartition("-")[2])
+
+
 def records_of(search: Search, trials: Sequence[Trial]) -> list[dict[str, Any]]:
     """The metric of each trial and the best one so far, by the number of the trial."""
     best_so_far = accumulate(trials, partial(max, key=partial(_rank, search)))
     return [
-        {"step": int(trial.name.rpartition("-")[2]), "metrics": {"tune/trial": trial.metric, "tune/best": best.metric}}
+        {"step": _number_of(trial), "metrics": {"tune/trial": trial.metric, "tune/best": best.metric}}
         for trial, best in zip(trials, best_so_far, strict=True)
     ]
 
@@ -77,5 +81,6 @@ def files_of(search: Search, trials: Sequence[Trial], folder: Path) -> list[Path
         for key, one in search.space.items()
     ]
     order = [trials.index(trial) for trial in best_first(search, trials)]
-    save_picture(picture, tuning_figure(axes, search.metric, [trial.metric for trial in trials], order))
+    numbers = [_number_of(trial) for trial in trials]
+    save_picture(picture, tuning_figure(axes, search.metric, [trial.metric for trial in trials], order, numbers))
     return [table, picture]

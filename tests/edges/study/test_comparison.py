@@ -239,3 +239,10 @@ def test_curves_are_means_over_the_runs_of_an_arm():
     assert drawn == [[5.0, 4.0, 3.0]] and len(figure.axes) == 1  # no panel without a curve
     assert curves_figure({"none": {}}, "title") is None
     assert not math.isnan(drawn[0][0])
+
+
+def test_the_panels_of_curves_have_one_range_of_whole_steps():
+    both = {"train/loss": [[(0, 2.0), (19, 1.0)]], "val/knn_top1": [[(19, 80.0)]]}
+    losses, scores = curves_figure({"none": both}, "title").axes
+    assert losses.get_xlim() == scores.get_xlim()
+    assert all(tick == int(tick) for axes in (losses, scores) for tick in axes.get_xticks())

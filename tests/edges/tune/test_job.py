@@ -272,6 +272,25 @@ def test_the_other_trials_are_stopped_only_if_all_lack_the_metric(tmp_path, monk
     assert event.is_set() == ends
 
 
+def test_a_trial_is_announced_when_it_begins_and_when_it_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    search = read_search([*QUICK, "epochs=4", "optimiser.learning_rate=choice(0.1,0.3)", f"output_dir={tmp_path}"])
+    plan: Plan = {"name": "s", "folder": str(tmp_path), "metric": search.metric}  # pyright: ignore[reportAssignmentType]
+
+    class Ended(SimpleNamespace):
+        def __str__(self) -> str:
+            return "s-001"
+
+    last = {search.metric: 80.0, "at": 1}
+    trial = Ended(config={"optimiser.learning_rate": "0.3"}, last_result=last, is_finished=lambda: True)
+    progress = job._Progress(search, plan)
+    with caplog.at_level("INFO", logger="ssl_sec"):
+        progress.on_trial_start(1, [trial], trial)
+        progress.on_trial_complete(1, [trial], trial)
+    begun, ended = caplog.messages
+    assert begun == "s-001 begins with optimiser.learning_rate=0.3"
+    assert "80 when it was stopped after 1 epoch with optimiser.learning_rate=0.3" in ended
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_a_stopped_search_saves_its_trials_and_continues_from_there(cluster, tmp_path: Path):
