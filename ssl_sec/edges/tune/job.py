@@ -111,7 +111,7 @@ def _run_as(name: str, folder: Path, search: Search) -> tuple[list[Trial], int, 
         job=search.recipe.name,
         every=search.every,
         length=search.length,
-        overrides=[*_without_name(search.untested), f"recipe={config.recipe_name}", *parent],
+        overrides=[*_without_name(search.of_trials), f"recipe={config.recipe_name}", *parent],
     )
     trials: list[Trial] = []
     failures: list[str] = []

@@ -106,9 +106,14 @@ class Search:
         return int(getattr(monitor, f"every_{self.recipe.length}"))
 
     @property
-    def untested(self) -> tuple[str, ...]:
-        """The overrides of every trial, which looks at no test image."""
-        return (*self.shared, *_not_tested(self.recipe))
+    def of_trials(self) -> tuple[str, ...]:
+        """The overrides of every trial, which looks at no test image; its encoder is registered only where it is asked.
+
+        A registered trial could become a recipe's best encoder, although it exists to choose settings.
+        """
+        asked = any(parsed(one).key_or_group == "tracking.register_model" for one in self.shared)
+        unregistered = [] if asked else ["tracking.register_model=false"]
+        return (*self.shared, *_not_tested(self.recipe), *unregistered)
 
     def rank(self, metric: float, at: int) -> tuple[bool, int, float]:
         """The rank of a trial by its last measurement; a better one is larger.

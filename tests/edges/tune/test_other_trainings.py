@@ -33,7 +33,7 @@ def test_trials_are_of_the_experiments_training_and_are_not_tested(given, job, m
     assert (search.recipe, search.metric, search.tune.mode) == (RECIPES[job], metric, "max")
     assert (search.length, search.every) == (length, every)
     assert search.space == {"optimiser.learning_rate": Interval(low=0.1, high=1.0, is_log=False, is_integer=False)}
-    trial = from_values(RECIPES[job].config, compose(job, search.untested))
+    trial = from_values(RECIPES[job].config, compose(job, search.of_trials))
     assert not trial.evaluation.enabled
 
 
@@ -72,8 +72,8 @@ def test_a_wrong_search_is_refused_in_one_line(given, message):
 @pytest.mark.parametrize("job", ["metric_learning", "face"])
 def test_a_trial_looks_at_no_test_image(job, tmp_path: Path, digit_pairs):
     given = [*RETRIEVAL, "steps=4"] if job == "metric_learning" else [*FACES, "epochs=1", digit_pairs]
-    search = read_search([*given, f"output_dir={tmp_path}", "run_name=it", "tracking.register_model=false", SWEPT])
-    run_recipe(job, search.untested)
+    search = read_search([*given, f"output_dir={tmp_path}", "run_name=it", SWEPT])
+    run_recipe(job, search.of_trials)
     folder = RunFolder(tmp_path / search.config.recipe_name / "it")
     metrics = {name for record in folder.records() for name in record["metrics"]}
     assert search.metric in metrics

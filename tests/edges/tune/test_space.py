@@ -36,7 +36,7 @@ def test_sweeps_are_searched_and_other_overrides_are_shared():
         "monitor.neighbours": Choices(values=("5", "10", "15")),
     }
     assert search.shared == (*DIGITS, "seed=3", "runtime=local", "monitor.every_epochs=2")
-    assert search.untested == (*search.shared, "probe.enabled=false")
+    assert search.of_trials == (*search.shared, "probe.enabled=false", "tracking.register_model=false")
     assert (search.config.seed, search.config.monitor.every_epochs, search.metric) == (3, 2, "val/knn_top1")
     values = {
         "constraint": "sec",
@@ -66,8 +66,17 @@ def test_explicit_overrides_are_kept():
 def test_trials_are_not_probed_whatever_is_given(asked: str):
     search = read_search([*DIGITS, asked, "optimiser.learning_rate=interval(0.1,1)"])
     assert not search.config.probe.enabled
-    trial = compose("pretrain", [*search.untested, *chosen_overrides(search.space, {"optimiser.learning_rate": 0.2})])
+    trial = compose("pretrain", [*search.of_trials, *chosen_overrides(search.space, {"optimiser.learning_rate": 0.2})])
     assert trial["probe"]["enabled"] is False
+
+
+@pytest.mark.parametrize(
+    ("given", "is_registered"),
+    [([], False), (["tracking.register_model=true"], True), (["++tracking.register_model=true"], True)],
+)
+def test_trials_are_registered_only_where_that_is_asked(given: list[str], is_registered: bool):
+    search = read_search([*DIGITS, *given, "optimiser.learning_rate=interval(0.1,1)"])
+    assert compose("pretrain", search.of_trials)["tracking"]["register_model"] is is_registered
 
 
 @pytest.mark.parametrize(
