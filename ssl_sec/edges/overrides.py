@@ -5,6 +5,7 @@ which its grammar uses or does not know. We accept such a value literally.
 """
 
 import json
+import re
 from functools import cache
 from typing import Any
 
@@ -14,12 +15,15 @@ from hydra.errors import HydraException
 
 from ssl_sec.errors import ConfigError, printable
 
+# A comma outside parentheses.
+_COMMA = re.compile(r",(?![^()]*\))")
+
 
 def understood(override: str) -> str:
     """Quotes the values of an override that Hydra cannot parse; it stays unchanged if that does not help.
 
     Args:
-        override: `key=value`; commas separate the values of a list in brackets, or of a sweep.
+        override: `key=value`; commas outside parentheses separate the values of a list in brackets, or of a sweep.
     """
     key, _, text = override.partition("=")
     try:
@@ -32,7 +36,7 @@ def understood(override: str) -> str:
     else:
         return override
     is_list = text.startswith("[") and text.endswith("]")
-    values = (text[1:-1] if is_list else text).split(",")
+    values = _COMMA.split(text[1:-1] if is_list else text)
     listed = ",".join(value if _parses(f"key={value}") else in_quotes(value.strip()) for value in values)
     quoted = f"{key}=[{listed}]" if is_list else f"{key}={listed}"
     return quoted if text[0] not in "{'\"" and (is_list or text[0] != "[") and _parses(quoted) else override

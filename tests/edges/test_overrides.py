@@ -29,6 +29,12 @@ def test_values_of_lists_and_sweeps_are_quoted_one_by_one():
     assert understood("data.root=/tmp/é,/tmp/b") == "data.root='/tmp/é',/tmp/b"
 
 
+def test_a_comma_in_parentheses_separates_no_values():
+    assert understood("optimiser.learning_rate=logint(1,2)") == "optimiser.learning_rate='logint(1,2)'"
+    assert understood("data.train=[/a (1,2).zip,/b(.zip,/c).zip]") == "data.train=['/a (1,2).zip','/b(.zip,/c).zip']"
+    assert understood("data.train=[/a(.zip,/b.zip]") == "data.train=['/a(.zip',/b.zip]"
+
+
 def test_invalid_overrides_stay_invalid():
     for override in ("digits", "epochs=[1", "epochs={1", "output_dir='a"):
         assert understood(override) == override
