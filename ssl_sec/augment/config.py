@@ -15,7 +15,8 @@ from ssl_sec.augment.views import (
     why_not_fused,
 )
 from ssl_sec.data.crops import CentreCrop, RandomResizedCrop
-from ssl_sec.data.image_set import EncodedImages, ImageSet
+from ssl_sec.data.encoded_images import EncodedImages
+from ssl_sec.data.image_set import ImageSet
 from ssl_sec.seeding import derived_seed
 from ssl_sec.settings import Positive, Probability, Range, Settings, Share, Side, check, wherever_possible
 

@@ -9,7 +9,8 @@ from typing import Literal, Self
 
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
-from ssl_sec.data.image_set import EncodedImages, ImageSet, Split
+from ssl_sec.data.encoded_images import EncodedImages
+from ssl_sec.data.image_set import ImageSet, Split
 from ssl_sec.data.selection.class_splits import split_by_class
 from ssl_sec.data.selection.left_out import require_lists, without_listed
 from ssl_sec.data.stores import from_store, limit_images

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from ssl_sec.data.decode import map_in_threads
-from ssl_sec.data.image_set import EncodedImages, ImageSet, ResidentImages
+from ssl_sec.data.encoded_images import EncodedImages
+from ssl_sec.data.image_set import ImageSet, ResidentImages
 from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.data.stores import FileStore
 from ssl_sec.errors import DataError

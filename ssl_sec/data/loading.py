@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ssl_sec.batch import Batch
-from ssl_sec.data.image_set import EncodedImages, ImageSet, record_bad
+from ssl_sec.data.encoded_images import EncodedImages, record_bad
+from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.errors import DataError
 

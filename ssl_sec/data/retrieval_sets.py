@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from ssl_sec.data.decode import Decoding
+from ssl_sec.data.encoded_images import EncodedImages
 from ssl_sec.data.faces.reading import is_number, read_matlab, read_text
 from ssl_sec.data.folders.listing import check_paths
-from ssl_sec.data.image_set import EncodedImages, Split
+from ssl_sec.data.image_set import Split
 from ssl_sec.data.selection.class_splits import require_disjoint
 from ssl_sec.data.stores import FileStore
 from ssl_sec.errors import DataError, MissingDataError, counted, printable

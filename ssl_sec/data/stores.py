@@ -16,17 +16,8 @@ from torch import Tensor
 
 from ssl_sec.data.crops import CentreSquare, Crop
 from ssl_sec.data.decode import Decoding, OnBadImage, decode_image, map_in_threads
-from ssl_sec.data.image_set import (
-    LISTED_BAD_IMAGES,
-    UNLABELLED,
-    EncodedImages,
-    ImageSet,
-    ImageStore,
-    ResidentImages,
-    check_shape,
-    subset,
-    unreadable,
-)
+from ssl_sec.data.encoded_images import LISTED_BAD_IMAGES, EncodedImages, ImageStore, unreadable
+from ssl_sec.data.image_set import UNLABELLED, ImageSet, ResidentImages, check_shape, subset
 from ssl_sec.errors import ConfigError, DataError, counted
 from ssl_sec.progress import logged
 

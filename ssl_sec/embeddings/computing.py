@@ -8,7 +8,8 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from ssl_sec.augment.views import unit_range
-from ssl_sec.data.image_set import DecodedImages, ImageSet
+from ssl_sec.data.encoded_images import DecodedImages
+from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.loading import batches
 from ssl_sec.embeddings.parts import Rows
 from ssl_sec.training.recipe import Computation

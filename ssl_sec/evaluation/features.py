@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from ssl_sec.augment.views import unit_range
 from ssl_sec.collectives import gather_rows, max_over_workers, rank, world_size
-from ssl_sec.data.image_set import DecodedImages, ImageSet
+from ssl_sec.data.encoded_images import DecodedImages
+from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.loading import batches
 from ssl_sec.errors import DataError, counted
 from ssl_sec.evaluation.arrays import as_tensor

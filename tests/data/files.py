@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import torch
 from PIL import Image
 
-from ssl_sec.data.image_set import EncodedImages
+from ssl_sec.data.encoded_images import EncodedImages
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.data.stores import MemoryStore
 

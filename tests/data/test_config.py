@@ -23,7 +23,8 @@ from ssl_sec.data.config import (
     same_set,
 )
 from ssl_sec.data.crops import CentreCrop
-from ssl_sec.data.image_set import EncodedImages, ResidentImages
+from ssl_sec.data.encoded_images import EncodedImages
+from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.data.stores import limit_images
 from ssl_sec.errors import ConfigError, DataError, MissingDataError
 from tests.data.files import plain, write_folder, write_parquet

@@ -8,9 +8,10 @@ import torch
 
 from ssl_sec.data import fingerprint as module
 from ssl_sec.data.decode import Decoding
+from ssl_sec.data.encoded_images import EncodedImages
 from ssl_sec.data.fingerprint import file_sizes, fingerprint
 from ssl_sec.data.folders.opening import open_folder
-from ssl_sec.data.image_set import EncodedImages, subset
+from ssl_sec.data.image_set import subset
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.data.stores import MemoryStore
 from tests.data.files import plain

@@ -7,10 +7,11 @@ import torch
 
 from ssl_sec.data import log
 from ssl_sec.data.decode import Decoding
+from ssl_sec.data.encoded_images import EncodedImages
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.folders import listing
 from ssl_sec.data.folders.opening import find_test_folders, open_folder
-from ssl_sec.data.image_set import EncodedImages, require_labels
+from ssl_sec.data.image_set import require_labels
 from ssl_sec.errors import MissingDataError
 from tests.data.files import plain, write_folder
 from tests.data.test_image_set import values

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ssl_sec.data import image_set as module
+from ssl_sec.data import encoded_images as module
 from ssl_sec.data.crops import CentreCrop, CentreSquare, RandomResizedCrop
-from ssl_sec.data.image_set import EncodedImages, ImageSet, ResidentImages, subset
+from ssl_sec.data.encoded_images import EncodedImages
+from ssl_sec.data.image_set import ImageSet, ResidentImages, subset
 from ssl_sec.data.stores import FileStore, with_crop
 from ssl_sec.errors import DataError
 from tests.data.files import plain, write_folder

@@ -12,7 +12,7 @@ import torch
 
 from ssl_sec.data.crops import RandomResizedCrop, row_draws
 from ssl_sec.data.decode import decode_image
-from ssl_sec.data.image_set import EncodedImages
+from ssl_sec.data.encoded_images import EncodedImages
 from ssl_sec.data.loading import _Decoding, batches
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
 from ssl_sec.data.stores import FileStore

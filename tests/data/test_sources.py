@@ -14,8 +14,9 @@ from torchvision.datasets import CIFAR10, CIFAR100
 from ssl_sec.data.config import MNISTConfig
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.decode import Decoding
+from ssl_sec.data.encoded_images import EncodedImages
 from ssl_sec.data.folders.opening import open_folder
-from ssl_sec.data.image_set import UNLABELLED, EncodedImages, ResidentImages
+from ssl_sec.data.image_set import UNLABELLED, ResidentImages
 from ssl_sec.data.parquet.opening import open_parquet
 from ssl_sec.data.selection.class_splits import own_classes
 from ssl_sec.data.shards.opening import open_webdataset

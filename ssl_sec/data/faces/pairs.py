@@ -17,10 +17,11 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from ssl_sec.data.decode import AS_THEY_ARE, Decoding
+from ssl_sec.data.encoded_images import ImageStore
 from ssl_sec.data.faces.bins import read_bin
 from ssl_sec.data.faces.reading import is_number, read_text
 from ssl_sec.data.folders.listing import image_paths, top_folder
-from ssl_sec.data.image_set import ImageSet, ImageStore
+from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.parquet.columns import NAMED_AS_USUAL, Columns
 from ssl_sec.data.stores import FileStore, MemoryStore, from_store
 from ssl_sec.errors import DataError, counted, first_line, printable

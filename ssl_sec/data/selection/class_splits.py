@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from ssl_sec.data.image_set import EncodedImages, ImageSet, ResidentImages, require_labels, subset
+from ssl_sec.data.encoded_images import EncodedImages
+from ssl_sec.data.image_set import ImageSet, ResidentImages, require_labels, subset
 from ssl_sec.errors import ConfigError, DataError, counted
 from ssl_sec.seeding import derived_seed
 

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Int64
 
 from ssl_sec.collectives import rank
-from ssl_sec.data.image_set import DecodedImages, ImageSet, ResidentImages, subset
+from ssl_sec.data.encoded_images import DecodedImages
+from ssl_sec.data.image_set import ImageSet, ResidentImages, subset
 from ssl_sec.errors import DataError, counted, printable
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ssl_sec.batch import Batch
 from ssl_sec.data.decode import Decoding
-from ssl_sec.data.image_set import MAX_BAD_IN_A_ROW, Candidate, DecodedImages, ImageSet, first_readable, record_bad
+from ssl_sec.data.encoded_images import MAX_BAD_IN_A_ROW, Candidate, DecodedImages, first_readable, record_bad
+from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import Sampler, ShuffledBatches
 from ssl_sec.data.shards.blocks import BlockReader, Blocks
 from ssl_sec.data.shards.order import BlockShuffledBatches

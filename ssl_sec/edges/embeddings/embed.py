@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from ssl_sec.data.config import DataConfig
+from ssl_sec.data.encoded_images import DecodedImages
 from ssl_sec.data.fingerprint import file_sizes, fingerprint
-from ssl_sec.data.image_set import DecodedImages, ImageSet
+from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.config.embed import EmbedConfig
 from ssl_sec.edges.embeddings.network import TravellingNetwork, found_network_and_source
 from ssl_sec.edges.embeddings.recording import Source, start_run, upload_results

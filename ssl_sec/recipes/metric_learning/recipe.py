@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ssl_sec.data.crops import row_draws
-from ssl_sec.data.image_set import EncodedImages, ImageSet, on_device, subset
+from ssl_sec.data.encoded_images import EncodedImages
+from ssl_sec.data.image_set import ImageSet, on_device, subset
 from ssl_sec.data.selection.config import TripletSamplerConfig
 from ssl_sec.data.stores import with_crop
 from ssl_sec.errors import DataError, counted

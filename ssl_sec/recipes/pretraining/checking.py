@@ -22,7 +22,8 @@ from ssl_sec.collectives import gather_objects, max_int_over_workers, own_rows
 from ssl_sec.data.config import ParquetConfig, WebDatasetConfig
 from ssl_sec.data.crops import CentreSquare
 from ssl_sec.data.decode import decode_image, map_in_threads
-from ssl_sec.data.image_set import LISTED_BAD_IMAGES, Candidate, DecodedImages, ImageSet, ResidentImages, check_shape
+from ssl_sec.data.encoded_images import LISTED_BAD_IMAGES, Candidate, DecodedImages
+from ssl_sec.data.image_set import ImageSet, ResidentImages, check_shape
 from ssl_sec.data.shards.cache_files import made_once
 from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.data.stores import unreadable_images

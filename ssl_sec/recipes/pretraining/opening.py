@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from ssl_sec.data.config import DataConfig, FolderConfig, ParquetConfig, RecordsConfig, WebDatasetConfig
-from ssl_sec.data.image_set import DecodedImages, Split
+from ssl_sec.data.encoded_images import DecodedImages
+from ssl_sec.data.image_set import Split
 
 # Number of images in the window of a set that a run would not read by blocks.
 _WINDOW = 4096

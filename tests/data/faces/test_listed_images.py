@@ -2,9 +2,10 @@ import pytest
 import torch
 
 from ssl_sec.data.decode import Decoding
+from ssl_sec.data.encoded_images import EncodedImages
 from ssl_sec.data.faces.listed_images import frames_of_videos, open_listed, paths_by_stem
 from ssl_sec.data.folders.listing import image_paths
-from ssl_sec.data.image_set import EncodedImages, ResidentImages
+from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.errors import MissingDataError
 from tests.data.files import plain, write_folder
 from tests.data.test_image_set import values

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from ssl_sec.data.decode import Decoding
+from ssl_sec.data.encoded_images import EncodedImages
 from ssl_sec.data.faces.bins import read_bin
 from ssl_sec.data.faces.config import BinPairsConfig, LFWPairsConfig, PairsConfig, PairTableConfig
 from ssl_sec.data.faces.pairs import VerificationPairs, open_bin, open_lfw_pairs, open_pair_table, read_lfw_pairs
 from ssl_sec.data.folders.opening import open_folder
-from ssl_sec.data.image_set import EncodedImages, ResidentImages
+from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.data.selection.class_splits import without_people
 from ssl_sec.errors import MissingDataError
 from tests.data.faces.test_bins import IMAGES, SAME

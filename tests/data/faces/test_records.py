@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from ssl_sec.data.config import RecordsConfig
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.decode import Decoding
+from ssl_sec.data.encoded_images import EncodedImages
 from ssl_sec.data.faces.records import MAGIC, open_records, read_record
-from ssl_sec.data.image_set import EncodedImages, ResidentImages
+from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.data.loading import batches
 from ssl_sec.errors import ConfigError, DataError, MissingDataError
 from tests.data.files import plain

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from ssl_sec.data.decode import Decoding
-from ssl_sec.data.image_set import EncodedImages, ResidentImages, require_labels
+from ssl_sec.data.encoded_images import EncodedImages
+from ssl_sec.data.image_set import ResidentImages, require_labels
 from ssl_sec.data.parquet import cache
 from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names

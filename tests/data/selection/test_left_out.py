@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from ssl_sec.data.config import DigitsConfig, FolderConfig, ParquetConfig, WebDatasetConfig
+from ssl_sec.data.encoded_images import EncodedImages
 from ssl_sec.data.fingerprint import fingerprint
-from ssl_sec.data.image_set import EncodedImages, ResidentImages
+from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.data.selection.left_out import without_listed
 from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.errors import DataError, MissingDataError

@@ -10,7 +10,8 @@ import torch
 
 from ssl_sec.data.config import FolderConfig, ParquetConfig, WebDatasetConfig
 from ssl_sec.data.crops import CentreCrop
-from ssl_sec.data.image_set import EncodedImages, ResidentImages
+from ssl_sec.data.encoded_images import EncodedImages
+from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.data.parquet.opening import open_parquet
 from ssl_sec.data.shards.gallery import QueriesAndGallery
 from ssl_sec.errors import ConfigError, DataError, MissingDataError

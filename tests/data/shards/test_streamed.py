@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from ssl_sec.data.decode import Decoding
+from ssl_sec.data.encoded_images import EncodedImages
 from ssl_sec.data.fingerprint import fingerprint
-from ssl_sec.data.image_set import EncodedImages, subset
+from ssl_sec.data.image_set import subset
 from ssl_sec.data.loading import batches
 from ssl_sec.data.parquet.blocks import RowGroups
 from ssl_sec.data.parquet.columns import Columns

@@ -13,7 +13,8 @@ from ssl_sec.data import log
 from ssl_sec.data.config import WebDatasetConfig
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.decode import Decoding
-from ssl_sec.data.image_set import UNLABELLED, EncodedImages, ResidentImages
+from ssl_sec.data.encoded_images import EncodedImages
+from ssl_sec.data.image_set import UNLABELLED, ResidentImages
 from ssl_sec.data.shards import tar
 from ssl_sec.data.shards.locations import find_files
 from ssl_sec.data.shards.opening import open_webdataset
