@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
-from ssl_sec.settings import LocalPath
+from ssl_sec.rules import LocalPath
 
 T = TypeVar("T")
 

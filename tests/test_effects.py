@@ -15,7 +15,8 @@ from ssl_sec.effects import (
     without_effect,
 )
 from ssl_sec.recipes.registry import RECIPES, trainings
-from ssl_sec.settings import Local, Settings
+from ssl_sec.rules import Local
+from ssl_sec.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)

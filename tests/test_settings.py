@@ -7,21 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssl_sec.errors import ConfigError, shown
-from ssl_sec.settings import (
-    Count,
-    Local,
-    Name,
-    NotEmpty,
-    Range,
-    Share,
-    check,
-    flattened,
-    from_values,
-    to_values,
-)
-from ssl_sec.settings import (
-    Settings as Ruled,
-)
+from ssl_sec.rules import Count, Local, Name, NotEmpty, Range, Share, check
+from ssl_sec.settings import Settings as Ruled
+from ssl_sec.settings import flattened, from_values, to_values
 
 
 @dataclass(frozen=True, kw_only=True)

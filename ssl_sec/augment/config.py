@@ -17,8 +17,9 @@ from ssl_sec.augment.views import (
 from ssl_sec.data.crops import CentreCrop, RandomResizedCrop
 from ssl_sec.data.encoded_images import EncodedImages
 from ssl_sec.data.image_set import ImageSet
+from ssl_sec.rules import Positive, Probability, Range, Share, Side, check
 from ssl_sec.seeding import derived_seed
-from ssl_sec.settings import Positive, Probability, Range, Settings, Share, Side, check, wherever_possible
+from ssl_sec.settings import Settings, wherever_possible
 
 _CPU = torch.device("cpu")
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from ssl_sec.compilers import why_no_triton
 from ssl_sec.data.crops import RandomResizedCrop
+from ssl_sec.rules import Range, check
 from ssl_sec.seeding import derived_seed
-from ssl_sec.settings import Range, check
 
 # The largest side of a view whose pixels fit into the registers of one program of a GPU.
 LARGEST_FUSED_VIEW_PX = 64

@@ -16,7 +16,8 @@ from ssl_sec.data.selection.left_out import require_lists, without_listed
 from ssl_sec.data.stores import from_store, limit_images
 from ssl_sec.effects import NoEffect
 from ssl_sec.errors import ConfigError, require_path
-from ssl_sec.settings import Count, CountOrZero, Settings, Side
+from ssl_sec.rules import Count, CountOrZero, Side
+from ssl_sec.settings import Settings
 
 # Words that name folders and files of any data set.
 _GENERIC_WORDS = frozenset(("", "data", "dataset", "images", "img", "train", "training", "test", "val", "validation"))

@@ -18,7 +18,8 @@ from ssl_sec.data.shards.config import ParquetConfig, WebDatasetConfig
 from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits, open_mnist, require_downloaded
 from ssl_sec.effects import NoEffect, file_names, image_files, without_effect
 from ssl_sec.errors import ConfigError
-from ssl_sec.settings import Local, to_values
+from ssl_sec.rules import Local
+from ssl_sec.settings import to_values
 
 
 @dataclass(frozen=True, kw_only=True)

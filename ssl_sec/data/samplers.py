@@ -30,8 +30,8 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ssl_sec.errors import ConfigError
+from ssl_sec.rules import check
 from ssl_sec.seeding import mix
-from ssl_sec.settings import check
 
 NUM_ROUNDS = 10
 BATCHES_AT_ONCE = 16

@@ -16,7 +16,7 @@ from ssl_sec.edges.masking import masked
 from ssl_sec.edges.run.signals import handled, interrupt
 from ssl_sec.edges.run.supervision import supervised
 from ssl_sec.errors import Stopped, UserError, out_of_memory, out_of_space
-from ssl_sec.settings import check
+from ssl_sec.rules import check
 
 _Output = Literal["stdout", "stderr"]
 

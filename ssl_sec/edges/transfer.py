@@ -32,7 +32,8 @@ from ssl_sec.figures.transfer import transfer_figure
 from ssl_sec.files import replace_text
 from ssl_sec.recipes.probing.config import ProbeJobConfig, TransferConfig
 from ssl_sec.recipes.registry import probed
-from ssl_sec.settings import check, to_values
+from ssl_sec.rules import check
+from ssl_sec.settings import to_values
 
 logger = logging.getLogger("ssl_sec")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ssl_sec.errors import ConfigError, DataError, counted
-from ssl_sec.settings import Range
+from ssl_sec.rules import Range
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ssl_sec.errors import ConfigError, DataError, counted
 from ssl_sec.evaluation.arrays import Embeddings, Labels, as_labels, as_rows, tiles, unit_rows
 from ssl_sec.progress import logged
-from ssl_sec.settings import Range
+from ssl_sec.rules import Range
 
 # Distances, and coordinates, that k-means has at once: 64 MiB.
 _ELEMENTS_AT_ONCE = 2**24

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ssl_sec.effects import NoEffect
-from ssl_sec.settings import BelowOne, Count, CountOrZero, NotEmpty, Range, Seed, Settings, Share, Side
+from ssl_sec.rules import BelowOne, Count, CountOrZero, NotEmpty, Range, Seed, Share, Side
+from ssl_sec.settings import Settings
 from ssl_sec.training.optimisers.config import PositiveRate
 
 

@@ -17,7 +17,7 @@ from ssl_sec.evaluation.arrays import as_tensor
 from ssl_sec.evaluation.feature_table import FeatureTable
 from ssl_sec.modes import evaluating
 from ssl_sec.progress import logged
-from ssl_sec.settings import Range
+from ssl_sec.rules import Range
 
 Indices = Integer[Tensor, " images"] | Integer[np.ndarray, " images"] | Sequence[int]
 Corrupt = Callable[[Float[Tensor, "batch channels height width"], Int64[Tensor, " batch"]], Tensor]

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ssl_sec.data.image_set import ImageSet, subset
 from ssl_sec.errors import ConfigError, DataError, MissingDataError, some_names
+from ssl_sec.rules import check
 from ssl_sec.seeding import derived_seed
-from ssl_sec.settings import check
 
 # Images of each sampled class if there are too many classes to sample all.
 _PER_CLASS = 10

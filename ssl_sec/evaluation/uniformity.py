@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ssl_sec.errors import DataError, counted
 from ssl_sec.evaluation.arrays import Embeddings, Rows, as_rows, tiles, unit_rows
-from ssl_sec.settings import Range
+from ssl_sec.rules import Range
 
 
 @torch.no_grad()

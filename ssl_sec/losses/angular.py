@@ -23,7 +23,7 @@ from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, log_one_plus_s
 from ssl_sec.losses.classes import classes_of, may_read_values, negative_pairs, take_rows
 from ssl_sec.losses.geometry import directions
 from ssl_sec.losses.pair import NPairLoss
-from ssl_sec.settings import Range
+from ssl_sec.rules import Range
 
 _Rows = Float[Tensor, "triplets dim"]
 

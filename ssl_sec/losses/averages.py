@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ssl_sec.losses.base import Scalar
 from ssl_sec.losses.centres import snapshot
-from ssl_sec.settings import Range
+from ssl_sec.rules import Range
 
 
 class Averages(nn.Module):

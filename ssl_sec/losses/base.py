@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ssl_sec.collectives import rank
 from ssl_sec.losses.classes import Classes, classes_of, may_read_values
 from ssl_sec.losses.geometry import in_full_precision
-from ssl_sec.settings import Range, check
+from ssl_sec.rules import Range, check
 
 Embeddings = Float[Tensor, "batch dim"]
 Labels = Int64[Tensor, " batch"]

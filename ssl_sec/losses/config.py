@@ -18,7 +18,8 @@ from ssl_sec.losses.generators.memory import WITH_MEMORY, CrossBatchMemory
 from ssl_sec.losses.templates.base import TemplateLoss
 from ssl_sec.losses.templates.softmax import TemplateSoftmaxLoss
 from ssl_sec.losses.transform import Centres
-from ssl_sec.settings import BelowOne, Count, Declared, Positive, Range, Settings, check, declare_settings
+from ssl_sec.rules import BelowOne, Count, Positive, Range, check
+from ssl_sec.settings import Declared, Settings, declare_settings
 
 # The parameters that the data and the network determine.
 _SIZES = ("num_classes", "dim")

@@ -36,7 +36,7 @@ from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, described, req
 from ssl_sec.losses.classes import Classes, classes_of, may_read_values, positive_pairs, sum_rows, take_rows
 from ssl_sec.losses.geometry import directions, in_full_precision, squared_distances
 from ssl_sec.losses.tiles import log_sum_exp_of_keys, log_sum_exp_of_others
-from ssl_sec.settings import Range
+from ssl_sec.rules import Range
 
 _Rows = Float[Tensor, "anchors dim"]
 _Terms = Float[Tensor, " anchors"]

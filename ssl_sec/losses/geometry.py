@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ssl_sec.errors import check_option
-from ssl_sec.settings import Range
+from ssl_sec.rules import Range
 
 # The norms that GradScale uses: each row's own, or the mean of the batch.
 GradScaleBy = Literal["rows", "batch"]

@@ -21,7 +21,7 @@ from ssl_sec.errors import counted
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, log_one_plus_sum_exp, require_triplets
 from ssl_sec.losses.classes import Classes, classes_of, may_read_values, negative_pairs, positive_pairs
 from ssl_sec.losses.geometry import directions, inner_products, root, squared_distances
-from ssl_sec.settings import Range
+from ssl_sec.rules import Range
 
 # With more rows in a class, one sort is faster than a pass for each positive (measured on CPUs at 512 rows).
 FEW_POSITIVES = 16

@@ -15,7 +15,7 @@ from torch import Tensor
 from ssl_sec.losses.averages import Averages
 from ssl_sec.losses.base import described
 from ssl_sec.losses.geometry import norms
-from ssl_sec.settings import Range
+from ssl_sec.rules import Range
 
 
 def spherical_constraint(lengths: Float[Tensor, " batch"], radius: Float[Tensor, ""] | float) -> Float[Tensor, ""]:

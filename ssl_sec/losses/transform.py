@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from ssl_sec.losses.base import require_classes, require_labels
 from ssl_sec.losses.centres import move_centres, pick_centres, snapshot
 from ssl_sec.losses.geometry import directions, in_full_precision, norms
+from ssl_sec.rules import Range, check
 from ssl_sec.seeding import derived_seed, mix
-from ssl_sec.settings import Range, check
 
 Centres = Literal["mean", "random", "picked"]
 

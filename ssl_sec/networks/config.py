@@ -38,7 +38,8 @@ from ssl_sec.networks.backbones.ir import IRName
 from ssl_sec.networks.backbones.timm import timm_arguments, timm_scaling
 from ssl_sec.networks.heads import Dim
 from ssl_sec.networks.memory import check_memory
-from ssl_sec.settings import Declared, NotEmpty, Range, Settings, check, declare_settings
+from ssl_sec.rules import NotEmpty, Range, check
+from ssl_sec.settings import Declared, Settings, declare_settings
 
 logger = logging.getLogger("ssl_sec")
 

@@ -10,7 +10,7 @@ from ssl_sec.errors import ConfigError, check_option
 from ssl_sec.networks.backbones.light_cnn import MFM_BIAS, max_feature_map
 from ssl_sec.networks.dropout import GlobalDropout
 from ssl_sec.networks.initialisation import caffe_xavier_
-from ssl_sec.settings import BelowOne, Range
+from ssl_sec.rules import BelowOne, Range
 
 Dim = Annotated[int, Range(ge=1, le=2**20)]
 Initial = Literal["zeros", "normal"]

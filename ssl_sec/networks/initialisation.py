@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]
 
-from ssl_sec.settings import Range
+from ssl_sec.rules import Range
 
 
 def he_normal_(backbone: nn.Module) -> None:

@@ -4,7 +4,7 @@ import os
 
 from torch import nn
 
-from ssl_sec.settings import check
+from ssl_sec.rules import check
 
 
 def check_memory(key: str, found: object, module: nn.Module) -> None:

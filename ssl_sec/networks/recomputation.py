@@ -26,7 +26,7 @@ from ssl_sec.networks.backbones.bn_inception import BNInception
 from ssl_sec.networks.backbones.ir import IRUnit
 from ssl_sec.networks.backbones.light_cnn import MFMConv
 from ssl_sec.networks.backbones.sphereface import SphereFaceUnit
-from ssl_sec.settings import check
+from ssl_sec.rules import check
 
 
 def recompute_blocks(backbone: nn.Module) -> None:

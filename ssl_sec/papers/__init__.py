@@ -11,7 +11,8 @@ from pathlib import Path
 import yaml
 
 from ssl_sec.errors import ConfigError, counted, nearest
-from ssl_sec.settings import check, from_values
+from ssl_sec.rules import check
+from ssl_sec.settings import from_values
 
 _FOLDER = Path(__file__).parent
 

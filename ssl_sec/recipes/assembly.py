@@ -36,8 +36,8 @@ from ssl_sec.networks.heads import PredictionHead, ProjectionHead
 from ssl_sec.networks.recomputation import recompute_blocks
 from ssl_sec.networks.weights import UnfitWeightsError
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
+from ssl_sec.rules import check
 from ssl_sec.seeding import derived_seed
-from ssl_sec.settings import check
 from ssl_sec.training.class_sharding import draw_templates, template_losses
 from ssl_sec.training.config import RuntimeConfig, SphericalConfig
 from ssl_sec.training.objective import Objective, Transform

@@ -21,7 +21,8 @@ from ssl_sec.networks import Encoder
 from ssl_sec.networks.config import EncoderConfig, HeadConfig, PixelsConfig, TimmConfig
 from ssl_sec.networks.weights import require_backbone_weights, require_head_weights, require_weights
 from ssl_sec.recipes.tracking import OutputDir, TrackingConfig
-from ssl_sec.settings import Count, Name, Range, Seed, Settings, check
+from ssl_sec.rules import Count, Name, Range, Seed, check
+from ssl_sec.settings import Settings
 from ssl_sec.training.config import ConstraintConfig, RayConfig, RuntimeConfig
 from ssl_sec.training.optimisers.config import CosineOptimiserConfig, FaceOptimiserConfig, SteppedOptimiserConfig
 from ssl_sec.training.optimisers.layer_rates import LayeredOptimiserConfig

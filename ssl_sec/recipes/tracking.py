@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ssl_sec.errors import ConfigError, printable
-from ssl_sec.settings import Count, LocalPath, check
+from ssl_sec.rules import Count, LocalPath, check
 
 # Kinds of object storage: S3, Google Cloud Storage and Azure.
 STORAGE_SCHEMES = ("s3", "gs", "az", "abfs", "abfss")

@@ -10,7 +10,8 @@ from ssl_sec.compilers import why_no_triton, why_too_old
 from ssl_sec.data.samplers import worker_rows
 from ssl_sec.errors import ConfigError
 from ssl_sec.losses import SphericalConstraint
-from ssl_sec.settings import Count, NotNegative, Processes, Range, Seconds, Settings, Share, check, wherever_possible
+from ssl_sec.rules import Count, NotNegative, Processes, Range, Seconds, Share, check
+from ssl_sec.settings import Settings, wherever_possible
 from ssl_sec.training.recipe import Computation, Precision
 from ssl_sec.training.schedules import CappedRamp, Constant, FaceRamp, LinearRamp, Schedule
 

@@ -34,7 +34,7 @@ from ssl_sec.losses.spherical import SphericalConstraint
 from ssl_sec.losses.templates.center import CenterLoss
 from ssl_sec.losses.templates.hinges import AgentLoss
 from ssl_sec.losses.transform import SphericalFeatureTransform
-from ssl_sec.settings import Range
+from ssl_sec.rules import Range
 from ssl_sec.training.schedules import Constant, Schedule
 
 Transform = SphericalFeatureTransform | RowGenerator

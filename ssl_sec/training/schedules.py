@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ssl_sec.settings import check
+from ssl_sec.rules import check
 
 Schedule = Callable[[int], float]
 

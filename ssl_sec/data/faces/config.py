@@ -20,7 +20,8 @@ from ssl_sec.data.faces.pairs import (
 )
 from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.effects import NoEffect
-from ssl_sec.settings import CountOrZero, Local, PlainName, Settings
+from ssl_sec.rules import CountOrZero, Local, PlainName
+from ssl_sec.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)

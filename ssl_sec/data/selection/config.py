@@ -9,7 +9,8 @@ from ssl_sec.data.class_batches import ClassBatches, TripletBatches
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import Sampler, ShuffledBatches
 from ssl_sec.data.selection.class_splits import HeadAndTail, head_and_tail
-from ssl_sec.settings import Count, Range, Seed, Settings, check
+from ssl_sec.rules import Count, Range, Seed, check
+from ssl_sec.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from ssl_sec.data.shards.locations import find_files, require_apart
 from ssl_sec.data.shards.opening import open_webdataset, shard_class_names
 from ssl_sec.effects import ImageFiles, NoEffect
 from ssl_sec.errors import ConfigError, require_path
-from ssl_sec.settings import Count, Local, check
+from ssl_sec.rules import Count, Local, check
 
 
 @dataclass(frozen=True, kw_only=True)

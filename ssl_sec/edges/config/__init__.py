@@ -7,14 +7,8 @@ from typing import Annotated
 from ssl_sec.edges.config.study import Distinct, Seeds
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.tracking import OutputDir, TrackingConfig
-from ssl_sec.settings import (
-    Local,
-    NotEmpty,
-    Processes,
-    Range,
-    Settings,
-    check,
-)
+from ssl_sec.rules import Local, NotEmpty, Processes, Range, check
+from ssl_sec.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)

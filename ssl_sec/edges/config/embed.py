@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.image_set import Split
 from ssl_sec.recipes.tracking import Checkpoint, OutputDir, TrackingConfig
-from ssl_sec.settings import Count, Settings, check
+from ssl_sec.rules import Count, check
+from ssl_sec.settings import Settings
 from ssl_sec.training.config import RuntimeConfig
 
 

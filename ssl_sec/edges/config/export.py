@@ -7,7 +7,8 @@ from typing import Annotated
 from ssl_sec.data.config import DataConfig
 from ssl_sec.exporting import FormatName
 from ssl_sec.recipes.tracking import Checkpoint, OutputDir, TrackingConfig
-from ssl_sec.settings import LocalPath, Settings, check
+from ssl_sec.rules import LocalPath, check
+from ssl_sec.settings import Settings
 
 HUB_SCHEME = "hf://"
 # One or two names, together at most 96 letters, as the Hub allows them.

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from ssl_sec.data.config import DataConfig
 from ssl_sec.recipes.tracking import OutputDir
-from ssl_sec.settings import Count, CountOrZero, Range, Settings
+from ssl_sec.rules import Count, CountOrZero, Range
+from ssl_sec.settings import Settings
 from ssl_sec.training.config import RuntimeConfig
 
 # Of each kind, unless the user gives a number.

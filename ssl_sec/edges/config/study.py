@@ -6,7 +6,8 @@ from typing import Annotated
 
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.recipes.registry import require_training
-from ssl_sec.settings import Count, Local, NotEmpty, Seed, Settings, check
+from ssl_sec.rules import Count, Local, NotEmpty, Seed, check
+from ssl_sec.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ssl_sec.settings import Count, Range, Settings
+from ssl_sec.rules import Count, Range
+from ssl_sec.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)

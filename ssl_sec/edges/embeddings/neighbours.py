@@ -37,7 +37,7 @@ from ssl_sec.embeddings.tables import (
     redundant,
 )
 from ssl_sec.errors import ConfigError, DataError, MissingDataError, StorageError, first_line
-from ssl_sec.settings import check
+from ssl_sec.rules import check
 
 logger = logging.getLogger("ssl_sec")
 

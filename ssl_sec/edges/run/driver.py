@@ -41,7 +41,8 @@ from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import FINETUNE, PROBE, RECIPES, RecipeRow, probed, trainings
 from ssl_sec.recipes.tracking import TrackingConfig
-from ssl_sec.settings import check, from_values, to_values
+from ssl_sec.rules import check
+from ssl_sec.settings import from_values, to_values
 from ssl_sec.training.config import LocalConfig, RayConfig, RuntimeConfig
 
 logger = logging.getLogger("ssl_sec")

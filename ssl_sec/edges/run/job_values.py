@@ -25,7 +25,8 @@ from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.errors import ConfigError, shown
 from ssl_sec.recipes.registry import FINETUNE, PROBE, RECIPES, probed, trainings
 from ssl_sec.recipes.tracking import Checkpoint, TrackingConfig
-from ssl_sec.settings import check, flattened, from_values, to_values
+from ssl_sec.rules import check
+from ssl_sec.settings import flattened, from_values, to_values
 
 if TYPE_CHECKING:
     from ssl_sec.data.config import DataConfig

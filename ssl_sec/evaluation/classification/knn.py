@@ -12,7 +12,7 @@ from ssl_sec.evaluation.arrays import Labels, Rows, as_labelled, require_same_di
 from ssl_sec.evaluation.classification.scores import is_in_top_k, top_k_accuracy
 from ssl_sec.evaluation.feature_table import FeatureTable
 from ssl_sec.progress import logged
-from ssl_sec.settings import Range
+from ssl_sec.rules import Range
 
 # Rows of the bank that are compared at once.
 BANK_ROWS = 2**14

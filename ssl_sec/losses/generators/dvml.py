@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from ssl_sec.losses.base import Loss
 from ssl_sec.losses.generators.base import GlobalBatch, RowGenerator, Shares, initialised
 from ssl_sec.losses.geometry import norms
+from ssl_sec.rules import Range, check
 from ssl_sec.seeding import derived_seed, mix, normal
-from ssl_sec.settings import Range, check
 
 # λ₁ to λ₄.
 Weights = tuple[float, ...]

@@ -30,7 +30,7 @@ from ssl_sec.losses.classes import classes_of, negative_pairs
 from ssl_sec.losses.generators.base import GlobalBatch, RatedLayers, RowGenerator, Shares, frozen, initialised
 from ssl_sec.losses.geometry import directions, root, squared_distances
 from ssl_sec.modes import evaluating
-from ssl_sec.settings import Range, check
+from ssl_sec.rules import Range, check
 
 # Generated rows held at once. If there are more, they are computed again in the backward pass, part by part.
 ROWS_AT_ONCE = 4096

@@ -16,7 +16,7 @@ from ssl_sec.losses.base import Loss
 from ssl_sec.losses.contrastive import ContrastiveLoss, SupConLoss
 from ssl_sec.losses.generators.base import GlobalBatch, RowGenerator, Shares
 from ssl_sec.losses.pair import CircleLoss, MultiSimilarityLoss, RankedListLoss, SemihardTripletLoss, TripletLoss
-from ssl_sec.settings import Range
+from ssl_sec.rules import Range
 
 # Means over anchors or their pairs. The others need more of a remembered row, as its place in its batch, its own
 # positive, or all distances.

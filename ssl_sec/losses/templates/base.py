@@ -15,7 +15,7 @@ from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, require_classe
 from ssl_sec.losses.classes import take_rows
 from ssl_sec.losses.geometry import directions, in_full_precision
 from ssl_sec.losses.tiles import Places, Rows, RowValues, Templates, over_tiles, without_own
-from ssl_sec.settings import Range, check
+from ssl_sec.rules import Range, check
 
 # Standard deviation of the initial templates.
 TEMPLATE_STD = 0.01

@@ -18,7 +18,7 @@ from torch import Tensor
 from ssl_sec.losses.base import Embeddings, Labels
 from ssl_sec.losses.templates.base import RowTemplateLoss
 from ssl_sec.losses.tiles import Places, Rows, RowValues, Templates, over_tiles, without_own
-from ssl_sec.settings import Range
+from ssl_sec.rules import Range
 
 
 class AgentLoss(RowTemplateLoss):

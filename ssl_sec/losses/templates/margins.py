@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ssl_sec.losses.geometry import root
 from ssl_sec.losses.templates.softmax import TemplateSoftmaxLoss
-from ssl_sec.settings import Range, check
+from ssl_sec.rules import Range, check
 
 
 def cosine_of_sum(cosines: Float[Tensor, " rows"], radians: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:

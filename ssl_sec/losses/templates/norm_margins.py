@@ -20,7 +20,7 @@ from ssl_sec.losses.base import Embeddings, Labels
 from ssl_sec.losses.geometry import norms
 from ssl_sec.losses.templates.margins import cosine_of_sum, turned
 from ssl_sec.losses.templates.softmax import TemplateSoftmaxLoss
-from ssl_sec.settings import Range, check
+from ssl_sec.rules import Range, check
 
 # Added to the deviation of the norms, as in the authors' code.
 _LEAST_DEVIATION = 1e-3

@@ -10,7 +10,7 @@ from ssl_sec.losses.base import Embeddings, Labels, Scalar, log_one_plus_sum_exp
 from ssl_sec.losses.classes import Classes, classes_of, sum_rows
 from ssl_sec.losses.templates.base import TemplateLoss
 from ssl_sec.losses.tiles import Places, Rows, RowValues, Templates, over_tiles
-from ssl_sec.settings import Range
+from ssl_sec.rules import Range
 
 
 class ProxyAnchorLoss(TemplateLoss):

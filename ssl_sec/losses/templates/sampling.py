@@ -12,8 +12,8 @@ alone, and the draws are a function of (seed, step), whatever the number of work
 import torch
 from torch import Tensor, nn
 
+from ssl_sec.rules import Range
 from ssl_sec.seeding import derived_seed, kept_in_place, mix
-from ssl_sec.settings import Range
 
 
 class ClassSample(nn.Module):

@@ -23,7 +23,7 @@ from ssl_sec.losses.geometry import in_full_precision
 from ssl_sec.losses.templates.base import TEMPLATE_STD, Compared, RowTemplateLoss, similarities
 from ssl_sec.losses.templates.sampling import ClassSample
 from ssl_sec.losses.tiles import Places, Rows, RowValues, Templates, over_tiles, without_own
-from ssl_sec.settings import Range, check
+from ssl_sec.rules import Range, check
 
 
 def normalized_softmax_lower_bound(num_classes: int, squared_norm: float) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ssl_sec.errors import check_option
 from ssl_sec.networks.initialisation import he_normal_
-from ssl_sec.settings import check
+from ssl_sec.rules import check
 
 Stem = Literal["cifar", "imagenet"]
 

@@ -26,7 +26,8 @@ from ssl_sec.losses.config import (
 )
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
 from ssl_sec.recipes.face.test_set_config import FalseAcceptRate, TestSetConfig
-from ssl_sec.settings import BelowOne, Count, Range, Settings, Share, check
+from ssl_sec.rules import BelowOne, Count, Range, Share, check
+from ssl_sec.settings import Settings
 from ssl_sec.training.optimisers.config import FaceOptimiserConfig
 
 

@@ -41,7 +41,8 @@ from ssl_sec.recipes.face.test_sets import (
     TemplatesTestSet,
     VideosTestSet,
 )
-from ssl_sec.settings import Count, CountOrZero, Local, Name, NotEmpty, Range, Seed, Settings, check
+from ssl_sec.rules import Count, CountOrZero, Local, Name, NotEmpty, Range, Seed, check
+from ssl_sec.settings import Settings
 
 FalseAcceptRate = Annotated[float, Range(gt=0, lt=1)]
 

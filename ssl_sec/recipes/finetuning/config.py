@@ -23,7 +23,8 @@ from ssl_sec.losses.config import CrossEntropyConfig
 from ssl_sec.networks.config import ClassifierConfig
 from ssl_sec.recipes.config import UNLEARNED, CheckpointConfig, TrainingConfig
 from ssl_sec.recipes.tracking import Checkpoint
-from ssl_sec.settings import BelowOne, Count, CountOrZero, Range, Settings, Share, check
+from ssl_sec.rules import BelowOne, Count, CountOrZero, Range, Share, check
+from ssl_sec.settings import Settings
 from ssl_sec.training.config import NoConstraintConfig
 from ssl_sec.training.optimisers.layer_rates import LayeredOptimiserConfig
 

@@ -31,7 +31,7 @@ from ssl_sec.recipes.assembly import RunStore, assemble, building_for, extractor
 from ssl_sec.recipes.finetuning.config import TEST_SEED, FinetuneConfig
 from ssl_sec.recipes.finetuning.objective import MixedObjective
 from ssl_sec.recipes.stopping import until_a_stop
-from ssl_sec.settings import check
+from ssl_sec.rules import check
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.recipe import Recipe
 from ssl_sec.training.step import Runtime, log_once

@@ -20,7 +20,8 @@ from ssl_sec.losses.config import (
     check_memory,
 )
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
-from ssl_sec.settings import BelowOne, Count, CountOrZero, NotEmpty, Range, Settings, Share, check
+from ssl_sec.rules import BelowOne, Count, CountOrZero, NotEmpty, Range, Share, check
+from ssl_sec.settings import Settings
 from ssl_sec.training.optimisers.config import SteppedOptimiserConfig
 
 

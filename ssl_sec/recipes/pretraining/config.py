@@ -12,7 +12,8 @@ from ssl_sec.losses import ORDERED_LOSSES
 from ssl_sec.losses.config import PairLossConfig, TeacherLossConfig
 from ssl_sec.losses.geometry import GradScaleBy
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
-from ssl_sec.settings import Count, CountOrZero, Range, Settings, check
+from ssl_sec.rules import Count, CountOrZero, Range, check
+from ssl_sec.settings import Settings
 from ssl_sec.training.optimisers.config import CosineOptimiserConfig
 
 # The metrics of the monitor; the first ones need labelled images, those of `monitor.data` if it is given.

@@ -10,7 +10,8 @@ from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.networks.config import EncoderConfig
 from ssl_sec.recipes.config import RunConfig
 from ssl_sec.recipes.tracking import Checkpoint, OutputDir, TrackingConfig
-from ssl_sec.settings import Name, NotEmpty, Range, Settings, check
+from ssl_sec.rules import Name, NotEmpty, Range, check
+from ssl_sec.settings import Settings
 from ssl_sec.training.config import RuntimeConfig
 
 

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from torch import nn
 from torch.optim import Optimizer
 
-from ssl_sec.settings import BelowOne, Count, CountOrZero, Positive, Range, Settings, Share, check
+from ssl_sec.rules import BelowOne, Count, CountOrZero, Positive, Range, Share, check
+from ssl_sec.settings import Settings
 from ssl_sec.training.class_sharding import template_losses
 from ssl_sec.training.optimisers.groups import ParameterGroup, adam, adamw, lars, parameter_groups, rated_groups, sgd
 from ssl_sec.training.schedules import Cosine, Polynomial, Schedule, StepDecay

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ssl_sec.networks import Encoder
 from ssl_sec.networks.stages import stages_of
-from ssl_sec.settings import BelowOne, CountOrZero, Share
+from ssl_sec.rules import BelowOne, CountOrZero, Share
 from ssl_sec.training.optimisers.config import OptimiserConfig, PositiveRate, Rate
 from ssl_sec.training.optimisers.groups import ParameterGroup, adamw, parameter_groups, sgd
 from ssl_sec.training.schedules import Cosine, Schedule

@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 from ssl_sec.augment.config import FlipConfig
 from ssl_sec.losses.config import ClassLossConfig
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
-from ssl_sec.settings import CountOrZero
+from ssl_sec.rules import CountOrZero
 from ssl_sec.training.optimisers.config import CosineOptimiserConfig
 
 
