@@ -32,7 +32,7 @@ from ssl_sec.losses.templates.softmax import class_probabilities
 from ssl_sec.recipes.assembly import RunStore, assemble, build_loss, extractor, hold_out, save_network, train_recipe
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.face.test_set_config import open_test_set
-from ssl_sec.recipes.face.test_sets import Embed, OpenSetTestSet, Protocols
+from ssl_sec.recipes.face.test_sets import Embed, FaceTestSet, OpenSetTestSet, Protocols
 from ssl_sec.recipes.stopping import until_a_stop
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.class_sharding import template_losses
@@ -65,34 +65,16 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
         runtime: this worker's runtime.
         store: the run's store, shared by all workers.
     """
-    log_once(runtime, "loading %s", config.data.name)
-    image_set = on_device(config.data.open("train"), runtime.device)
-    require_labels(image_set, "face recognition")
-    require_any_order(image_set, "face recognition")
-    num_channels, height, width = image_set.image_shape
-    if config.test_sets and height != width:
-        raise DataError(
-            f"{image_set.name}: found images of {width} x {height} pixels, must be square, as those of test_sets are; "
-            "data.image_size_px cuts squares"
-        )
+    image_set = _open_images(config, runtime)
     # Opened before the training, so that missing files are errors at once.
-    decoding = Decoding(image_size_px=min(height, width), num_channels=num_channels)
-    test_sets = {each.shown_title: open_test_set(each, decoding) for each in config.test_sets}
+    test_sets = _open_test_sets(config, image_set)
     evaluation = config.evaluation
     protocols = Protocols(pca=evaluation.pca, fars=evaluation.fars, similarities=evaluation.similarities)
     for each in test_sets.values():
         if isinstance(each, OpenSetTestSet):
             each.require_components(protocols)
-    tested = frozenset[str]().union(*(each.people for each in test_sets.values()))
-    unnamed = [title for title, each in test_sets.items() if not each.people]
-    if config.leave_out_tested and unnamed:
-        log_once(runtime, "test sets without names of people, none of whom can be left out: %s", ", ".join(unnamed))
-    if config.leave_out_tested and tested:
-        if config.data.name != "folder" and _are_numbers(image_set.class_names):
-            # They may also be names of a test set's folders, which show others.
-            log_once(runtime, "%s: its people have numbers, not names: nobody is left out", image_set.name)
-        else:
-            image_set = without_people(image_set, tested)
+    if config.leave_out_tested:
+        image_set = _without_tested(config, image_set, test_sets, runtime)
     divided = config.split.divide(image_set) if isinstance(config.split, HeadAndTailConfig) else None
     if divided is not None:
         image_set = divided.train
@@ -137,6 +119,46 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
         runtime.report(recipe.total_steps, metrics)
     if runtime.rank == 0:
         save_network(recipe, store, with_head=True)
+
+
+def _open_images(config: FaceConfig, runtime: Runtime) -> ImageSet:
+    """The training images, on the run's device if they are resident.
+
+    Raises:
+        DataError: they have no labels, or are not square, as those of test sets are.
+    """
+    log_once(runtime, "loading %s", config.data.name)
+    image_set = on_device(config.data.open("train"), runtime.device)
+    require_labels(image_set, "face recognition")
+    require_any_order(image_set, "face recognition")
+    _, height, width = image_set.image_shape
+    if config.test_sets and height != width:
+        raise DataError(
+            f"{image_set.name}: found images of {width} x {height} pixels, must be square, as those of test_sets are; "
+            "data.image_size_px cuts squares"
+        )
+    return image_set
+
+
+def _open_test_sets(config: FaceConfig, image_set: ImageSet) -> dict[str, FaceTestSet]:
+    """The test sets by their titles, with images of the size and the channels of those in training."""
+    num_channels, height, width = image_set.image_shape
+    decoding = Decoding(image_size_px=min(height, width), num_channels=num_channels)
+    return {each.shown_title: open_test_set(each, decoding) for each in config.test_sets}
+
+
+def _without_tested(
+    config: FaceConfig, image_set: ImageSet, test_sets: Mapping[str, FaceTestSet], runtime: Runtime
+) -> ImageSet:
+    """The training images without people of the test sets; logs whom it cannot leave out."""
+    if unnamed := [title for title, each in test_sets.items() if not each.people]:
+        log_once(runtime, "test sets without names of people, none of whom can be left out: %s", ", ".join(unnamed))
+    tested = frozenset[str]().union(*(each.people for each in test_sets.values()))
+    if tested and config.data.name != "folder" and _are_numbers(image_set.class_names):
+        # They may also be names of a test set's folders, which show others.
+        log_once(runtime, "%s: its people have numbers, not names: nobody is left out", image_set.name)
+        return image_set
+    return without_people(image_set, tested) if tested else image_set
 
 
 def _embed(
