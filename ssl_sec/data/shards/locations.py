@@ -112,7 +112,7 @@ def stamp(file_system: AbstractFileSystem, path: str) -> list[str]:
     with one_line(path):
         info = file_system.info(path)
     # Each storage has its own name for the modification time; the last keys are for stores that never overwrite.
-    times = ("mtime", "LastModified", "last_modified", "updated", "ETag", "etag", "created")
+    times = ("mtime", "LastModified", "last_modified", "updated", "ETag", "etag", "blob_id", "created")
     changed = next((str(info[key]) for key in times if info.get(key)), "")
     return [_address((file_system, path)), str(info.get("size")), changed]
 
