@@ -5,6 +5,7 @@ with C channels in total. In each step it takes part in
 
     embeddings        an all-gather of 2bW · D values and of 2bW labels of 8 bytes, and in the backward pass a
                       reduce-scatter of as many values
+    rows              on CPUs, an all-reduce of two numbers of 8 bytes: all workers have as many rows
     loss              an all-reduce of one value, and another in the backward pass
     batch norm        L all-gathers of (2C_l + 1) · W values, and L all-reduces of 2C_l in the backward pass
     figures           in a step that is reported, all-gathers of 2bW turns, norms of gradients and angles, and the
@@ -136,7 +137,7 @@ def estimate(gpus: tuple[int, ...] = (8, 16, 64, 256, 1024)) -> list[dict[str, A
 
 
 def compute_expected(network: nn.Module, rows_per_worker: int, workers: int, is_saved: bool = False) -> Sent:
-    """Computes from the formulas the data that a worker sends in a reported step, without gradients.
+    """Computes from the formulas the data that a worker sends in a reported step on CPUs, without gradients.
 
     Args:
         network: the network, whose batch norms communicate.
@@ -149,9 +150,9 @@ def compute_expected(network: nn.Module, rows_per_worker: int, workers: int, is_
     batch_norm = sum(BYTES * (2 * (2 * c + 1) * workers + 2 * c) for c in channels)
     labels = rows_per_worker * workers * 8
     figures = 3 * rows_per_worker * workers * BYTES
-    num_bytes = 2 * embeddings + labels + 2 * BYTES + figures + batch_norm
+    num_bytes = 2 * embeddings + labels + 2 * 8 + 2 * BYTES + figures + batch_norm
     agreed = Sent(calls=1, num_bytes=8) if is_saved else Sent()
-    calls = 3 + 2 + 3 + 3 * len(channels)
+    calls = 3 + 1 + 2 + 3 + 3 * len(channels)
     return Sent(calls=calls + agreed.calls, num_bytes=num_bytes + agreed.num_bytes)
 
 
