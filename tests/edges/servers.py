@@ -27,9 +27,9 @@ class QuietHandler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """The address of an HTTP server on loopback."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+def served(handler: type[BaseHTTPRequestHandler], port: int = 0) -> Iterator[str]:
+    """The address of an HTTP server on loopback, at any free port by default."""
+    with ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"

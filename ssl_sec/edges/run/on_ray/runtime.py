@@ -61,6 +61,8 @@ logger = logging.getLogger("ssl_sec")
 
 # Time between two checks whether the cluster still has room for the workers.
 _SHORTAGE_CHECKS_S = 5.0
+# In place of the address of a dashboard: nothing answers there.
+_NO_DASHBOARD = "http://127.0.0.1:1"
 # How long Ray's controller may take to end after the workers have ended.
 _CONTROLLER_ENDS_WITHIN_S = 30.0
 
@@ -244,9 +246,14 @@ def _named_cluster() -> Iterator[None]:
 
     Ray's PlacementGroupCleaner asks for the state of the run's controller. Without an address it asks the cluster that
     was last started on the machine, or the one whose dashboard the environment names, and removes the run's workers if
-    that cluster does not know the controller.
+    that cluster does not know the controller. Of a cluster without a dashboard Ray names the usual port of dashboards,
+    which may be another cluster's.
     """
-    own = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RAY_API_SERVER_ADDRESS": ""}
+    has_dashboard = bool(ray.init(ignore_reinit_error=True, logging_level=logging.ERROR).dashboard_url)
+    own = {
+        "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
+        "RAY_API_SERVER_ADDRESS": "" if has_dashboard else _NO_DASHBOARD,
+    }
     ENV_VARS_TO_PROPAGATE.update(own)
     with with_variables(own):
         yield

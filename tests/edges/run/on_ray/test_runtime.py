@@ -22,7 +22,7 @@ from ssl_sec.errors import ConfigError, DataError, Stopped, UserError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.training.config import RayConfig
-from tests.edges.servers import QuietHandler, served
+from tests.edges.servers import QuietHandler, free_port, served
 from tests.jobs import configured
 
 TWO_WORKERS = ("runtime=ray", "runtime.num_workers=2", "runtime.cpus_per_worker=1", "runtime.max_failures=0")
@@ -331,7 +331,8 @@ def test_a_cluster_is_joined_again_with_its_resources(is_alive, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_the_state_of_a_run_is_requested_from_its_own_cluster(quick, monkeypatch):
+@pytest.mark.parametrize("has_dashboard", [True, False])
+def test_the_state_of_a_run_is_requested_from_its_own_cluster(quick, monkeypatch, has_dashboard):
     """Ray ends the workers if the dashboard that it asks does not know the run's controller."""
     import ray
 
@@ -344,9 +345,12 @@ def test_the_state_of_a_run_is_requested_from_its_own_cluster(quick, monkeypatch
             asked.append(self.path)
             self.send_error(500)
 
-    with served(Other) as address:
-        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
-        run_training(PRETRAIN, config_of(*quick, *TWO_WORKERS, "runtime.num_workers=1"))
+    port = free_port()
+    if not has_dashboard:  # Ray names its port nonetheless, which the dashboard of another cluster takes later
+        ray.init("local", num_cpus=1, include_dashboard=False, dashboard_port=port, log_to_driver=False)
+    with served(Other, port) as address:
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address if has_dashboard else "")
+        run_training(PRETRAIN, config_of(*quick, *TWO_WORKERS, "runtime.num_workers=1", "epochs=20"))
         ray.shutdown()
     assert not asked
-    assert os.environ["RAY_API_SERVER_ADDRESS"].startswith("http")
+    assert os.environ["RAY_API_SERVER_ADDRESS"] == (address if has_dashboard else "")
