@@ -91,7 +91,8 @@ def postgres(tmp_path_factory):
     started = subprocess.run([SCRIPT, "start", folder, str(free_port())], capture_output=True, text=True)
     assert started.returncode == 0, started.stderr + (folder / "log").read_text()
     yield started.stdout.strip()
-    subprocess.run([SCRIPT, "stop", folder], check=True, capture_output=True)
+    stopped = subprocess.run([SCRIPT, "stop", folder], capture_output=True, text=True)
+    assert stopped.returncode == 0, stopped.stderr + (folder / "data" / "server.log").read_text()
 
 
 @pytest.fixture
