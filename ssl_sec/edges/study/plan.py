@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -239,13 +239,28 @@ def load_file(study: str) -> tuple[Path, StudyFile]:
         names = {path.stem for folder in folders for path in (folder / "study").glob("*.yaml")}
         raise ConfigError(f"study: found {study!r}; {nearest(study, names)}, or the path of a YAML file")
     try:
-        values = yaml.safe_load(found.read_text(encoding="utf-8"))
+        values = yaml.load(found.read_text(encoding="utf-8"), _UniqueKeys)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"study: {found} cannot be read: {first_line(error)}") from error
     try:
         return found, from_values(StudyFile, _as_text(values))
     except ConfigError as error:
         raise ConfigError(f"{found}: {error}") from None
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which YAML would take the last: an arm would be missing."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """The values of a node."""
+        given = set[str]()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue  # refused below
+            if key.value in given:
+                raise yaml.MarkedYAMLError(problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark)
+            given.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def _as_text(values: Any) -> Any:

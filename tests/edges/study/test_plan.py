@@ -206,7 +206,12 @@ def test_arms_with_sweeps_are_searched_first(file):
             "arms: {sec: []}\nseeds: [0]\nover: {epochs: ['4+loss=dcl', '4+loss=dcl']}",
             "mine.yaml: over: found '4.loss=dcl' and '4.loss=dcl'",
         ),
+        (
+            "arms: {sec: [], sec: []}\nseeds: [0]",
+            "study: .* line 1: key 'sec' is given twice",
+        ),
         ("arms: {sec: [}", "study: .*mine.yaml cannot be read: not YAML in line 1: "),
+        ("{[a]: b}: c", "study: .*mine.yaml cannot be read: not YAML in line 1: "),
         ("[]", "mine.yaml: "),
     ],
 )
