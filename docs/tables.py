@@ -33,7 +33,17 @@ from ssl_sec.recipes.registry import RECIPES, trainings
 PAGES = Path(__file__).parent
 # The figures of each study's runs and searches, as jobs.study keeps them.
 STUDIES = PAGES / "studies"
-CPU_STUDIES = ("sec_cpu", "why_cpu", "when_cpu", "head_cpu", "long_cpu", "confirm", "temperature_cpu", "retrieval_cpu")
+CPU_STUDIES = (
+    "sec_cpu",
+    "why_cpu",
+    "when_cpu",
+    "head_cpu",
+    "head_long_cpu",
+    "long_cpu",
+    "confirm",
+    "temperature_cpu",
+    "retrieval_cpu",
+)
 # Groups that have a table of their own.
 _APART = ("experiment", "loss")
 _TITLES = ["option", "what it is"]
