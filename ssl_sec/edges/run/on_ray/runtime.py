@@ -249,6 +249,7 @@ def _named_cluster() -> Iterator[None]:
     that cluster does not know the controller. Of a cluster without a dashboard Ray names the usual port of dashboards,
     which may be another cluster's.
     """
+    # A second `ray.init` returns the context of the cluster that was joined.
     has_dashboard = bool(ray.init(ignore_reinit_error=True, logging_level=logging.ERROR).dashboard_url)
     own = {
         "RAY_ADDRESS": ray.get_runtime_context().gcs_address,

@@ -92,7 +92,9 @@ def test_a_lost_node_leaves_a_run_on_the_others(cluster, whole, tmp_path):
     assert losing.happened
     before, *_, after = groups(run)  # Ray may start a group on the lost node before it notices
     assert len(before) == 2 and len(after) == 1 and after < before
-    assert re.search(r"workers are started again \(failure 1 of 3 since the checkpoint of step [246]\)", messages(run))
+    assert re.search(
+        r"the workers are started again \(failure 1 of 3 since the checkpoint of step [246]\)", messages(run)
+    )
     assert_the_same_curve(run, whole, 8)
 
 
