@@ -149,11 +149,27 @@ def _runs(results: Results, encoder: str, arm: str, figure: str = "probe/top1") 
     return [results[name] for name in sorted(names) if figure in results[name]]
 
 
-def _over_seeds(runs: Sequence[Mapping[str, Any]], figure: str) -> str:
-    values = [run[figure] for run in runs]
-    if not values:
-        return NOT_YET
-    return mean_and_std(values)
+def _over_seeds(results: Results, encoder: str, arm: str, figure: str = "probe/top1") -> str:
+    """Returns the mean and the standard deviation of a figure over an arm's runs; "failed" if every run failed."""
+    runs = _runs(results, encoder, arm, figure)
+    if not runs:
+        return "failed" if _failed(results, encoder, arm) else NOT_YET
+    return mean_and_std([run[figure] for run in runs])
+
+
+def _failed(results: Results, encoder: str, arm: str) -> list[Mapping[str, Any]]:
+    """Returns the runs of an arm that failed."""
+    return [each for each in _runs(results, encoder, arm, "error") if each["state"] == "failed"]
+
+
+def _failures(results: Results, encoder: str, arms: Mapping[str, str]) -> str:
+    """Lists the failed runs of a table's arms with their errors, below the table."""
+    failures = [
+        f"- {shown}, seed {run['seed']}: {run['error'].removeprefix('UserError: ')}"
+        for arm, shown in arms.items()
+        for run in _failed(results, encoder, arm)
+    ]
+    return "\n\n" + "\n".join(failures) if failures else ""
 
 
 def recipes(results: Results) -> str:
@@ -171,16 +187,17 @@ def recipes(results: Results) -> str:
         rows.append(
             [
                 shown,
-                _over_seeds(runs, "probe/top1"),
+                _over_seeds(results, "resnet50", arm),
                 f"{paper:.2f}",
                 NOT_YET if top1 is None else f"{top1 - paper:+.2f}",
-                _over_seeds(runs, "probe/knn_top1"),
+                _over_seeds(results, "resnet50", arm, "probe/knn_top1"),
                 str(len(runs)),
             ]
         )
     heading = ["recipe", "ours, top-1 %", "the paper's", f"difference (goal: within {WITHIN})", "kNN, %", "seeds"]
     names = [name for name in results if name.startswith("train-resnet50-")]
-    return in_markdown(heading, *rows) + f"\n\nHardware: {_hardware(results, names)}."
+    failures = _failures(results, "resnet50", {arm: shown for arm, (shown, _) in papers.items()})
+    return in_markdown(heading, *rows) + f"{failures}\n\nHardware: {_hardware(results, names)}."
 
 
 def resnet18(results: Results) -> str:
@@ -189,7 +206,7 @@ def resnet18(results: Results) -> str:
     rows = [
         [
             shown,
-            *(_over_seeds(_runs(results, "resnet18", arm, key), key) for key in keys),
+            *(_over_seeds(results, "resnet18", arm, key) for key in keys),
             str(len(_runs(results, "resnet18", arm, keys[-1]))),
         ]
         for arm, shown in ARMS.items()
@@ -197,7 +214,8 @@ def resnet18(results: Results) -> str:
     names = [name for name in results if name.startswith("train-resnet18-")]
     held_out = ["online probe, held-out images, %", "kNN, held-out images, %"]
     heading = ["ResNet-18, 100 epochs", "linear probe, top-1 %", "top-5 %", "kNN, %", *held_out, "seeds"]
-    return in_markdown(heading, *rows) + f"\n\nHardware: {_hardware(results, names)}."
+    failures = _failures(results, "resnet18", ARMS)
+    return in_markdown(heading, *rows) + f"{failures}\n\nHardware: {_hardware(results, names)}."
 
 
 def study(results: Results) -> str:

@@ -316,9 +316,10 @@ def _save(recipe: Recipe, runtime: Runtime, step: int) -> None:
 
 def _require_finite(recipe: Recipe, metrics: Mapping[str, float], step: int) -> None:
     if not math.isfinite(metrics["train/loss"]):
+        constraint = f"constraint {metrics['train/constraint']:.4g}, " if "train/constraint" in metrics else ""
         raise FloatingPointError(
-            f"the objective is {metrics['train/loss']} at step {step} (metric loss {metrics['train/metric_loss']}, "
-            f"constraint {metrics.get('train/constraint', 'none')}, learning rate {recipe.learning_rate(step)})"
+            f"the objective is {metrics['train/loss']:.4g} at step {step} (metric loss "
+            f"{metrics['train/metric_loss']:.4g}, {constraint}learning rate {recipe.learning_rate(step):.4g})"
         )
 
 

@@ -109,6 +109,7 @@ def write_results(folder, rehearsal=False):
         },
         "train-resnet50-ntxent-s0": {"probe/top1": 84.5, "probe/top5": 99.0, "probe/knn_top1": 80.0},
         "train-resnet50-sec-s0": {"steps": 100},
+        "train-resnet50-sec_supcontrast-s0": {"state": "failed", "seed": 0, "error": "training diverged"},
         "gpu-tests": {"collected": 5, "passed": 4, "failed": {"a::b": "why"}, "skipped": {}},
         "growth": {
             "rows": [{"rows": 512, "ours_ms": 1.25}],
@@ -133,8 +134,9 @@ def test_a_report_copies_the_results_and_fills_the_regions(tmp_path):
     assert "| ResNet-50, batch 256 | 12,346 | ≥ 10,000 | not yet run | out of memory | 2.0 | 0 |" in speed
     assert "| `cifar10_ntxent_100` | 84.50 | 84.76 | -0.26 | 80.00 | 1 |" in results
     assert "| `cifar10_supcontrast` | not yet run | 84.76 | not yet run | not yet run | 0 |" in results
-    row = "| `cifar10_supcontrast` with `constraint=sec` | not yet run | 86.87 | not yet run | not yet run | 0 |"
-    assert row in results
+    row = "| `cifar10_supcontrast` with `constraint=sec` | failed | 86.87 | not yet run | failed | 0 |"
+    failure = "- `cifar10_supcontrast` with `constraint=sec`, seed 0: training diverged"
+    assert f"{row}\n\n{failure}\n\nHardware" in results
     assert "| `cifar10_sec_100` | not yet run | 86.87 | not yet run | not yet run | 0 |" in results
     row = "| NT-Xent + SEC | 81.00 ± 1.00 | 99.00 ± 0.00 | 77.00 ± 0.00 | 82.00 ± 2.00 | 76.00 ± 0.00 | 4 |"
     assert row in results
