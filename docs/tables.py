@@ -41,6 +41,7 @@ CPU_STUDIES = (
     "head_long_cpu",
     "long_cpu",
     "confirm",
+    "confirm_rates",
     "temperature_cpu",
     "retrieval_cpu",
 )
