@@ -16,8 +16,14 @@ TRIALS_PATH = Path(__file__).parent / "trials.json"
 
 EXPERIMENTS = {arm: f"cifar10_{arm}_100" for arm in ("ntxent", "sec", "sec_ema", "l2reg")}
 ENCODERS = ("resnet50", "resnet18")
-# With ResNet-50 alone: the settings of a public code where the paper states none; each with its constraint.
-OPEN = {"ntxent_supcontrast": "none", "sec_supcontrast": "sec"}
+# With ResNet-50 alone: the settings of a public code where the paper states none, also with a warm-up; overrides of each.
+_WARMUP = "optimiser.warmup_epochs=10"
+OPEN = {
+    "ntxent_supcontrast": (),
+    "sec_supcontrast": ("constraint=sec",),
+    "ntxent_supcontrast_warm": (_WARMUP,),
+    "sec_supcontrast_warm": ("constraint=sec", _WARMUP),
+}
 # With ResNet-18 alone: settings that others tuned for it.
 TUNED = {arm: f"cifar10_{arm}" for arm in ("ntxent_tuned", "sec_tuned", "dcl_tuned")}
 STUDY = "sec_gpu"
@@ -35,7 +41,7 @@ def compose_recipes() -> dict[str, dict[str, Any]]:
     from ssl_sec.edges.composition.compose import compose  # needs Hydra
 
     chosen = [(encoder, arm, [experiment]) for encoder in ENCODERS for arm, experiment in EXPERIMENTS.items()]
-    chosen += [("resnet50", arm, ["cifar10_supcontrast", f"constraint={name}"]) for arm, name in OPEN.items()]
+    chosen += [("resnet50", arm, ["cifar10_supcontrast", *overrides]) for arm, overrides in OPEN.items()]
     chosen += [("resnet18", arm, [experiment]) for arm, experiment in TUNED.items()]
     found = {
         f"{encoder}-{arm}": compose(

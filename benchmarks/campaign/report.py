@@ -176,8 +176,8 @@ def recipes(results: Results) -> str:
     """Makes the table of the paper's recipe with ResNet-50, compared with the paper's numbers."""
     rows = []
     papers = {arm: (f"`{EXPERIMENTS[arm]}`", EXPERIMENTS[arm]) for arm in ("ntxent", "sec")}
-    for arm, constraint in OPEN.items():
-        shown = "`cifar10_supcontrast`" + ("" if constraint == "none" else f" with `constraint={constraint}`")
+    for arm, overrides in OPEN.items():
+        shown = " with ".join(["`cifar10_supcontrast`", *([f"`{' '.join(overrides)}`"] if overrides else [])])
         papers[arm] = (shown, EXPERIMENTS[arm.partition("_")[0]])
     for arm, (shown, experiment) in papers.items():
         runs = _runs(results, "resnet50", arm)

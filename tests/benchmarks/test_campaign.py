@@ -316,9 +316,10 @@ def test_training_runs_use_the_papers_recipe(tmp_path):
         *("cells-confirm", "cells-confirm_rates", "cells-when_cpu", "cells-sec_cpu", "cells-temperature_cpu"),
         *("train-resnet18-ntxent-s0", "train-resnet18-sec-s0"),
     ]
-    assert names[14:23] == [
+    assert names[14:25] == [
         *("train-resnet50-ntxent-s0", "train-resnet50-sec-s0"),
         *("train-resnet50-ntxent_supcontrast-s0", "train-resnet50-sec_supcontrast-s0"),
+        *("train-resnet50-ntxent_supcontrast_warm-s0", "train-resnet50-sec_supcontrast_warm-s0"),
         *("train-resnet18-ntxent_tuned-s0", "train-resnet18-sec_tuned-s0", "train-resnet18-dcl_tuned-s0"),
         *("speed-resnet50-1024", "speed-resnet18-1024"),
     ]

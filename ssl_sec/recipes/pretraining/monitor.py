@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 # With fewer queries, kNN's standard error may be above 5 points.
 _FEW_QUERIES = 100
+# Uniformity above which an encoder has collapsed: pairs of directions have a cosine of 0.987 or more on average.
+_COLLAPSED = -0.05
 # The images whose views are compared; their draws are made for this many at once.
 _VIEWED_IMAGES = 1024
 _CHUNK = 256
@@ -160,12 +162,20 @@ class Monitor:
         if steps_taken == self._total_steps:
             self._at_the_end = features, labels
         first, second = self._embedded_views()
+        spread = uniformity(first)
+        if steps_taken > 0 and spread > _COLLAPSED and self._runtime.rank == 0:
+            logger.warning(
+                "the embeddings of %s images have almost one direction (uniformity %.3f; 0 is the worst): the encoder "
+                "has collapsed; a lower optimiser.learning_rate, or optimiser.warmup_epochs, may prevent it",
+                f"{len(first):,}",
+                spread,
+            )
         return {
             **self._accuracies(features, labels, steps_taken),
             "val/rankme": rankme(features),
             "val/alpha_req": alpha_req(features),
             "val/alignment": alignment(first, second),
-            "val/uniformity": uniformity(first),
+            "val/uniformity": spread,
         }
 
     def features_at_the_end(self) -> tuple[Tensor, Tensor]:

@@ -54,3 +54,21 @@ def test_the_log_says_on_how_many_images_of_which_set_knn_is_measured(caplog, tm
     run(tmp_path, data={"name": "digits"}, epochs=0)
     assert "measuring kNN and RankMe on 1,437 images" in caplog.messages
     assert all(record.levelno == logging.INFO for record in caplog.records)
+
+
+@torch.no_grad()
+def test_a_collapsed_encoder_is_reported(caplog):
+    settings = config()
+    recipe = build_recipe(settings, noisy_set(40, bad=(), num_classes=10), FakeRuntime())
+    monitor = Monitor(settings, recipe, FakeRuntime())
+    monitor(1)
+    assert not caplog.messages
+    *_, bias = recipe.head.parameters()
+    for weight in recipe.head.parameters():
+        weight.zero_()
+    bias.fill_(1)
+    monitor(0)  # an encoder that has not been trained is not judged
+    assert not caplog.messages
+    assert monitor(1)["val/uniformity"] == pytest.approx(0, abs=1e-12)
+    (message,) = caplog.messages
+    assert message.startswith("the embeddings of 40 images have almost one direction (uniformity ")
