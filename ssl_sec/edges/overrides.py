@@ -15,6 +15,9 @@ from hydra.errors import HydraException
 
 from ssl_sec.errors import ConfigError, printable
 
+# For runs that are made to be compared: no encoder is registered, of which one could become a recipe's best. It comes
+# before the overrides that are given, so that these replace it.
+UNREGISTERED = "tracking.register_model=false"
 # A comma outside parentheses.
 _COMMA = re.compile(r",(?![^()]*\))")
 

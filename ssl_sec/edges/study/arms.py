@@ -6,6 +6,7 @@ from dataclasses import fields
 
 from ssl_sec.edges.composition.compose import compose, on_training, options_of, training_of
 from ssl_sec.edges.config import AblateConfig
+from ssl_sec.edges.overrides import UNREGISTERED
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.study.plan import PROBED, Cell, Point
 from ssl_sec.errors import ConfigError, nearest
@@ -55,7 +56,7 @@ def _cell(job: str, shared: Sequence[str], arm: str, seed: int) -> Cell:
     changes = [change for part in re.split(r"\+(?!\d)", arm) for change in _changes(job, arm, part)]  # 1e+5: a number
     is_given = any(override.partition("=")[0] == PROBED for override in shared)
     probed = [f"{PROBED}=true"] if RECIPES[job].probes_itself and not is_given else []
-    given = (*shared, *changes, f"seed={seed}", "run_name=null", *probed)
+    given = (UNREGISTERED, *shared, *changes, f"seed={seed}", "run_name=null", *probed)
     try:
         config = from_values(RECIPES[job].training, values_of(job, given))
         return Cell(job=job, arm=arm, point=Point(), seed=seed, overrides=given, config=config)

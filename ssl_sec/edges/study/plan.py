@@ -14,7 +14,7 @@ import yaml
 from ssl_sec.edges.composition.compose import compose, on_training, training_of
 from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, config_file, own_folders
 from ssl_sec.edges.config.study import StudyConfig, StudyFile
-from ssl_sec.edges.overrides import in_quotes, parsed, understood
+from ssl_sec.edges.overrides import UNREGISTERED, in_quotes, parsed, understood
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.study.digest import digest_of
 from ssl_sec.edges.tune.space import Search, read_search
@@ -210,6 +210,7 @@ def read_study(overrides: Sequence[str]) -> Study:
         if key in typed_keys:
             raise ConfigError(f"{key}: a study sets it; allowed: {_RESERVED[key]}")
     shared = (
+        UNREGISTERED,
         *([f"{PROBED}=true"] if RECIPES[job].probes_itself else []),
         *file.shared,
         *typed,

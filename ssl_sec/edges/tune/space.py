@@ -9,7 +9,7 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 
 from ssl_sec.edges.composition.compose import compose, on_training, training_of
 from ssl_sec.edges.config.tune import TuneConfig
-from ssl_sec.edges.overrides import parsed, understood
+from ssl_sec.edges.overrides import UNREGISTERED, parsed, understood
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.pretraining.config import LOWER_IS_BETTER, MONITORED
@@ -107,13 +107,8 @@ class Search:
 
     @property
     def of_trials(self) -> tuple[str, ...]:
-        """The overrides of every trial, which looks at no test image; its encoder is registered only where it is asked.
-
-        A registered trial could become a recipe's best encoder, although it exists to choose settings.
-        """
-        asked = any(parsed(one).key_or_group == "tracking.register_model" for one in self.shared)
-        unregistered = [] if asked else ["tracking.register_model=false"]
-        return (*self.shared, *_not_tested(self.recipe), *unregistered)
+        """The overrides of every trial, which looks at no test image."""
+        return (UNREGISTERED, *self.shared, *_not_tested(self.recipe))
 
     def rank(self, metric: float, at: int) -> tuple[bool, int, float]:
         """The rank of a trial by its last measurement; a better one is larger.

@@ -82,6 +82,14 @@ def test_a_wrong_ablation_is_refused_in_one_line(given, message):
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.parametrize("given", ["experiment=digits", "experiment=digits_retrieval", "experiment=digits_finetune"])
+def test_the_encoders_of_an_ablation_are_registered_only_where_that_is_asked(given):
+    (cell,) = read_arms([given, "arms=[random]", "seeds=[0]"])
+    assert not cell.config.tracking.register_model
+    (cell,) = read_arms([given, "arms=[random]", "seeds=[0]", "tracking.register_model=true"])
+    assert cell.config.tracking.register_model
+
+
 def test_an_untrained_encoder_is_an_arm_of_every_training():
     retrieval, face, finetuning = (
         read_arms([*given, "arms=[random]"])[0].config
@@ -104,7 +112,7 @@ def test_an_ablation_of_metric_learning_compares_what_test_classes_show(tmp_path
 def test_an_ablation_of_fine_tuning_starts_from_the_run(tmp_path: Path):
     pretrain([*QUICK, f"output_dir={tmp_path}", "run_name=start", "runtime=local"])
     given = ["experiment=digits_finetune", "run=start", f"output_dir={tmp_path}", "epochs=1", "runtime=local"]
-    lines = ablate([*given, "tracking.register_model=false", "arms=[random,trained_stages=0]"]).strip().splitlines()
+    lines = ablate([*given, "arms=[random,trained_stages=0]"]).strip().splitlines()
     assert lines[0].split()[:4] == ["arm", "runs", "top-1", "%"]
     assert [line.split()[:2] for line in lines[2:4]] == [["random", "1"], ["trained_stages=0", "1"]]
 

@@ -140,6 +140,13 @@ def test_runs_are_probed_unless_the_file_says_otherwise_or_the_command(file):
     assert all(cell.config.probe.enabled for cell in read(file, "probe.enabled=true").cells({}))
 
 
+def test_encoders_are_registered_only_where_the_file_or_the_command_says_so(file):
+    assert not any(cell.config.tracking.register_model for cell in read(file).cells({}))
+    assert all(cell.config.tracking.register_model for cell in read(file, "tracking.register_model=true").cells({}))
+    file.write_text(FILE.replace("epochs=2]", "epochs=2, tracking.register_model=true]"))
+    assert all(cell.config.tracking.register_model for cell in read(file).cells({}))
+
+
 def test_a_search_uses_the_metric_of_its_study_if_the_monitor_measures_it(file):
     def metric(text):
         file.write_text(text)

@@ -36,7 +36,7 @@ def test_sweeps_are_searched_and_other_overrides_are_shared():
         "monitor.neighbours": Choices(values=("5", "10", "15")),
     }
     assert search.shared == (*DIGITS, "seed=3", "runtime=local", "monitor.every_epochs=2")
-    assert search.of_trials == (*search.shared, "probe.enabled=false", "tracking.register_model=false")
+    assert search.of_trials == ("tracking.register_model=false", *search.shared, "probe.enabled=false")
     assert (search.config.seed, search.config.monitor.every_epochs, search.metric) == (3, 2, "val/knn_top1")
     values = {
         "constraint": "sec",
