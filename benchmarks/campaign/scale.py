@@ -101,5 +101,4 @@ SMALL_STUDIES: Mapping[str, SmallStudy] = {
     "confirm_rates": SmallStudy(seeds=(0, 1, 2)),
     "when_cpu": SmallStudy(seeds=(0, 1, 2)),
     "sec_cpu": SmallStudy(points=("loss=dcl",), seeds=tuple(range(8))),
-    "temperature_cpu": SmallStudy(seeds=tuple(range(5))),
 }
