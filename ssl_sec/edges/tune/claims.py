@@ -35,7 +35,7 @@ def claimed(folder: Path, name: str, described: Mapping[str, Any]) -> bool:
             ) from error
         for key in {**before, **now}:
             if before.get(key) != now.get(key):
-                difference = f"{key} {before.get(key)!r} instead of {now.get(key)!r}"
+                difference = f"{key} {json.dumps(before.get(key))} instead of {json.dumps(now.get(key))}"
                 raise OtherSearchError(name, difference)
         return False
     with writing("output_dir", path):

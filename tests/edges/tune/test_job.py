@@ -46,8 +46,8 @@ def test_a_damaged_description_of_a_search_is_one_line(tmp_path: Path):
 
 
 def test_another_search_is_named_as_it_is(tmp_path: Path):
-    assert claimed(tmp_path, "0.5-none-search", {"trials": 2})
-    with pytest.raises(ConfigError, match="run_name: 0.5-none-search is another search, with trials 2 instead of 3"):
+    assert claimed(tmp_path, "0.5-none-search", {"trials": None})
+    with pytest.raises(ConfigError, match="run_name: 0.5-none-search is another search, with trials null instead of 3"):
         claimed(tmp_path, "0.5-none-search", {"trials": 3})
 
 
