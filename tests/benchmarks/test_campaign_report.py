@@ -134,7 +134,7 @@ def test_a_report_copies_the_results_and_fills_the_regions(tmp_path):
     assert "| ResNet-50, batch 256 | 12,346 | ≥ 10,000 | not yet run | out of memory | 2.0 | 0 |" in speed
     assert "| `cifar10_ntxent_100` | 84.50 | 84.76 | -0.26 | 80.00 | 1 |" in results
     assert "| `cifar10_supcontrast` | not yet run | 84.76 | not yet run | not yet run | 0 |" in results
-    row = "| `cifar10_supcontrast` with `constraint=sec` | failed | 86.87 | not yet run | failed | 0 |"
+    row = "| `cifar10_supcontrast` with `constraint=sec` | failed | 86.87 | failed | failed | 0 |"
     failure = "- `cifar10_supcontrast` with `constraint=sec`, seed 0: training diverged"
     assert f"{row}\n\n{failure}\n\nHardware" in results
     assert "| `cifar10_sec_100` | not yet run | 86.87 | not yet run | not yet run | 0 |" in results

@@ -149,7 +149,8 @@ def test_damage_to_all_checkpoints_stops_the_run_and_starts_nothing(cluster, tmp
 
 def test_a_run_that_diverges_stops_on_all_workers_and_is_not_retried(cluster, tmp_path):
     start = time.monotonic()
-    with pytest.raises(UserError, match=r"diverged: .* at step \d.*; (no|the last good) checkpoint.*; a lower optim") as caught:
+    message = r"training diverged: .* at step \d.*; (no|the last good) checkpoint.*; a lower optimiser.learning_rate"
+    with pytest.raises(UserError, match=message) as caught:
         run_training(PRETRAIN, config_of(tmp_path, "optimiser.learning_rate=1e6", "optimiser.weight_decay=1000"))
     assert caught.value.exit_code == 1
     assert time.monotonic() - start < 60
