@@ -16,7 +16,7 @@ TRIALS_PATH = Path(__file__).parent / "trials.json"
 
 EXPERIMENTS = {arm: f"cifar10_{arm}_100" for arm in ("ntxent", "sec", "sec_ema", "l2reg")}
 ENCODERS = ("resnet50", "resnet18")
-# With ResNet-50 alone: the settings of a public code where the paper states none, also with a warm-up; overrides of each.
+# With ResNet-50 alone: overrides of the settings of a public code where the paper states none; also with a warm-up.
 _WARMUP = "optimiser.warmup_epochs=10"
 OPEN = {
     "ntxent_supcontrast": (),
