@@ -40,8 +40,8 @@ def rankme(features: Embeddings, epsilon: float = 1e-7) -> float:
 def alpha_req(features: Embeddings) -> float:
     """Decay α of the spectrum of the features' covariance, λ_k ∝ k^-α (Agrawal et al. 2022, "α-ReQ").
 
-    Minus the slope of the least-squares line of log λ_k over log k, over the eigenvalues that are at least 1e-10 of
-    the largest. Good features were found near 1; a larger value means that few dimensions carry the variance.
+    Minus the slope of the least-squares line of log λ_k over log k, over the eigenvalues above 1e-10 of the largest.
+    Good features were found near 1; a larger value means that few dimensions carry the variance.
 
     Args:
         features: one row for each image; they are centred first.
@@ -56,8 +56,8 @@ def alpha_req(features: Embeddings) -> float:
     eigenvalues = _eigenvalues(rows - rows.mean(dim=0))
     if eigenvalues is None:
         return float("nan")
-    kept = eigenvalues[eigenvalues >= 1e-10 * eigenvalues.max()].sort(descending=True).values
-    if len(kept) < 2 or kept[0] == 0:
+    kept = eigenvalues[eigenvalues > 1e-10 * eigenvalues.max()].sort(descending=True).values
+    if len(kept) < 2:
         return float("nan")
     places = torch.arange(1, len(kept) + 1, dtype=torch.float64, device=kept.device).log()
     centred = places - places.mean()
