@@ -81,7 +81,7 @@ def test_a_search_that_failed_and_another_of_its_name_say_what_to_do(made, tmp_p
             run()
     (tmp_path / "mine.yaml").write_text(SEARCHED.replace("seed=100", "seed=100, metric=val/uniformity"))
     expected = (
-        "study: an unfinished search of none had metric None instead of 'val/uniformity'; allowed: the earlier "
+        'study: an unfinished search of none had metric null instead of "val/uniformity"; allowed: the earlier '
         f"settings, another recipe=<name>, or to delete {folder}/none-search*"
     )
     with pytest.raises(ConfigError, match=f"^{re.escape(expected)}$"):
