@@ -1,5 +1,6 @@
 """Studies with small runs in a campaign: what is run, and what is written to docs/studies."""
 
+import csv
 import json
 import math
 import os
@@ -38,6 +39,15 @@ def test_all_planned_runs_are_run():
         runs[name] = len(small.list_arms(name)) * len(study.seeds)
         assert len(small.list_arms(name)) == len(recipes.list_small_arms(name))
     assert runs == {"confirm": 12, "confirm_rates": 24, "when_cpu": 108, "sec_cpu": 56}
+
+
+@pytest.mark.parametrize("study", ["confirm", "confirm_rates", "when_cpu"])
+def test_runs_that_the_documentation_has_are_not_run_again(tmp_path, study):
+    kept = csv.DictReader((small._STUDIES / f"{study}.csv").read_text().splitlines())
+    empty = Plan(output=str(tmp_path), checkpoints=str(tmp_path), data=None, rehearsal=False)
+    seeds, arms = SMALL_STUDIES[study].seeds, small.list_arms(study)
+    tasks = [small.Task(name=f"{arm}-s{seed}", arm=arm, seed=seed) for seed in seeds for arm in arms]
+    assert len(small._without_known(empty, FULL, study, tasks)) == len(tasks) - len(list(kept))
 
 
 @pytest.mark.parametrize("study", SMALL_STUDIES)
