@@ -58,10 +58,10 @@ def test_the_log_says_on_how_many_images_of_which_set_knn_is_measured(caplog, tm
 
 @torch.no_grad()
 def test_a_collapsed_encoder_is_reported(caplog):
+    caplog.set_level(logging.WARNING)
     settings = config()
     recipe = build_recipe(settings, noisy_set(40, bad=(), num_classes=10), FakeRuntime())
     monitor = Monitor(settings, recipe, FakeRuntime())
-    caplog.set_level(logging.WARNING)
     monitor(1)
     assert not caplog.messages
     *_, bias = recipe.head.parameters()
