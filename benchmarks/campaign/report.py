@@ -177,7 +177,7 @@ def recipes(results: Results) -> str:
     rows = []
     papers = {arm: (f"`{EXPERIMENTS[arm]}`", EXPERIMENTS[arm]) for arm in ("ntxent", "sec")}
     for arm, overrides in OPEN.items():
-        shown = " with ".join(["`cifar10_supcontrast`", *([f"`{' '.join(overrides)}`"] if overrides else [])])
+        shown = "`cifar10_supcontrast`" + (f" with `{' '.join(overrides)}`" if overrides else "")
         papers[arm] = (shown, EXPERIMENTS[arm.partition("_")[0]])
     for arm, (shown, experiment) in papers.items():
         runs = _runs(results, "resnet50", arm)

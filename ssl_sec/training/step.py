@@ -38,6 +38,9 @@ from ssl_sec.training.replaying import CUDAGraphs, Graphs, Replayed
 
 logger = logging.getLogger(__name__)
 
+# What a user may try whose training diverged or collapsed.
+SMALLER_STEPS = "a lower optimiser.learning_rate, optimiser.warmup_epochs or optimiser.clip_norm may prevent it"
+
 
 class Request(IntEnum):
     """A request to a run while it trains; the highest request to any worker applies to all."""

@@ -76,9 +76,7 @@ def test_alpha_req_of_two_dimensions_is_the_slope_between_them():
 def test_alpha_req_leaves_out_dimensions_without_variance():
     features = torch.cat([draw(100, 8).double(), torch.zeros(100, 4, dtype=torch.float64)], dim=1)
     assert alpha_req(features) == pytest.approx(alpha_req(features[:, :8]))
-    rows = torch.tensor([[2.0, 0.0, 0.0], [-2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, -1.0, 0.0]], dtype=torch.float64)
-    rows[2:, 2] = torch.tensor([1.0, 1.0])
-    rows[:2, 2] = -1.0  # orthogonal to both others
+    rows = torch.tensor([[2.0, 0, -1], [-2, 0, -1], [0, 1, 1], [0, -1, 1]], dtype=torch.float64)  # orthogonal columns
     for share, is_kept in ((2e-10, True), (0.5e-10, False)):  # of the largest eigenvalue, 8; this one is 4 at scale 1
         scaled = rows * torch.tensor([1.0, 1.0, (2 * share) ** 0.5], dtype=torch.float64)
         assert (alpha_req(scaled) > 3) is is_kept

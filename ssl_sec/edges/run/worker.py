@@ -18,12 +18,9 @@ from ssl_sec.recipes.registry import RECIPES, SCORES
 from ssl_sec.settings import from_values
 from ssl_sec.training.checkpoint import CheckpointWriter, save_part, without_held_rows
 from ssl_sec.training.norms import NormHistogram
-from ssl_sec.training.step import Request
+from ssl_sec.training.step import SMALLER_STEPS, Request
 
 logger = logging.getLogger(__name__)
-
-# What a user whose training diverged may try.
-_ADVICE = "a lower optimiser.learning_rate, optimiser.warmup_epochs or optimiser.clip_norm may prevent it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +136,7 @@ def work(job: str, values: Mapping[str, Any], folder: RunFolder, worker: Worker)
         raise  # other workers may wait for this one: the cluster must end them
     except FloatingPointError as error:
         # The objective is the same on all workers, so all of them get here.
-        folder.write_error(UserError(f"training diverged: {error}; {_last_checkpoint(folder)}; {_ADVICE}"))
+        folder.write_error(UserError(f"training diverged: {error}; {_last_checkpoint(folder)}; {SMALLER_STEPS}"))
     except Exception as error:
         folder.log_failure(worker.rank, error)
         needs_more = out_of_memory(error) or out_of_space(error)

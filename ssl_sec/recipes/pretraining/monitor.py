@@ -29,7 +29,7 @@ from ssl_sec.recipes.assembly import extractor
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.recipe import Recipe
-from ssl_sec.training.step import Runtime, log_once
+from ssl_sec.training.step import SMALLER_STEPS, Runtime, log_once
 
 logger = logging.getLogger(__name__)
 
@@ -166,9 +166,10 @@ class Monitor:
         if steps_taken > 0 and spread > _COLLAPSED and self._runtime.rank == 0:
             logger.warning(
                 "the embeddings of %s images have almost one direction (uniformity %.3f; 0 is the worst): the encoder "
-                "has collapsed; a lower optimiser.learning_rate, or optimiser.warmup_epochs, may prevent it",
+                "has collapsed; %s",
                 f"{len(first):,}",
                 spread,
+                SMALLER_STEPS,
             )
         return {
             **self._accuracies(features, labels, steps_taken),
