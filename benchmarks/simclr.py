@@ -29,9 +29,10 @@ from ssl_sec.edges.run.cpu import keep_freed_memory
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.pretraining.recipe import build_recipe
 from ssl_sec.settings import from_values
+from ssl_sec.training.cadence import Cadence
 from ssl_sec.training.norms import NormHistogram
 from ssl_sec.training.recipe import Precision, Recipe
-from ssl_sec.training.step import Cadence, Request, TakeStep, autocast, choose_step, train
+from ssl_sec.training.step import Request, TakeStep, autocast, choose_step, train
 
 # The learning rate is low enough that no network diverges on random pixels, in any number of steps.
 TEMPERATURE, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.5, 1e-4, 0.9, 1e-4

@@ -38,12 +38,13 @@ from ssl_sec.networks.weights import UnfitWeightsError
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.rules import check
 from ssl_sec.seeding import derived_seed
+from ssl_sec.training.cadence import Cadence
 from ssl_sec.training.class_sharding import draw_templates, template_losses
 from ssl_sec.training.config import RuntimeConfig, SphericalConfig
 from ssl_sec.training.objective import Objective, Transform
 from ssl_sec.training.recipe import Computation, Recipe
 from ssl_sec.training.schedules import Cosine, Polynomial, TeacherMomentum
-from ssl_sec.training.step import Cadence, Runtime, log_once, train
+from ssl_sec.training.step import Runtime, log_once, train
 from ssl_sec.training.teacher import Teacher
 
 

@@ -18,7 +18,7 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -380,7 +380,7 @@ def best_of(scores: Mapping[str, float | None]) -> str | None:
     return max(scored)[1] if scored else None
 
 
-def _best(paths: Iterable[Path]) -> Path | None:
+def _best(paths: Sequence[Path]) -> Path | None:
     """The best checkpoint of a folder; see `best_of`."""
     scores: dict[str, float | None] = {}
     for path in paths:

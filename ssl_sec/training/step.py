@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from types import MappingProxyType
@@ -19,6 +18,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from ssl_sec.batch import Batch
 from ssl_sec.collectives import gather_rows, max_int_over_workers, world_size
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import worker_rows
@@ -28,6 +28,7 @@ from ssl_sec.losses.geometry import angles, in_full_precision, norms, turn_tange
 from ssl_sec.losses.templates.softmax import draw_classes
 from ssl_sec.networks.dropout import draw_dropout
 from ssl_sec.networks.encoder import Network
+from ssl_sec.training.cadence import Cadence
 from ssl_sec.training.class_sharding import held_templates
 from ssl_sec.training.norms import NormHistogram, norm_histogram
 from ssl_sec.training.objective import Terms
@@ -86,21 +87,6 @@ def log_once(runtime: Runtime, message: str, *values: object) -> None:
     """Logs a message on one worker."""
     if runtime.rank == 0:
         logger.info(message, *values)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cadence:
-    """How often the loop reports, saves and monitors; it also does all three after the last step.
-
-    Attributes:
-        log_every_steps: steps between two reports, ≥ 1.
-        save_every_steps: steps between two checkpoints, ≥ 1.
-        monitor_every_steps: steps between two calls of the monitor, ≥ 1.
-    """
-
-    log_every_steps: int
-    save_every_steps: int
-    monitor_every_steps: int
 
 
 # The views of a step: a batch of one size, or a batch of each size.
@@ -244,29 +230,20 @@ def train(
         recipe.computation.num_loader_workers,
         draws=None if draws is None else (draws(step)[rows] for step in steps),
     )
-    dtype, layout = recipe.computation.dtype, recipe.computation.layout
     take_step = take_step or choose_step(recipe, runtime.device)
+    # bfloat16 rounds the step's own embeddings by more than small steps turn them.
+    is_rounded = recipe.computation.precision == "bfloat16"
     recipe.model.train()
     recipe.objective.train()
-    clock, clock_step, saved_step = time.perf_counter(), first_step, first_step
+    clock, clock_step = time.perf_counter(), first_step
     for step, batch in zip(steps, loaded, strict=True):
-        views = tuple(
-            make(batch.images, step, rows, sampler.global_batch_size).to(dtype=dtype, memory_format=layout)
-            for make in (recipe.views, *recipe.more_views)
-        )
+        due = cadence.after(step, sampler.steps_per_epoch, recipe.total_steps)
+        views = _make_views(recipe, batch, step, rows)
         num_views = sum(map(len, views)) // len(batch.images)
         draw_dropout(recipe.head, step, rows, num_views, runtime.device)
         draw_classes(recipe.objective.loss, step)
-        taken = step + 1
-        last = taken == recipe.total_steps
-        at_epoch_end = taken % sampler.steps_per_epoch == 0
-        is_monitored = last or taken % cadence.monitor_every_steps == 0
-        is_saved = last or taken % cadence.save_every_steps == 0
-        is_reported = step % cadence.log_every_steps == 0 or at_epoch_end or is_monitored or is_saved
-        # bfloat16 rounds the step's own embeddings by more than small steps turn them. Not every report has the two
-        # passes in float32, which are slow beside the compiled steps of a GPU.
-        is_rounded = recipe.computation.precision == "bfloat16"
-        has_angles = is_reported and not is_rounded or step == 0 or at_epoch_end or is_monitored or is_saved
+        # Not every report has the two passes in float32, which are slow beside the compiled steps of a GPU.
+        has_angles = due.report and not is_rounded or step == 0 or due.epoch_end or due.monitor or due.save
         before = _embedded(recipe, views) if has_angles and is_rounded else None
         terms, features, gradient_norm = take_step(views, recipe.row_labels(batch, rows), step)
         if recipe.observer is not None:
@@ -274,7 +251,7 @@ def train(
         # On a CPU this check is free; on a GPU it waits until metrics are reported.
         if runtime.device.type == "cpu" and not math.isfinite(float(terms.total.detach())):
             _require_finite(recipe, _terms_metrics(recipe, terms), step)
-        if not is_reported:
+        if not due.report:
             continue
         more = {} if gradient_norm is None else {"train/weight_gradient_norm": gradient_norm}
         if has_angles:
@@ -282,25 +259,32 @@ def train(
             more |= _step_angle_metrics(before, _embedded(recipe, views))
         metrics = _metrics(recipe, terms, step, more)
         _require_finite(recipe, metrics, step)
-        now = time.perf_counter()
-        metrics["train/images_per_s"] = (taken - clock_step) * sampler.global_batch_size / (now - clock)
-        metrics["train/epoch"] = taken / sampler.steps_per_epoch
-        with_histogram = at_epoch_end or last or step == first_step
+        seconds = time.perf_counter() - clock
+        metrics["train/images_per_s"] = (step + 1 - clock_step) * sampler.global_batch_size / seconds
+        metrics["train/epoch"] = (step + 1) / sampler.steps_per_epoch
+        with_histogram = due.epoch_end or step == first_step
         runtime.report(step, metrics, norm_histogram(terms.norms.cpu(), step) if with_histogram else None)
-        if is_monitored:
-            runtime.report(step, monitor(taken))
+        if due.monitor:
+            runtime.report(step, monitor(step + 1))
             recipe.model.train()
-        if is_saved:
+        if due.save:
             _save(recipe, runtime, step)
-            saved_step = taken
-        if not last:
+        if not due.last:
             request = max_int_over_workers(runtime.request(), runtime.device)
-            if request >= Request.SAVE and saved_step != taken:
+            if request >= Request.SAVE and not due.save:
                 _save(recipe, runtime, step)
-                saved_step = taken
             if request == Request.STOP:
                 raise Stopped(f"stopped after step {step}; the state is saved")
-        clock, clock_step = time.perf_counter(), taken
+        clock, clock_step = time.perf_counter(), step + 1
+
+
+def _make_views(recipe: Recipe, batch: Batch, step: int, rows: slice) -> tuple[Tensor, ...]:
+    """The views of this worker's images, a batch of each size, as the network takes them."""
+    dtype, layout = recipe.computation.dtype, recipe.computation.layout
+    return tuple(
+        make(batch.images, step, rows, recipe.sampler.global_batch_size).to(dtype=dtype, memory_format=layout)
+        for make in (recipe.views, *recipe.more_views)
+    )
 
 
 def _save(recipe: Recipe, runtime: Runtime, step: int) -> None:

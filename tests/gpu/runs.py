@@ -10,7 +10,8 @@ from ssl_sec.errors import Stopped
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.pretraining.recipe import build_recipe
 from ssl_sec.settings import from_values
-from ssl_sec.training.step import Cadence, train
+from ssl_sec.training.cadence import Cadence
+from ssl_sec.training.step import train
 from tests.fakes import FakeRuntime
 
 BATCH_SIZE = 24

@@ -9,9 +9,10 @@ import torch
 
 from ssl_sec.losses import NTXentLoss
 from ssl_sec.losses.geometry import angles
+from ssl_sec.training.cadence import Cadence
 from ssl_sec.training.norms import NormHistogram, norm_histogram
 from ssl_sec.training.recipe import Computation
-from ssl_sec.training.step import Cadence, train_step
+from ssl_sec.training.step import train_step
 from tests.fakes import assert_identical
 from tests.training.test_step import BATCH, recipe, run
 

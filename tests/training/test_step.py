@@ -13,12 +13,13 @@ from ssl_sec.errors import Stopped
 from ssl_sec.losses import MultiSimilarityLoss, NTXentLoss, SphericalConstraint, SphericalFeatureTransform
 from ssl_sec.networks import Network
 from ssl_sec.training import step as training_module
+from ssl_sec.training.cadence import Cadence
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.optimisers.groups import lars, parameter_groups, sgd
 from ssl_sec.training.recipe import Computation, Recipe, image_labels
 from ssl_sec.training.replaying import WARM_UP_CALLS
 from ssl_sec.training.schedules import Cosine, LinearRamp
-from ssl_sec.training.step import Cadence, autocast, train, train_step
+from ssl_sec.training.step import autocast, train, train_step
 from tests.fakes import FakeClock, FakeRuntime, assert_identical, loaded
 from tests.training.fake_graphs import use_fake_graphs
 

@@ -10,8 +10,9 @@ import torch
 
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.recipes.pretraining.monitor import Monitor
+from ssl_sec.training.cadence import Cadence
 from ssl_sec.training.optimisers import groups
-from ssl_sec.training.step import Cadence, train
+from ssl_sec.training.step import train
 from tests.fakes import FakeRuntime
 from tests.recipes.face import test_recipe
 from tests.recipes.metric_learning import test_metric_learning
