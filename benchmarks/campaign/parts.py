@@ -51,7 +51,9 @@ def list_parts(plan: Plan) -> list[Part]:
             Part(
                 name=f"train-{encoder}-{arm}-s{seed}",
                 limit_s=3600,
-                measure=lambda sheet, recipe=f"{encoder}-{arm}", seed=seed: train_and_probe(sheet, scale, recipe, seed),
+                measure=lambda sheet, recipe=f"{encoder}-{arm}", seed=seed: train_and_probe(
+                    sheet, scale, recipe, seed, logistic=True
+                ),
             )
             for seed in seeds
             for arm in arms

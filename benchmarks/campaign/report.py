@@ -190,11 +190,13 @@ def recipes(results: Results) -> str:
                 top1,
                 f"{paper:.2f}",
                 f"{mean(run['probe/top1'] for run in runs) - paper:+.2f}" if runs else top1,
+                _over_seeds(results, "resnet50", arm, "probe/logistic_top1"),
                 _over_seeds(results, "resnet50", arm, "probe/knn_top1"),
                 str(len(runs)),
             ]
         )
-    heading = ["recipe", "ours, top-1 %", "the paper's", f"difference (goal: within {WITHIN})", "kNN, %", "seeds"]
+    paper_heading = ["the paper's", f"difference (goal: within {WITHIN})"]
+    heading = ["recipe", "linear probe, top-1 %", *paper_heading, "logistic regression, %", "kNN, %", "seeds"]
     names = [name for name in results if name.startswith("train-resnet50-")]
     failures = _failures(results, "resnet50", {arm: shown for arm, (shown, _) in papers.items()})
     return in_markdown(heading, *rows) + f"{failures}\n\nHardware: {_hardware(results, names)}."
@@ -202,7 +204,7 @@ def recipes(results: Results) -> str:
 
 def resnet18(results: Results) -> str:
     """Makes the table of the same recipes with ResNet-18, over the seeds that have each figure."""
-    keys = ("probe/top1", "probe/top5", "probe/knn_top1", "val/probe_top1", "val/knn_top1")
+    keys = ("probe/top1", "probe/top5", "probe/logistic_top1", "probe/knn_top1", "val/probe_top1", "val/knn_top1")
     rows = [
         [
             shown,
@@ -213,7 +215,8 @@ def resnet18(results: Results) -> str:
     ]
     names = [name for name in results if name.startswith("train-resnet18-")]
     held_out = ["online probe, held-out images, %", "kNN, held-out images, %"]
-    heading = ["ResNet-18, 100 epochs", "linear probe, top-1 %", "top-5 %", "kNN, %", *held_out, "seeds"]
+    of_test = ["linear probe, top-1 %", "top-5 %", "logistic regression, %", "kNN, %"]
+    heading = ["ResNet-18, 100 epochs", *of_test, *held_out, "seeds"]
     failures = _failures(results, "resnet18", ARMS)
     return in_markdown(heading, *rows) + f"{failures}\n\nHardware: {_hardware(results, names)}."
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ _PROGRESS_METRICS = ("train/epoch", "train/loss", "train/images_per_s", "val/knn
 _CURVES = ("train/loss", "train/norm_mean", "train/norm_std")
 # Metrics on held-out training images, at the end of a pretraining.
 _HELD_OUT = ("val/knn_top1", "val/probe_top1")
-_PROBE_RESULTS = ("probe/top1", "probe/top5", "probe/knn_top1", "probe/learning_rate")
+_PROBE_RESULTS = ("probe/top1", "probe/top5", "probe/knn_top1", "probe/logistic_top1", "probe/learning_rate")
 
 
 def _merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,7 +59,13 @@ def make_run_values(
 
 
 def train_and_probe(
-    sheet: Sheet, scale: Scale, recipe: str, seed: int, changes: Mapping[str, Any] | None = None
+    sheet: Sheet,
+    scale: Scale,
+    recipe: str,
+    seed: int,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    logistic: bool = False,
 ) -> None:
     """Runs or resumes a pretraining, then its probe.
 
@@ -68,10 +75,12 @@ def train_and_probe(
         recipe: a name in recipes.json.
         seed: seed of the run.
         changes: dotted key -> value, replacing those of the recipe.
+        logistic: whether a logistic regression, which has no learning rate, is measured beside the probe.
     """
     config = train(sheet, scale, recipe, seed, changes)
     folder, probe_folder = folders_of(sheet)
-    probe = ProbeJobConfig(run=str(folder.path), probe=config.probe, runtime=config.runtime, data=config.data)
+    options = replace(config.probe, logistic=logistic)
+    probe = ProbeJobConfig(run=str(folder.path), probe=options, runtime=config.runtime, data=config.data)
     probe_folder.path.mkdir(parents=True, exist_ok=True)
     shutil.copy(folder.encoder_path, probe_folder.encoder_path)
     shutil.copy(folder.config_path, probe_folder.path / "pretrain.yaml")

@@ -206,6 +206,7 @@ def test_a_stopped_training_run_resumes_from_its_checkpoint_and_is_probed(tmp_pa
     assert found["train_s"] > seconds > 0
     assert found["steps"] == 16 and len(found["curves"]["rows"]) == 8
     assert 0 <= found["probe/top1"] <= 100 and found["recipe"] == "cifar10_sec_100"
+    assert 0 <= found["probe/logistic_top1"] <= 100
     assert folder.encoder_path.exists() and not folder.checkpoints_path.exists()
     assert [worker["rank"] for worker in folder.workers()] == [0, 0]
 
@@ -376,7 +377,7 @@ def test_a_campaign_runs_without_ray_mlflow_and_hydra(tmp_path):
     found = {name: json.loads((tmp_path / "results" / f"{name}.json").read_text()) for name in names}
     assert {name: each["state"] for name, each in found.items()} == dict.fromkeys(names, "done"), done.stdout
     assert not [row for row in found[names[0]]["rows"] if "error" in row]
-    assert "probe/top1" in found[names[1]]
+    assert {"probe/top1", "probe/logistic_top1"} <= set(found[names[1]])
 
 
 @pytest.mark.slow
