@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from ssl_sec.evaluation.classification.logistic import tuned_logistic
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.faces.identification import (
     all_pairs_tar_at_far,
@@ -10,6 +11,7 @@ from ssl_sec.evaluation.faces.identification import (
     random_open_set_trials,
     rank_1_identification,
 )
+from ssl_sec.evaluation.feature_table import FeatureTable
 from ssl_sec.evaluation.retrieval import nearest, recall_at_k
 
 FARS = [1.0, 0.3, 0.1, 0.01, 0.0]
@@ -54,3 +56,16 @@ def test_clusters(device):
     assert torch.equal(assignments, kmeans_assignments(rows, 8, 0))
     found = nmi_f1(assignments.to(device), labels.to(device))
     assert found == nmi_f1(assignments, labels)
+
+
+def test_logistic_regression(device):
+    rows, labels = clusters(10, 60, noise=2.0)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    found, expected = (
+        tuned_logistic(FeatureTable(rows[order].to(where), labels[order].to(where)), 500, 10, penalties=(100.0, 1.0))
+        for where in (device, torch.device("cpu"))
+    )
+    assert found.validation_scores == expected.validation_scores and min(expected.validation_scores.values()) > 0.3
+    assert found.classifier.weight.device.type == device.type
+    torch.testing.assert_close(found.classifier.weight.cpu(), expected.classifier.weight, rtol=0.01, atol=1e-3)
+    torch.testing.assert_close(found.classifier.bias.cpu(), expected.classifier.bias, rtol=0.01, atol=1e-3)
