@@ -219,13 +219,18 @@ class _Job:
                     "" if rest is None else f"; about {_in_words(rest)} left",
                 )
 
+        def report(running: Sequence[Task]) -> None:
+            for task in running:
+                *_, last = ["starting", *text_of(task.log)[begins[task.name] :].splitlines()]
+                logger.info("%s", last if last.startswith(task.name) else f"{task.name}: {last.removeprefix('INFO: ')}")
+
         if left:
             at_a_time = min(len(left), self._study.config.concurrent)
             logger.info(
                 "running %s, %d at a time; the output is in %s", counted(len(left), "run"), at_a_time, self._logs
             )
         processes = Processes(self._study.config.concurrent)
-        processes.run(tasks, end)
+        processes.run(tasks, end, report)
         if processes.was_stopped:
             raise Stopped(_STOPPED)
 

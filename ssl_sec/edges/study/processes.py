@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,8 @@ import torch
 from ssl_sec.edges.run.signals import announce_stop, stop_requests
 from ssl_sec.edges.run.supervision import start_command
 
+# Seconds between two reports of the tasks that run.
+_REPORT_EVERY_S = 300.0
 # After this many failures without a run that ended well, no further run is started.
 _FAILURES_TO_GIVE_UP = 3
 
@@ -38,6 +40,8 @@ class Task:
 
 # Called with the name of a task, its exit code and its duration in minutes, in any thread.
 End = Callable[[str, int, float], None]
+# Called from time to time with the tasks that run.
+Report = Callable[[Sequence[Task]], None]
 
 
 class Processes:
@@ -52,7 +56,7 @@ class Processes:
 
     def __init__(self, concurrent: int) -> None:
         self._concurrent = concurrent
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._running: dict[str, tuple[Task, subprocess.Popen[bytes]]] = {}
         self._lock = threading.Lock()
         self._num_ended = self._num_failed = 0
         gpus = _visible_gpus() if concurrent > 1 else []
@@ -62,12 +66,13 @@ class Processes:
             self._gpus.put(gpus[number % len(gpus)] if len(gpus) > 1 else None)
         self.was_stopped = False
 
-    def run(self, tasks: Sequence[Task], end: End) -> None:
+    def run(self, tasks: Sequence[Task], end: End, report: Report = lambda running: None) -> None:
         """Runs the tasks in order; after a signal no further one is started.
 
         Args:
-            tasks: the tasks to run.
+            tasks: the tasks to run, each with a name of its own.
             end: called after each task, except those that a signal stopped.
+            report: called every five minutes.
         """
 
         def ask() -> None:
@@ -76,7 +81,10 @@ class Processes:
 
         force = partial(self._stop, at_once=True)
         with stop_requests(ask, force), ThreadPoolExecutor(self._concurrent) as pool:
-            for ended in [pool.submit(self._run, task, end) for task in tasks]:
+            futures = [pool.submit(self._run, task, end) for task in tasks]
+            while wait(futures, timeout=_REPORT_EVERY_S).not_done:
+                report([task for task, _ in list(self._running.values())])
+            for ended in futures:
                 ended.result()
 
     def _run(self, task: Task, end: End) -> None:
@@ -92,12 +100,12 @@ class Processes:
                 return
             begun = time.monotonic()
             process = _started(task, self._num_threads, gpu)
-            self._running[process.pid] = process
+            self._running[task.name] = task, process
         if self.was_stopped:  # stopped while the process was starting
             process.send_signal(signal.SIGTERM)
         code = process.wait()
         with self._lock:
-            del self._running[process.pid]
+            del self._running[task.name]
             stopped = self.was_stopped and code != 0
             self._num_ended, self._num_failed = self._num_ended + (code == 0), self._num_failed + (code != 0)
         if stopped:
@@ -116,7 +124,7 @@ class Processes:
     def _stop(self, at_once: bool) -> None:
         """Asks the processes to save and stop; a signal handler calls it, which must not wait for the lock."""
         self.was_stopped = True
-        for process in list(self._running.values()):
+        for _, process in list(self._running.values()):
             process.send_signal(signal.SIGINT if at_once else signal.SIGTERM)
 
 

@@ -16,6 +16,7 @@ class FakeRuns:
     Attributes:
         started: the names of the runs.
         stop_after: after this many runs a signal stops the others.
+        printing: what each run prints until it is reported once.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -24,17 +25,22 @@ class FakeRuns:
         self.failing: dict[str, tuple[int, str]] = {}
         self.stop_after: int | None = None
         self.was_stopped = False
+        self.printing: str | None = None
 
     def __call__(self, concurrent: int) -> "FakeRuns":
         return self
 
-    def run(self, tasks, end) -> None:
+    def run(self, tasks, end, report) -> None:
         for task in tasks:
             if self.stop_after is not None and len(self.started) >= self.stop_after:
                 self.was_stopped = True
                 return
             self.started.append(task.name)
             assert task.arguments[0] == "pretrain" and f"run_name={task.name}" in task.arguments
+            if self.printing is not None:
+                task.log.parent.mkdir(parents=True, exist_ok=True)
+                task.log.write_text(self.printing)
+                report([task])
             if task.name in self.failing:
                 task.log.parent.mkdir(parents=True, exist_ok=True)
                 code, output = self.failing[task.name]

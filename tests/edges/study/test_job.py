@@ -169,12 +169,12 @@ def test_a_study_that_another_process_runs_is_refused_unless_it_runs_another_par
     monkeypatch.setattr("ssl_sec.edges.run.running._FREE_WITHIN_S", 0.0)
     finish = runs.run
 
-    def run_beside(tasks, end) -> None:
+    def run_beside(tasks, end, report) -> None:
         monkeypatch.setattr(runs, "run", finish)
         with pytest.raises(ConfigError, match=rf"^study: .*/study-\w+ is in use: process {os.getpid()} .*: other arms"):
             run("seeds=[0]")
         assert "sec" in run("seeds=[1]")
-        finish(tasks, end)
+        finish(tasks, end, report)
 
     monkeypatch.setattr(runs, "run", run_beside)
     run("seeds=[0]")
@@ -243,6 +243,23 @@ def test_a_run_that_fails_again_has_the_reason_of_its_last_start(made, code, out
     assert f"the last: sec-s0: {reason}; the output" in str(failed.value)
 
 
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        ("", "none-s0: starting"),
+        ("INFO: device: cpu\nINFO: drawing the plots\n", "none-s0: drawing the plots"),
+        ("INFO: device: cpu\nnone-s0: epoch 1.00/8  step 9  7 s left\n", "none-s0: epoch 1.00/8  step 9  7 s left"),
+        ("none-s0-probe: epoch 2.00/8\n", "none-s0-probe: epoch 2.00/8"),
+    ],
+)
+def test_the_last_line_of_a_running_run_is_logged(made, caplog, printed, shown):
+    caplog.set_level("INFO", "ssl_sec")
+    run, runs, _ = made
+    runs.printing = printed
+    run("seeds=[0]", "arms=[none]")
+    assert shown in caplog.messages
+
+
 def test_the_compared_metric_is_kept_or_named_after_the_first_run(made, tmp_path):
     run, runs, folder = made
     (tmp_path / "mine.yaml").write_text(FILE + "metric: probe/top_1\n")
@@ -291,7 +308,7 @@ def test_runs_in_object_storage_are_read_from_there_and_leave_no_folders_here(ma
     run, runs, folder = made
     run_tasks = runs.run
 
-    def run_and_store(tasks, end) -> None:
+    def run_and_store(tasks, end, report) -> None:
         """The process of a run stores its folder, and removes it here."""
 
         def stored(name: str, code: int, minutes: float) -> None:
@@ -300,7 +317,7 @@ def test_runs_in_object_storage_are_read_from_there_and_leave_no_folders_here(ma
                 shutil.rmtree(folder / each)
             end(name, code, minutes)
 
-        run_tasks(tasks, stored)
+        run_tasks(tasks, stored, report)
 
     monkeypatch.setattr(runs, "run", run_and_store)
     text = run(f"output_dir={s3}", f"cells={tmp_path / 'cells.csv'}", f"tracking.uri=sqlite:///{tmp_path}/m.db")

@@ -44,6 +44,21 @@ def test_tasks_run_side_by_side(scripts, tmp_path):
     assert sorted(ended) == [("reads", 0), ("writes", 0)]
 
 
+def test_the_running_tasks_are_reported_until_they_end(scripts, monkeypatch, tmp_path):
+    monkeypatch.setattr(processes, "_REPORT_EVERY_S", 0.05)
+    os.mkfifo(pipe := tmp_path / "pipe")
+    waits, reported = task("waits", f"open({str(pipe)!r})"), []
+
+    def report(running):
+        if running and not reported:
+            pipe.open("w").close()  # the task ends
+        reported.extend(running)
+
+    ended = []
+    Processes(2).run([waits, task("next")], lambda name, code, minutes: ended.append((name, code)), report)
+    assert waits in reported and sorted(ended) == [("next", 0), ("waits", 0)]
+
+
 @pytest.mark.parametrize(
     ("concurrent", "listed", "count", "expected"),
     [
