@@ -13,24 +13,24 @@ throughput-resnet50-x0.5-…) and a plot.
 """
 
 import contextlib
-import gc
 import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from benchmarks.contest import Contest, free_memory
 from benchmarks.measure import (
     RESULTS,
     choose_device,
     describe_environment,
-    describe_error,
     format_table,
     make_parser,
     measure_peak_memory,
@@ -221,77 +221,75 @@ def measure(
     """
     peak = measure_peak_rate(device, setting.precision)
     chosen = {name: make for name, make in list_contenders(device).items() if names is None or name in names}
-    running: dict[str, Contender | ContenderProcess] = {}
-    counts: dict[str, int] = {}
-    errors: dict[str, str] = {}
-
-    def attempt(name: str, turn: Callable[[], object]) -> Any:
-        """Runs the turn of a contender and returns its result; a contender that fails is removed."""
-        if name not in errors:
-            try:
-                return turn()
-            except Exception as error:
-                errors[name] = describe_error(error)
-        if contender := running.pop(name, None):
-            with contextlib.suppress(Exception):
-                contender.close()
-            del contender
-        _free_memory()
-
+    contest, counts = Contest(), dict[str, int]()
     for name, make in chosen.items():
-
-        def start(name: str = name, make: Callable[[Setting, ResidentImages], Contender] = make) -> None:
-            running[name] = ContenderProcess(name, setting, images, device) if separate else make(setting, images)
-            counts[name] = choose_steps_per_turn(running[name], SECONDS_PER_TURN, device)
-
-        attempt(name, start)
-        print(f"{name}: {errors.get(name) or f'{counts[name]} steps per turn'}", flush=True)
-    turns = {
-        name: (lambda name=name: attempt(name, lambda: running[name].steps(counts[name]))) for name in list(running)
-    }
-    before = {name: (lambda name=name: attempt(name, lambda: running[name].ready())) for name in turns}
-    timings = time_in_turns(turns, rounds, warm_up=False, before=before)
-    seconds = {name: [each / counts[name] for each in timings[name]] for name in running}
+        if separate:
+            contest.enter(name, partial(ContenderProcess, name, setting, images, device))
+        else:
+            contest.enter(name, partial(make, setting, images))
+        count = contest.attempt(name, lambda contender: choose_steps_per_turn(contender, SECONDS_PER_TURN, device))
+        if count is not None:
+            counts[name] = count
+        print(f"{name}: {contest.errors.get(name) or f'{count} steps per turn'}", flush=True)
+    timings = time_in_turns(
+        {
+            name: partial(contest.attempt, name, lambda one, count=count: one.steps(count))
+            for name, count in counts.items()
+        },
+        rounds,
+        warm_up=False,
+        before={name: partial(contest.attempt, name, lambda one: one.ready()) for name in counts},
+    )
+    seconds = {name: [each / counts[name] for each in timings[name]] for name in contest.contenders}
     rows: list[dict[str, Any]] = [{**asdict(setting), "contender": name} for name in chosen]
     for row in rows:
-        name = row["contender"]
-        if name in running:
-            rates = [setting.batch / each for each in seconds[name]]
-            row |= {
-                "images_per_s": statistics.median(rates),
-                "each": rates,
-                "times_as_fast_as": {
-                    peer: median_ratio(seconds[peer], seconds[name])
-                    for peer in PEERS
-                    if peer in seconds and peer != name
-                },
-            }
+        if row["contender"] in seconds:
+            row |= _compute_rates(row["contender"], seconds, setting.batch)
     on_rows(rows)
     for row in rows:
         name = row["contender"]
-        if contender := running.get(name):
-            # A replayed graph uses memory that was allocated when it was recorded: a step allocates nothing.
-            if device.type == "cuda" and not (isinstance(contender, Ours) and contender.recipe.graphed):
-                peak_bytes = attempt(name, lambda contender=contender: measure_peak_memory(lambda: contender.steps(1)))
-                row["peak_mib"] = None if peak_bytes is None else peak_bytes / 2**20
-            parts = attempt(name, lambda contender=contender: measure_parts(contender, device))
-            if parts is not None:
-                row["mfu"] = row["images_per_s"] * parts["flops_per_image"] / peak
-                row |= parts
-        if name in errors:
-            row["error"] = errors[name]
+        if device.type == "cuda":
+            row |= contest.attempt(name, _measure_step_memory) or {}
+        parts = contest.attempt(name, lambda contender: measure_parts(contender, device))
+        if parts is not None:
+            row |= {"mfu": row["images_per_s"] * parts["flops_per_image"] / peak, **parts}
+        if name in contest.errors:
+            row["error"] = contest.errors[name]
         on_rows(rows)
-    for contender in running.values():
-        contender.close()
-    running.clear()
+    contest.close()
     torch.compiler.reset()  # another batch size gets its own graph, not one for any size
-    _free_memory()
+    free_memory()
     return rows
 
 
-def choose_steps_per_turn(
-    contender: Contender | ContenderProcess, seconds: Mapping[str, float], device: torch.device
-) -> int:
+def _compute_rates(name: str, seconds: Mapping[str, list[float]], batch: int) -> dict[str, Any]:
+    """Computes a contender's images per second, and how many times as fast as the peers it is.
+
+    Args:
+        name: the contender.
+        seconds: seconds per step in each turn, by contender.
+        batch: images of a step.
+    """
+    rates = [batch / each for each in seconds[name]]
+    peers = [peer for peer in PEERS if peer in seconds and peer != name]
+    return {
+        "images_per_s": statistics.median(rates),
+        "each": rates,
+        "times_as_fast_as": {peer: median_ratio(seconds[peer], seconds[name]) for peer in peers},
+    }
+
+
+def _measure_step_memory(contender: Contender) -> dict[str, float]:
+    """Measures the peak memory of a step in this process, unless it is replayed.
+
+    A replayed graph uses memory that was allocated when it was recorded: a step allocates nothing.
+    """
+    if isinstance(contender, Ours) and contender.recipe.graphed:
+        return {}
+    return {"peak_mib": measure_peak_memory(lambda: contender.steps(1)) / 2**20}
+
+
+def choose_steps_per_turn(contender: Contender, seconds: Mapping[str, float], device: torch.device) -> int:
     """Chooses the steps of a contender that take the given seconds, by the type of the device."""
     first, timed = WARM_UP[device.type]
     contender.steps(first)
@@ -303,13 +301,7 @@ def choose_steps_per_turn(
     return max(1, round(timed * seconds[device.type] / (time.perf_counter() - start)))
 
 
-def _free_memory() -> None:
-    """Frees the memory of contenders that have ended."""
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-def measure_parts(contender: Contender | ContenderProcess, device: torch.device) -> dict[str, Any] | None:
+def measure_parts(contender: Contender, device: torch.device) -> dict[str, Any] | None:
     """Measures the operations per image of ours and how a step divides its time; returns None for the peers."""
     if isinstance(contender, ContenderProcess):
         return contender.measure_parts()

@@ -2,6 +2,7 @@ import json
 import multiprocessing
 import sys
 import warnings
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,6 +24,7 @@ from benchmarks import (
     throughput,
 )
 from benchmarks.accuracy import finetuning, pretraining
+from benchmarks.contest import Contest
 from tests.data.files import encode, write_parquet
 from tests.fakes import FakeClock
 from tests.jobs import pretrain
@@ -155,6 +157,27 @@ def test_loaders_read_the_same_images_and_ours_begins_anywhere(tmp_path, monkeyp
     assert ours["bytes an epoch / all images"] == pytest.approx(1, abs=0.1)
     assert ours["bytes with the index / all images"] < 2.1
     assert 0 < ours["bytes to it / all images"] < 0.8
+
+
+def test_a_contender_that_fails_leaves_no_memory_behind():
+    class Full:
+        """A contender for which memory is too short."""
+
+        def steps(self, count):
+            big = torch.zeros(count)
+            held.append(weakref.ref(big))
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+        def close(self):
+            raise RuntimeError("it cannot even be closed")
+
+    held, contest = [], Contest()
+    contest.enter("full", Full)
+    held.append(weakref.ref(contest.contenders["full"]))
+    assert contest.attempt("full", lambda contender: contender.steps(10)) is None
+    assert [one() for one in held] == [None, None] and "full" not in contest.contenders
+    assert "out of memory" in contest.errors["full"]
+    assert contest.attempt("full", lambda contender: 1) is None
 
 
 @pytest.mark.slow
