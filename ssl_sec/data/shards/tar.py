@@ -8,14 +8,12 @@ import hashlib
 import json
 import os
 import random
-import tarfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -25,10 +23,10 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ssl_sec.collectives import world_size
-from ssl_sec.data.decode import EXTENSIONS, UNREAD_EXTENSIONS
-from ssl_sec.data.image_set import MAX_CLASSES, UNLABELLED
+from ssl_sec.data.image_set import UNLABELLED
 from ssl_sec.data.shards.cache_files import made_table
 from ssl_sec.data.shards.locations import File, one_line, stamp
+from ssl_sec.data.shards.scanning import LAYOUT, LEFT_OUT, SCHEMA, scan
 from ssl_sec.data.shards.shared_folder import SharedFolder
 from ssl_sec.errors import DataError, printable
 from ssl_sec.progress import logged
@@ -38,19 +36,6 @@ IMAGES_PER_BLOCK = 256
 
 # Number of shards whose headers are read at a time.
 _SCANNERS = 8
-
-# Part of the index's name; increase it when its columns or its metadata change.
-_LAYOUT = 4
-# Metadata of an index: for each reason why members are left out, their number and the name of the first.
-_LEFT_OUT = b"left_out"
-_DOTTED = "images are not read, as a key ends at the first dot of a file's name"
-_LINKS = "images are not read, as they are links"
-_UNREAD = "images of formats that are not read are left out"
-_ALONE = ".cls and .json files are of no image"
-
-# The first bytes of files that are compressed as a whole: gzip, bzip2, xz, Zstandard.
-_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
-_SCHEMA = pa.schema({"name": pa.string(), "offset": pa.int64(), "size": pa.int64(), "label": pa.int64()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +72,7 @@ class Shards:
         """Reason why members are left out -> their number, and the shard and the name of the first."""
         found: dict[str, tuple[int, str]] = {}
         for (_, path), index in zip(self.files, self.indices, strict=True):
-            for reason, (count, member) in json.loads(index.schema.metadata[_LEFT_OUT]).items():
+            for reason, (count, member) in json.loads(index.schema.metadata[LEFT_OUT]).items():
                 before, first = found.get(reason, (0, f"{printable(path)} member {member}"))
                 found[reason] = before + count, first
         return found
@@ -194,7 +179,7 @@ def open_shards(files: Sequence[File], cache_folder: Path, index_folder: str | N
 
 
 def _digest(file: File) -> str:
-    return hashlib.sha256(json.dumps([_LAYOUT, stamp(*file)]).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([LAYOUT, stamp(*file)]).encode()).hexdigest()[:32]
 
 
 def _index(file: File, digest: str, cache_folder: Path, shared: SharedFolder | None) -> pa.Table:
@@ -213,105 +198,14 @@ def _index(file: File, digest: str, cache_folder: Path, shared: SharedFolder | N
 
 def _is_index(content: bytes) -> bool:
     try:
-        return pa.ipc.open_file(content).read_all().schema.equals(_SCHEMA)
+        return pa.ipc.open_file(content).read_all().schema.equals(SCHEMA)
     except (OSError, ValueError):  # those of Arrow
         return False
 
 
 def _scanned(file: File) -> bytes:
     """The index of a shard, as the content of a file."""
-    table, content = _scan(file), pa.BufferOutputStream()
+    table, content = scan(file), pa.BufferOutputStream()
     with pa.ipc.new_file(content, table.schema) as writer:
         writer.write_table(table)
     return content.getvalue().to_pybytes()
-
-
-def _scan(file: File) -> pa.Table:
-    """The positions of the images in a shard, from its headers."""
-    file_system, path = file
-    images: dict[str, tuple[str, int, int]] = {}
-    labels: dict[str, int] = {}
-    left_out: dict[str, list[str]] = {_DOTTED: [], _LINKS: [], _UNREAD: []}
-    described: dict[str, str] = {}
-    # Remote files are read once, in order; other caches of fsspec would read parts of them twice.
-    with (
-        one_line(path),
-        file_system.open(path, "rb", cache_type="readahead") as opened,
-        _archive(opened, path) as archive,
-    ):
-        while (member := archive.next()) is not None:
-            cast(Any, archive).members.clear()  # those of all samples, which it keeps, need more memory than the index
-            folder, _, base = member.name.rpartition("/")
-            stem, _, extension = base.partition(".")
-            key = f"{folder}/{stem}"
-            if base.startswith("."):
-                continue
-            if extension.lower() in ("cls", "json"):
-                described.setdefault(key, member.name)
-            if not member.isfile():
-                if os.path.splitext(base)[1].lower() in EXTENSIONS and (member.issym() or member.islnk()):
-                    left_out[_LINKS].append(member.name)
-            elif f".{extension.lower()}" in EXTENSIONS:
-                if key in images:
-                    raise DataError(f"{printable(path)} member {printable(member.name)}: a second image of its key")
-                if member.issparse():  # the shard has only its parts that are not zero
-                    raise DataError(
-                        f"{printable(path)} member {printable(member.name)}: is sparse; allowed: whole files"
-                    )
-                images[key] = member.name, member.offset_data, member.size
-            elif extension.lower() == "cls":
-                if key in labels:
-                    raise DataError(f"{printable(path)} member {printable(member.name)}: a second label of its key")
-                content = archive.extractfile(member)
-                labels[key] = _label(b"" if content is None else content.read(), f"{path} member {member.name}")
-            elif os.path.splitext(base)[1].lower() in EXTENSIONS:
-                left_out[_DOTTED].append(member.name)
-            elif f".{extension.lower()}" in UNREAD_EXTENSIONS:
-                left_out[_UNREAD].append(member.name)
-        _require_end(opened, archive.offset, path)
-    if not images:
-        dotted = left_out[_DOTTED]
-        ends = f"; a key ends at the first dot of a file's name, as in {printable(dotted[0])}" if dotted else ""
-        raise DataError(f"{printable(path)}: no images; allowed: members named {', '.join(sorted(EXTENSIONS))}{ends}")
-    names, offsets, sizes = zip(*images.values(), strict=True)
-    of_images = [labels.get(key, UNLABELLED) for key in images]
-    left_out[_ALONE] = [member for key, member in described.items() if key not in images]
-    about = {reason: (len(members), printable(members[0])) for reason, members in left_out.items() if members}
-    schema = _SCHEMA.with_metadata({_LEFT_OUT: json.dumps(about)})
-    return pa.table([list(names), list(offsets), list(sizes), of_images], schema=schema)
-
-
-def _archive(file: Any, path: str) -> tarfile.TarFile:
-    if file.read(6).startswith(_COMPRESSED):
-        raise DataError(f"{printable(path)}: is compressed, so that no part of it can be read alone; unpack it")
-    file.seek(0)
-    return tarfile.open(fileobj=file, mode="r:")
-
-
-def _require_end(file: Any, offset: int, path: str) -> None:
-    """Refuses a shard without an end at `offset`, where its headers end, or with more members after it.
-
-    `tarfile` ends at a truncated or damaged header, as at the end of the first of several archives in one file.
-    """
-    file.seek(offset)
-    block = file.read(tarfile.BLOCKSIZE)
-    if len(block) < tarfile.BLOCKSIZE:
-        raise DataError(f"{printable(path)}: cut off after {offset:,} bytes: it has no end-of-archive block")
-    if any(block):
-        raise DataError(f"{printable(path)}: damaged at byte {offset:,}: there is no header of a member")
-    while block := file.read(tarfile.BLOCKSIZE):
-        if any(block):
-            with suppress(tarfile.HeaderError):  # other bytes after the end mean nothing
-                tarfile.TarInfo.frombuf(block, tarfile.ENCODING, "surrogateescape")
-                raise DataError(
-                    f"{printable(path)}: another archive begins at byte {file.tell() - tarfile.BLOCKSIZE:,}, as in "
-                    "files joined by cat; list the files instead"
-                )
-            return
-
-
-def _label(content: bytes, name: str) -> int:
-    text = content.decode("ascii", "replace").strip()
-    if not text.isdigit() or len(text) > 9 or int(text) >= MAX_CLASSES:
-        raise DataError(f"{printable(name)}: label {printable(text)!r}; allowed: 0 to {MAX_CLASSES - 1}")
-    return int(text)

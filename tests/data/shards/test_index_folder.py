@@ -18,8 +18,8 @@ from tests.data.test_sources import line
 @pytest.fixture
 def scanned(monkeypatch):
     """The names of the shards whose headers have been read, in order."""
-    names, scan = [], tar._scan
-    monkeypatch.setattr(tar, "_scan", lambda file: names.append(file[1].rpartition("/")[2]) or scan(file))
+    names, scan = [], tar.scan
+    monkeypatch.setattr(tar, "scan", lambda file: names.append(file[1].rpartition("/")[2]) or scan(file))
     return names
 
 
@@ -61,14 +61,14 @@ def test_the_classes_of_a_split_need_no_shard_that_another_machine_has_read(tmp_
 
 def test_a_machine_reads_only_shards_that_no_other_has_read_meanwhile(tmp_path, scanned, monkeypatch):
     monkeypatch.setattr(tar, "_SCANNERS", 1)
-    location, scan = write_shards(tmp_path, num_shards=8), tar._scan
+    location, scan = write_shards(tmp_path, num_shards=8), tar.scan
 
     def scan_after_the_other_machine(file):
-        monkeypatch.setattr(tar, "_scan", scan)
+        monkeypatch.setattr(tar, "scan", scan)
         opened_on(tmp_path, "second", location, str(tmp_path / "shared"))
         return scan(file)
 
-    monkeypatch.setattr(tar, "_scan", scan_after_the_other_machine)
+    monkeypatch.setattr(tar, "scan", scan_after_the_other_machine)
     assert len(opened_on(tmp_path, "first", location, str(tmp_path / "shared")).labels) == 40
     assert len(scanned) == 9  # both have read the shard that the first had begun with
 

@@ -113,8 +113,8 @@ def test_remote_shards_are_streamed(tmp_path):
 
 
 def test_an_index_is_made_once_and_remade_for_a_changed_file(tmp_path, monkeypatch):
-    scanned, scan = [], tar._scan
-    monkeypatch.setattr(tar, "_scan", lambda file: scanned.append(file[1]) or scan(file))
+    scanned, scan = [], tar.scan
+    monkeypatch.setattr(tar, "scan", lambda file: scanned.append(file[1]) or scan(file))
     location = write_shards(tmp_path)
     first = tar.open_shards(find_files(location, "tar"), tmp_path / "cache")
     assert tar.open_shards(find_files(location, "tar"), tmp_path / "cache").digest == first.digest
