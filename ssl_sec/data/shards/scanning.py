@@ -105,7 +105,7 @@ class _Members:
         self._labels[key] = int(text)
 
     def _name(self, member: tarfile.TarInfo) -> str:
-        return printable(f"{self._path} member {member.name}")
+        return f"{printable(self._path)} member {printable(member.name)}"
 
     def index(self) -> pa.Table:
         """The index of the members taken so far."""
