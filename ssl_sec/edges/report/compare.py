@@ -99,5 +99,8 @@ def _make_rows(first: ArchivedRun, second: ArchivedRun) -> list[dict[str, Any]]:
         pairs = [{"kind": kind, "key": key, "first": mine.get(key), "second": other.get(key)} for key in keys]
         return [{**pair, "equal": pair["first"] == pair["second"]} for pair in pairs]
 
-    ids = [{"kind": "run", "key": "id", "first": first.run_id, "second": second.run_id, "equal": first is second}]
-    return [*ids, *compare("setting", first.params, second.params), *compare("metric", first.metrics, second.metrics)]
+    return [
+        *compare("run", {"id": first.run_id}, {"id": second.run_id}),
+        *compare("setting", first.params, second.params),
+        *compare("metric", first.metrics, second.metrics),
+    ]
