@@ -230,7 +230,7 @@ def _text(config: TransferConfig, results: Mapping[str, Mapping[str, float]]) ->
     notes = ["linear probe and kNN are by top-1; the measure is that of the others"] if config.mean_per_class else []
     if config.probe.few_shot:
         notes.append(f"±: 95 % interval of the mean over {config.probe.few_shot_draws} draws of the labels")
-    return "\n".join([in_table(rows, header), *notes])
+    return "\n".join([in_table(header, *rows), *notes])
 
 
 def _files(config: TransferConfig, results: Mapping[str, Mapping[str, float]], folder: Path) -> list[Path]:

@@ -39,7 +39,7 @@ def compare_runs(archive: RunArchive, first: str, second: str, *, shows_all: boo
     text = [title]
     markdown = [f"## {title}"]
     for heading, (header, lines) in blocks.items():
-        text += ["", *([f"{heading}:"] if heading else []), in_table(lines, header)]
+        text += ["", *([f"{heading}:"] if heading else []), in_table(header, *lines)]
         markdown += ["", *([f"### {heading.capitalize()}", ""] if heading else []), in_markdown(header, *lines)]
     return Report(
         name=f"compare-{runs[0].run_id[:8]}-{runs[1].run_id[:8]}",

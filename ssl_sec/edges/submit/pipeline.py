@@ -233,7 +233,7 @@ class _Pipeline:
             [", ".join(point.swept) or point.stages[0].name, each.state, *map(_shown, map(each.metrics.get, names))]
             for point, each in zip(self._plan.points, ended, strict=True)
         ]
-        return in_table(rows, ["point", "state", *map(metric_label, names)])
+        return in_table(["point", "state", *map(metric_label, names)], *rows)
 
 
 def _shown(value: float | None) -> str:
