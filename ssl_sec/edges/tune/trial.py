@@ -48,15 +48,15 @@ class TrialPlan(TypedDict):
     overrides: list[str]
 
 
-def trial_name(search: str, tag: str, counts_from: int) -> str:
+def trial_name(search: str, counts_from: int, trial: Any) -> str:
     """The name of a trial's run, which has its number, from 1.
 
     Args:
         search: name of the search.
-        tag: Ray Tune's tag, which begins with the number of the trial.
         counts_from: Ray Tune's number of the first trial.
+        trial: Ray Tune's trial, whose tag begins with its number.
     """
-    return f"{search}-{int(tag.partition('_')[0]) + 1 - counts_from:03d}"
+    return f"{search}-{int(trial.experiment_tag.partition('_')[0]) + 1 - counts_from:03d}"
 
 
 def log_of(plan: TrialPlan, name: str) -> Path:
