@@ -51,11 +51,8 @@ def run_transfer(config: TransferConfig) -> str:
     with found_network(config.run, config.checkpoint, config.tracking, config.output_dir, probed()) as found:
         tracking, _ = found.tracking_of_job()
         config = replace(config, tracking=tracking)
-        group, name, probes = (
-            found.config.recipe_name,
-            found.config.run_name or found.short_name,
-            _probes(config, found),
-        )
+        group, name = found.config.recipe_name, found.config.run_name or found.short_name
+        probes = _probes(config, found)
     results: dict[str, Mapping[str, float]] = {}
     finished: Finished | None = None
     # As for a sweep, with one run of each arm.
