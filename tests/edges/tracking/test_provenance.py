@@ -1,7 +1,6 @@
 """What a run keeps of its code."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -16,11 +15,7 @@ from ssl_sec.edges.tracking.provenance import (
     process_tags,
     write_code_state,
 )
-
-
-def git(folder, *arguments):
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    return subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+from tests.edges.conftest import git
 
 
 @pytest.fixture
