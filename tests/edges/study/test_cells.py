@@ -1,4 +1,5 @@
 import errno
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -82,6 +83,13 @@ def test_studies_that_run_at_once_add_to_one_file(tmp_path):
     for number, cells in enumerate([one, other, one]):
         cells.add(replace(kept(), seed=number))
     assert [cell.seed for cell in KeptCells(path)] == [0, 1, 2]
+
+
+def test_threads_add_to_one_file_at_once(tmp_path):
+    cells = KeptCells(tmp_path / "cells.csv")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda seed: cells.add(kept(seed=seed)), range(40)))
+    assert [cell.seed for cell in KeptCells(cells.path)] == list(range(40))
 
 
 def test_a_file_that_cannot_be_written_is_a_storage_error(tmp_path):
