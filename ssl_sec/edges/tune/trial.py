@@ -189,7 +189,7 @@ class TrainingTrial(Trainable):
     def _failure(self, reason: str) -> RuntimeError:
         """The error of a trial, whose log ends with the reason: the job that warns of it reads only the log."""
         if last_line(self._log, self._begin) != reason:
-            with self._log.open("a") as log:
+            with self._log.open("a", encoding="utf-8") as log:
                 log.write(f"error: {reason}\n")
         return RuntimeError(reason)
 
