@@ -40,7 +40,7 @@ _SIGNATURE = re.compile(
 )
 # In code and settings: the name of a secret, then = or :, then a string in quotes, or a bare word that is not code.
 _ASSIGNED = re.compile(
-    rf"(?P<start>[\w.-]*(?:{_SECRET_KEY.pattern})\w*['\"]?\s*[:=]\s*)"
+    rf"(?P<start>(?:{_SECRET_KEY.pattern})\w*['\"]?\s*[:=]\s*)"
     r"(?:(?P<quote>['\"])[^'\"\n]+(?P=quote)|(?=[^\s()\[\]{},;]*\d)[\w./+=~-]{8,}(?![\w([.]))",
     re.IGNORECASE,
 )

@@ -42,7 +42,8 @@ def git(root: Path, *arguments: str) -> str | None:
     """The output of git in a folder; None if it fails or is not installed."""
     command = ["git", "-C", str(root), *arguments]
     try:
-        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60, check=True).stdout
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=60, check=True)
+        return done.stdout
     except (OSError, subprocess.SubprocessError):
         return None
 

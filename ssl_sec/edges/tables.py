@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def in_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:
-    """Rows of cells as a table of aligned columns."""
-    cells = [list(header), *[[str(cell) for cell in row] for row in rows]]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+def in_table(columns: Sequence[str], *rows: Sequence[Any]) -> str:
+    """A table in plain text, with aligned columns."""
+    cells = [[str(cell) for cell in row] for row in (columns, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 

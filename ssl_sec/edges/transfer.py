@@ -51,11 +51,8 @@ def run_transfer(config: TransferConfig) -> str:
     with found_network(config.run, config.checkpoint, config.tracking, config.output_dir, probed()) as found:
         tracking, _ = found.tracking_of_job()
         config = replace(config, tracking=tracking)
-        group, name, probes = (
-            found.config.recipe_name,
-            found.config.run_name or found.short_name,
-            _probes(config, found),
-        )
+        group, name = found.config.recipe_name, found.config.run_name or found.short_name
+        probes = _probes(config, found)
     results: dict[str, Mapping[str, float]] = {}
     finished: Finished | None = None
     # As for a sweep, with one run of each arm.
@@ -230,7 +227,7 @@ def _text(config: TransferConfig, results: Mapping[str, Mapping[str, float]]) ->
     notes = ["linear probe and kNN are by top-1; the measure is that of the others"] if config.mean_per_class else []
     if config.probe.few_shot:
         notes.append(f"±: 95 % interval of the mean over {config.probe.few_shot_draws} draws of the labels")
-    return "\n".join([in_table(rows, header), *notes])
+    return "\n".join([in_table(header, *rows), *notes])
 
 
 def _files(config: TransferConfig, results: Mapping[str, Mapping[str, float]], folder: Path) -> list[Path]:

@@ -1,5 +1,7 @@
+import errno
 import logging
 import sqlite3
+import subprocess
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
@@ -49,6 +51,22 @@ QUICK_FACE = (
     "tracking.register_model=false",
     "tracking.system_metrics=false",
 )
+
+
+def half_a_picture(figure: Figure, path: Path, **options: object) -> None:
+    """Stands for `Figure.savefig` on a disk that becomes full.
+
+    Raises:
+        OSError: always.
+    """
+    path.write_bytes(b"half")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Runs git with some author; returns its output."""
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    return subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def test_the_local_runtime_imports_neither_ray_nor_lightning(tmp_path: Path):
 
 
 def test_a_table_is_aligned():
-    table = in_table([["sec", "86.87"], ["none", "84.76"]], ["constraint", "top-1"])
+    table = in_table(["constraint", "top-1"], ["sec", "86.87"], ["none", "84.76"])
     assert table.splitlines() == [
         "constraint  top-1",
         "-----------------",

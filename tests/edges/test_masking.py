@@ -1,4 +1,5 @@
 import json
+import time
 
 import pytest
 
@@ -83,6 +84,13 @@ def test_values_of_secret_keys_are_hidden_everywhere():
 )
 def test_code_is_shown_without_values_assigned_to_secrets(text, shown):
     assert masked_code(text) == shown
+
+
+def test_a_long_line_without_spaces_is_shown_at_once():
+    picture = f'+"image/png": "{"iVBORw0KGgo" * 2_000}"'  # as in a notebook
+    begun = time.process_time()
+    assert masked_code(picture) == picture
+    assert time.process_time() - begun < 5
 
 
 def test_a_command_line_is_shown_without_secrets():

@@ -1,4 +1,3 @@
-import errno
 import json
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from ssl_sec.recipes.pretraining.preview import preview
 from ssl_sec.recipes.pretraining.recipe import build_recipe
 from tests.data.files import encode, write_folder, write_parquet
 from tests.data.shards.test_tar import write_tar
+from tests.edges.conftest import half_a_picture
 from tests.fakes import FakeRuntime, assert_identical
 from tests.jobs import configured
 from tests.jobs import preview as job
@@ -115,11 +115,7 @@ def test_a_mistake_is_one_line(arguments, code, message, capsys, tmp_path, monke
 
 
 def test_a_full_disk_leaves_no_half_picture_and_the_earlier_one(capsys, tmp_path, monkeypatch):
-    def full(self, path, **options):
-        Path(path).write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Figure, "savefig", full)
+    monkeypatch.setattr(Figure, "savefig", half_a_picture)
     (tmp_path / "old.png").write_bytes(b"earlier")
     for name in ("new", "old"):
         assert run_job("preview", job, ["experiment=digits", f"output={tmp_path}/{name}.png"]) == 4

@@ -22,7 +22,7 @@ from ssl_sec.edges.composition.keys import OF, keys_of, kind_of, misfit, unknown
 from ssl_sec.edges.composition.mistakes import Choice, defaults_of_override, sweep_mistake, unknown_key
 from ssl_sec.edges.composition.options import EXPERIMENT, option, options, primary, usable, values_of_file
 from ssl_sec.edges.overrides import in_grammar, parsed, understood
-from ssl_sec.errors import ConfigError, nearest
+from ssl_sec.errors import ConfigError, first_line, nearest
 from ssl_sec.recipes.registry import PRETRAIN, require_training, trainings
 from ssl_sec.settings import flattened
 
@@ -80,7 +80,7 @@ def as_values(job: str, config: DictConfig) -> dict[str, Any]:
             f"{error.full_key}: made from {source}, which these options do not have; give {whole}=<value>"
         ) from error
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{error.full_key}: {_first_line(error)}") from error
+        raise ConfigError(f"{error.full_key}: {first_line(error)}") from error
 
 
 def options_of(job: str) -> dict[str, dict[str, str]]:
@@ -215,7 +215,7 @@ def _with_hydra(job: str, given: Sequence[Override], choice: Choice) -> DictConf
         with _registered(nodes), hydra.initialize_config_module(_NO_FILES, version_base="1.3", job_name=job):
             return hydra.compose(job, [line for override in given for line in _lines(job, override)])
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:  # no file can have that name
-        raise ConfigError(unknown_key(job, given, choice) or _first_line(error)) from error
+        raise ConfigError(unknown_key(job, given, choice) or first_line(error)) from error
 
 
 def _parsed(overrides: Sequence[str]) -> list[Override]:
@@ -328,8 +328,3 @@ def _fits(job: str, experiment: Experiment) -> bool:
 def _say(line: str) -> None:
     """Logs a line only once, since a job may compose its configuration several times."""
     logger.info(line)
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return re.sub(r"\s+", " ", lines[0]) if lines else type(error).__name__

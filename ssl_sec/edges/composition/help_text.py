@@ -18,9 +18,20 @@ from ssl_sec.edges.composition.compose import (
 )
 from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, OPTION, ConfigFile
 from ssl_sec.edges.composition.experiments import Experiment, as_typed, explanations, load, value_text
-from ssl_sec.edges.composition.keys import OF, Key, keys_of, keys_of_entry, kind_of, listed_kinds, summary_of
+from ssl_sec.edges.composition.hints import suggestion
+from ssl_sec.edges.composition.keys import (
+    OF,
+    Key,
+    keys_of,
+    keys_of_entry,
+    kind_of,
+    listed_kinds,
+    summary_of,
+    unknown_keys,
+)
 from ssl_sec.edges.composition.options import EXPERIMENT
 from ssl_sec.edges.packaging import command
+from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.registry import PRETRAIN, RECIPES
 
 _FIRST_GROUPS = ("data", "runtime")
@@ -105,6 +116,10 @@ def help_text(job: str, overrides: Sequence[str]) -> str:
     config = config_of(job, overrides)
     values, options = composed(config, overrides), chosen_options(config, overrides)
     experiment = chosen_experiment(config, overrides)
+    for key in unknown_keys(kind_of(config), values):  # added, as by +key=value
+        raise ConfigError(
+            f"{key}: unknown key; {suggestion(key, {one.name for one in keys_of(kind_of(config), values)})}"
+        )
     sections = [_head(job), _choices(job)]
     if EXPERIMENT in options:
         sections.append(_experiments(config) if experiment is None else _chosen(experiment))

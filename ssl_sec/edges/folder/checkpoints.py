@@ -89,7 +89,7 @@ def write_network(folder: RunFolder, recipe: RecipeRow, step: int, to: Path) -> 
         part, prefix = _PARTS[name]
         weights = {key: value for key, value in state[part].items() if key.startswith(prefix)}
         save_file({key.removeprefix(prefix): value.contiguous() for key, value in weights.items()}, to / name)
-    for path in folder.described_in:
+    for path in (folder.config_path, folder.data_path):
         shutil.copy(path, to)
 
 

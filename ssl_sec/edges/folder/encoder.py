@@ -144,13 +144,9 @@ def _network(
     config: EncoderConfig, head_config: HeadConfig | None, image_shape: tuple[int, ...], path: Path, head_path: Path
 ) -> TrainedNetwork:
     """The network with the weights of two files; without a head if it has no configuration."""
-    encoder = _encoder(config, image_shape, path)
+    channels, height, width = image_shape
+    encoder = replace(config, weights=str(path)).build(channels, min(height, width)).eval()
     if head_config is None:
         return TrainedNetwork(encoder=encoder, head=None, dim=encoder.num_features)
     head = replace(head_config, weights=str(head_path)).build(encoder.num_features, seed=0)  # replaced by the file's
     return TrainedNetwork(encoder=encoder, head=head.eval(), dim=head_config.dim)
-
-
-def _encoder(config: EncoderConfig, image_shape: tuple[int, ...], weights: Path) -> Encoder:
-    channels, height, width = image_shape
-    return replace(config, weights=str(weights)).build(channels, min(height, width)).eval()

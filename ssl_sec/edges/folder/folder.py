@@ -272,11 +272,6 @@ class RunFolder(RunLogs):
         replace_text(self.test_data_path, json.dumps(described))
 
     @property
-    def described_in(self) -> tuple[Path, ...]:
-        """The files that a reader of the weights needs beside them."""
-        return self.config_path, self.data_path
-
-    @property
     def holds_data(self) -> bool:
         """Whether the workers have described their data."""
         return self.data_path.is_file()

@@ -34,8 +34,8 @@ def has_metrics(record: Mapping[str, Any]) -> bool:
 
 
 def text_of(path: Path) -> str:
-    """The text of a file, whatever its bytes are; empty if there is no file."""
+    """The text of a file in UTF-8, whatever its bytes are; empty if there is no file."""
     try:
-        return path.read_text(errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return ""

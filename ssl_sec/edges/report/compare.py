@@ -39,7 +39,7 @@ def compare_runs(archive: RunArchive, first: str, second: str, *, shows_all: boo
     text = [title]
     markdown = [f"## {title}"]
     for heading, (header, lines) in blocks.items():
-        text += ["", *([f"{heading}:"] if heading else []), in_table(lines, header)]
+        text += ["", *([f"{heading}:"] if heading else []), in_table(header, *lines)]
         markdown += ["", *([f"### {heading.capitalize()}", ""] if heading else []), in_markdown(header, *lines)]
     return Report(
         name=f"compare-{runs[0].run_id[:8]}-{runs[1].run_id[:8]}",
@@ -99,5 +99,8 @@ def _make_rows(first: ArchivedRun, second: ArchivedRun) -> list[dict[str, Any]]:
         pairs = [{"kind": kind, "key": key, "first": mine.get(key), "second": other.get(key)} for key in keys]
         return [{**pair, "equal": pair["first"] == pair["second"]} for pair in pairs]
 
-    ids = [{"kind": "run", "key": "id", "first": first.run_id, "second": second.run_id, "equal": first is second}]
-    return [*ids, *compare("setting", first.params, second.params), *compare("metric", first.metrics, second.metrics)]
+    return [
+        *compare("run", {"id": first.run_id}, {"id": second.run_id}),
+        *compare("setting", first.params, second.params),
+        *compare("metric", first.metrics, second.metrics),
+    ]

@@ -7,7 +7,7 @@ job, whose recipe determines the comparisons that can be drawn.
 import logging
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,15 +24,17 @@ from ssl_sec.recipes.registry import RECIPES, RecipeRow
 
 logger = logging.getLogger("ssl_sec")
 
+# A metric that MLflow has as its root.
+_VARIANCE = "train/norm_variance"
+
 Arms = Mapping[str, Sequence[ArchivedRun]]
 Points = list[tuple[int, float]]
 
 
 class _Panel(NamedTuple):
-    """A metric of some arms, and the function that loads a run's points of it."""
+    """A metric of some arms."""
 
     metric: str
-    load: Callable[[RunArchive, ArchivedRun, str], Points]
     arms: Arms
 
 
@@ -154,18 +156,13 @@ def _draw_curve(name: str, title: str, archive: RunArchive, arms: Arms, row: Rec
     groups: dict[str, dict[str, Sequence[ArchivedRun]]] = {}
     for arm, runs in arms.items():
         groups.setdefault(", ".join(runs[0].params.get(key, "?") for key in varied) or metric, {})[arm] = runs
-    panels = {group: _Panel(metric, _load_points, shown) for group, shown in groups.items()}
+    panels = {group: _Panel(metric, shown) for group, shown in groups.items()}
     return _draw_curves(name, f"{title}: accuracy in training", archive, panels, metric if varied else None)
 
 
 def _draw_norm_statistics(name: str, title: str, archive: RunArchive, arms: Arms, row: RecipeRow) -> Report:
     """Draws the accuracy during training, and the mean and variance of the norms in a batch."""
-    loads = {
-        _choose_metric(arms, row): _load_points,
-        "train/norm_mean": _load_points,
-        "train/norm_variance": _load_norm_variance,
-    }
-    panels = {metric: _Panel(metric, load, arms) for metric, load in loads.items()}
+    panels = {metric: _Panel(metric, arms) for metric in (_choose_metric(arms, row), "train/norm_mean", _VARIANCE)}
     return _draw_curves(name, f"{title}: accuracy and norms in training", archive, panels)
 
 
@@ -179,11 +176,9 @@ def _choose_metric(arms: Arms, row: RecipeRow) -> str:
 
 
 def _load_points(archive: RunArchive, run: ArchivedRun, metric: str) -> Points:
+    if metric == _VARIANCE:
+        return [(step, value**2) for step, value in _load_points(archive, run, "train/norm_std")]
     return archive.history(run, metric) if metric in run.metrics else []
-
-
-def _load_norm_variance(archive: RunArchive, run: ArchivedRun, metric: str) -> Points:
-    return [(step, value**2) for step, value in _load_points(archive, run, "train/norm_std")]
 
 
 def _draw_curves(
@@ -196,7 +191,7 @@ def _draw_curves(
     for key, panel in panels.items():
         drawn[key] = {}
         for arm, runs in panel.arms.items():
-            histories = [points for run in runs if (points := panel.load(archive, run, panel.metric))]
+            histories = [points for run in runs if (points := _load_points(archive, run, panel.metric))]
             if not histories:
                 continue
             curve = _average_curves(histories)

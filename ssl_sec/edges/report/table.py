@@ -60,7 +60,7 @@ def make_table_report(paper: str, table: Table, archive: RunArchive | None) -> R
     text = [title]
     markdown = [f"## {title}", "", f"{load(paper).title} ({load(paper).reference})"]
     for header, lines in blocks:
-        text += ["", in_table(lines, header)]
+        text += ["", in_table(header, *lines)]
         markdown += ["", in_markdown(header, *lines)]
     return Report(
         name=f"{paper}-table-{table.number}",

@@ -248,10 +248,7 @@ def _upload(run: TrackedRun, results: Results, table: str, described: Callable[[
         run.describe_results(as_markdown(results) if described is None else described())
     if names := _known_metrics(results)[:_PANELS]:
         figure = arms_figure(results, names)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "arms.png"
-            figure.savefig(path, dpi=110)
-            run.log_file(path, "plots")
+        run.client.log_figure(run.run_id, figure, "plots/arms.png", save_kwargs={"dpi": 110})
 
 
 def as_csv(results: Results) -> str:

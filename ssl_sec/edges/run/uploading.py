@@ -13,6 +13,7 @@ from ssl_sec.edges.folder.names import weights_digest
 from ssl_sec.edges.folder.record import EVALUATION, TRAINING, data_set
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.patience import ANSWER_S, NoAnswer, Patience
+from ssl_sec.edges.pictures import save_picture
 from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.tracking.checkpoints import log_checkpoints
 from ssl_sec.edges.tracking.deferred import DeferredRun
@@ -233,7 +234,7 @@ def save_figures(folder: Path, figures: "Mapping[str, Figure]") -> list[Path]:
     paths: list[Path] = []
     for name, figure in figures.items():
         paths.append(plots / f"{name}.png")
-        figure.savefig(paths[-1], dpi=110)
+        save_picture(paths[-1], figure)
     return paths
 
 

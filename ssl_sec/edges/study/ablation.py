@@ -173,4 +173,4 @@ def _rows(recipe: RecipeRow, kept: Sequence[KeptCell], arms: Sequence[str]) -> l
 
 
 def _text(rows: Sequence[Sequence[str]]) -> str:
-    return in_table(rows[1:], rows[0]) if rows else ""
+    return in_table(*rows) if rows else ""

@@ -3,7 +3,6 @@
 import csv
 import io
 import statistics
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +100,6 @@ class KeptCells:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = threading.Lock()
         self._cells = {cell.key: cell for cell in _read(path)}
 
     def __iter__(self) -> Iterator[KeptCell]:
@@ -133,16 +131,15 @@ class KeptCells:
             ConfigError: if the file is no longer such a file.
             StorageError: if it cannot be written.
         """
-        with self._lock:
-            with writing("cells", self.path):
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                with locked(lock_of(self.path)):
-                    self._cells |= {each.key: each for each in [*_read(self.path), cell]}
-                    replace_text(self.path, as_csv(self._cells.values()))
+        with writing("cells", self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(lock_of(self.path)):  # for other threads, too, as each opens the lock anew
+                self._cells |= {each.key: each for each in [*_read(self.path), cell]}
+                replace_text(self.path, as_csv(self._cells.values()))
 
 
 def lock_of(path: Path) -> Path:
-    """The lock of a file that several processes add to."""
+    """The lock of a file that several threads and processes add to."""
     return path.with_name(f".{path.name}.lock")
 
 
@@ -159,8 +156,7 @@ def as_csv(cells: Iterable[KeptCell]) -> str:
 
 def _read(path: Path) -> list[KeptCell]:
     try:
-        rows = list(csv.DictReader(io.StringIO(text_of(path))))
-        return [_from_row(row) for row in rows]
+        return [_from_row(row) for row in csv.DictReader(io.StringIO(text_of(path)))]
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         expected = ", ".join(_FIRST_COLUMNS)
         raise ConfigError(f"cells: {path} is not a file of cells ({error}); it has the columns {expected}") from error

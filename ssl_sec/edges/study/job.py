@@ -333,10 +333,8 @@ class _Job:
         comparison = self._comparison()
         if not comparison.rows:
             return "no run has ended yet"
-        columns, *rows = comparison.table()
-        files = self._write(comparison)
-        written = [f"wrote {path}" for path in [self._kept.path, *files]]
-        return "\n".join(["", in_table(rows, columns), "", *written, *self._sweep.where])
+        written = [f"wrote {path}" for path in [self._kept.path, *self._write(comparison)]]
+        return "\n".join(["", in_table(*comparison.table()), "", *written, *self._sweep.where])
 
 
 def _in_words(seconds: float) -> str:

@@ -14,7 +14,7 @@ import yaml
 from ssl_sec.edges.composition.compose import compose, on_training, training_of
 from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, config_file, own_folders
 from ssl_sec.edges.config.study import StudyConfig, StudyFile
-from ssl_sec.edges.overrides import UNREGISTERED, in_quotes, parsed, understood
+from ssl_sec.edges.overrides import UNREGISTERED, in_grammar, parsed, understood
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.study.digest import digest_of
 from ssl_sec.edges.tune.space import Search, read_search
@@ -374,8 +374,8 @@ def _cell(job: str, arm: ArmAt, seed: int) -> Cell:
     config = replace(arm.config, seed=seed, run_name=name, resume="auto")
     cell = Cell(job=job, arm=arm.arm, point=arm.point, seed=seed, overrides=(), config=config)
     tags = {**(config.tracking.tags or {}), **cell.tags}
-    given = ", ".join(f"{key}: {in_quotes(str(value))}" for key, value in tags.items())
-    own = (f"seed={seed}", f"run_name={name}", "resume=auto", f"tracking.tags={{{given}}}")
+    given = in_grammar({key: str(value) for key, value in tags.items()})
+    own = (f"seed={seed}", f"run_name={name}", "resume=auto", f"tracking.tags={given}")
     tracking = replace(config.tracking, tags=tags)
     return replace(cell, overrides=(*arm.overrides, *own), config=replace(config, tracking=tracking))
 

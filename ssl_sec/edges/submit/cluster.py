@@ -325,4 +325,4 @@ def as_table(jobs: Sequence[JobDetails]) -> str:
         ]
         for job in jobs
     ]
-    return in_table(rows, ["job", "state", "started", "took", "recipe", "part of"]) if rows else "no jobs"
+    return in_table(["job", "state", "started", "took", "recipe", "part of"], *rows) if rows else "no jobs"

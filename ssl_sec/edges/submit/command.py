@@ -150,7 +150,7 @@ def _follow(cluster: "Cluster", job_id: str, detach: bool) -> int:
     except KeyboardInterrupt:
         if detach:
             print(f"\n{job_id} continues; follow it: {command('submit')} logs {job_id} --follow", file=sys.stderr)
-            return 130
+            return Stopped.exit_code
         print(f"\nstopping {job_id}: a training saves its state first (Ctrl-C again: do not wait)", file=sys.stderr)
         details = cluster.stop(job_id)
     print(f"{job_id}: {details.status.value.lower()}", file=sys.stderr)

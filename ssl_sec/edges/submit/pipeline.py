@@ -173,7 +173,7 @@ class _Pipeline:
     def _chain(self, number: int, point: Chain, parent: Sweep) -> ChainResult:
         metrics: dict[str, float] = {}
         recipe = point.stages[0].recipe
-        for position, stage in enumerate(point.stages):
+        for stage in point.stages:
             if self._stopping.is_set():
                 return ChainResult(code=Stopped.exit_code, state="stopped", metrics=metrics)
             job_id = f"{self._job_id}-{number}-{stage.job}"
@@ -189,7 +189,7 @@ class _Pipeline:
                 logger.error("%s: %s", label, error, exc_info=not isinstance(error, UserError))
                 code = error.exit_code if isinstance(error, UserError) else 1
                 return ChainResult(code=code, state=f"{stage.job} failed: {first_line(error)}", metrics=metrics)
-            metrics |= self._metrics_of(job_id, recipe if is_training or position > 0 else None)
+            metrics |= self._metrics_of(job_id)
             if code != 0:
                 state = "stopped" if code == Stopped.exit_code else f"{stage.job} failed with exit code {code}"
                 return ChainResult(code=code, state=state, metrics=metrics)
@@ -211,21 +211,16 @@ class _Pipeline:
         print(f"{label}: {details.status.value.lower()}", flush=True)
         return exit_code(details)
 
-    def _metrics_of(self, job_id: str, recipe: str | None) -> Mapping[str, float]:
-        """The last metrics of a job's run in MLflow; without a recipe, in any experiment."""
+    def _metrics_of(self, job_id: str) -> Mapping[str, float]:
+        """The last metrics of a job's runs in MLflow: a pretraining, and its probe if it has probed itself."""
         try:
             client = connect_to_store(self._uri)
-            name = self._plan.tracking.experiment or recipe
-            if name is None:
-                searched = list(experiment_names(client))
-            else:
-                experiment = client.get_experiment_by_name(name)
-                searched = [] if experiment is None else [experiment.experiment_id]
-            found = client.search_runs(searched, f"tags.`{JOB_ID_TAG}` = {json.dumps(job_id)}") if searched else []
+            condition = f"tags.`{JOB_ID_TAG}` = {json.dumps(job_id)}"
+            found = client.search_runs(list(experiment_names(client)), condition)
         except Exception as error:  # they are only shown
             logger.warning("MLflow: %s", first_line(error))
             return {}
-        return found[0].data.metrics if found else {}
+        return {name: value for run in found for name, value in run.data.metrics.items()}
 
     def _table(self, ended: list[ChainResult]) -> str:
         names = chosen_metrics((*compared_metrics(), "train/loss"), {name for each in ended for name in each.metrics})
@@ -233,7 +228,7 @@ class _Pipeline:
             [", ".join(point.swept) or point.stages[0].name, each.state, *map(_shown, map(each.metrics.get, names))]
             for point, each in zip(self._plan.points, ended, strict=True)
         ]
-        return in_table(rows, ["point", "state", *map(metric_label, names)])
+        return in_table(["point", "state", *map(metric_label, names)], *rows)
 
 
 def _shown(value: float | None) -> str:

@@ -28,14 +28,8 @@ def deciding(params: Mapping[str, str], job: str) -> dict[str, str]:
     }
 
 
-def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """The keys whose values are not the same in all settings."""
-    keys = {key for one in settings for key in one}
-    return [key for key in keys if len({one.get(key) for one in settings}) > 1]
-
-
 def telling(one: Mapping[str, str], settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """The differing keys that distinguish some settings, without those that follow from the options' names.
+    """The keys that distinguish some settings from others, without those that follow from the options' names.
 
     Only some losses have `loss.scale`: if these have one value, `loss.name` tells as much, and nothing tells of the
     others that they have none.
@@ -49,7 +43,7 @@ def telling(one: Mapping[str, str], settings: Sequence[Mapping[str, str]]) -> li
         return all(_options_above(key, lacking) != _options_above(key, other) for other in having)
 
     found: list[str] = []
-    for key in differing(settings):
+    for key in {key for each in settings for key in each}:
         having = [other for other in settings if key in other]
         varies = len({other[key] for other in having}) > 1
         unlike = [other for other in settings if key not in other and not is_told(other, key, having)]

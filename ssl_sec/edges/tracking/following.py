@@ -336,15 +336,8 @@ class Progress:
         return [
             f"epoch {place:.1f}/{end:g}{part}" if self._unit == "epoch" else f"step {self._place():.0f}/{self._total}",
             *self._format(self._metrics, _BAR_METRICS),
-            *([] if left is None else [f"{_clock(left)} left"]),
+            *([] if left is None else [f"{tqdm.format_interval(left)} left"]),
         ]
-
-
-def _clock(seconds: float) -> str:
-    """For example 1:02:03, or 2:03."""
-    minutes, seconds_left = divmod(round(seconds), 60)
-    hours, minutes_left = divmod(minutes, 60)
-    return f"{hours}:{minutes_left:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
 
 
 def _joined(text: str, parts: Iterable[str], width: int) -> str:

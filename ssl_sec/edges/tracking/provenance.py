@@ -11,8 +11,10 @@ from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 
+from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.masking import masked, masked_code, masked_command
 from ssl_sec.edges.packaging import CODE_STATE, JOB_ID_VARIABLE, TRAVELS, checkout, git
+from ssl_sec.files import replace_text
 
 COMMIT_TAG = "mlflow.source.git.commit"  # MLflow's own; importing it would take seconds
 DIRTY_TAG = "git.dirty"
@@ -96,9 +98,9 @@ def keep_code(folder: Path) -> dict[str, str]:
     state = code_state()
     (folder / "packages.txt").write_text(_installed_packages())
     kept = sorted(folder.glob("code*.diff"))
-    if state is not None and state.is_dirty and all(path.read_text() != state.diff for path in kept):
+    if state is not None and state.is_dirty and all(text_of(path) != state.diff for path in kept):
         count = len(kept) + 1
-        (folder / ("code.diff" if count == 1 else f"code-{count}.diff")).write_text(state.diff)
+        replace_text(folder / ("code.diff" if count == 1 else f"code-{count}.diff"), state.diff)
     return process_tags(state)
 
 
@@ -126,7 +128,7 @@ def _installed_packages() -> str:
 def _new_file(root: Path, name: str) -> str:
     """A patch that creates a file which git does not track."""
     try:
-        lines = (root / name).read_text(errors="replace").splitlines()
+        lines = text_of(root / name).splitlines()
     except OSError:
         return ""
     head = (

@@ -110,7 +110,7 @@ class RunArchive:
         self._of_recipe: dict[str, list[ArchivedRun]] = {}
 
     @classmethod
-    def open(cls, config: TrackingConfig, output_dir: str | Path) -> "RunArchive":
+    def open(cls, config: TrackingConfig, output_dir: str) -> "RunArchive":
         """The store that runs in `output_dir` are tracked in.
 
         Raises:
@@ -319,9 +319,7 @@ def beside(word: str, tracking: TrackingConfig) -> TrackingConfig:
     return replace(tracking, uri=folder.identity.known_uri)
 
 
-def tracked_beside(
-    folder: RunFolder, tracking: TrackingConfig, output_dir: str | Path
-) -> tuple[TrackingConfig, str | None]:
+def tracked_beside(folder: RunFolder, tracking: TrackingConfig, output_dir: str) -> tuple[TrackingConfig, str | None]:
     """The tracking of a job about the run of a folder, and the id of the run in that store.
 
     The id is None if the store does not have the run. A sqlite file that was deleted or moved is not created again.

@@ -50,7 +50,7 @@ _WRONG_HOST = "Invalid Host header"  # the server's answer, with status 403, to 
 _NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def tracking_uri(config: TrackingConfig, output_dir: str | Path) -> str:
+def tracking_uri(config: TrackingConfig, output_dir: str) -> str:
     """The store's address: the configured one, the environment's, or sqlite in the output folder; paths are absolute.
 
     For a URL, sqlite is in `runs`, or, in a job that was submitted to a cluster, in the staging folder.
@@ -65,7 +65,7 @@ def tracking_uri(config: TrackingConfig, output_dir: str | Path) -> str:
         uri, key = from_environment, "MLFLOW_TRACKING_URI"
     else:
         # Object storage can hold no database, and Ray removes the folder in which a submitted job starts.
-        near = "runs" if is_remote(str(output_dir)) and JOB_ID_VARIABLE not in os.environ else str(output_dir)
+        near = "runs" if is_remote(output_dir) and JOB_ID_VARIABLE not in os.environ else output_dir
         uri, key = f"sqlite:///{local_folder(near)}/mlflow.db", "output_dir"
         _require_literal(uri, uri, "output_dir", "a folder without it, or tracking.uri=<address of another store>")
     require_store(uri, key)

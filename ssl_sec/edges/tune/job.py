@@ -170,7 +170,7 @@ def _tuner(search: Search, plan: TrialPlan, is_new: bool) -> tune.Tuner:
         # What made a trial fail may have passed; it continues from what it has saved, and may fail once more.
         return tune.Tuner.restore(str(state), trainable, resume_unfinished=True, resume_errored=True)
     # Ray counts the trials of a searcher from 1, and those that it samples itself from 0.
-    name_of = partial(_name_of, plan["name"], 0 if tuning.searcher == "random" else 1)
+    name_of = partial(trial_name, plan["name"], 0 if tuning.searcher == "random" else 1)
     return tune.Tuner(
         trainable,
         param_space={key: _sampled(dimension) for key, dimension in search.space.items()},
@@ -208,10 +208,6 @@ def _trial(search: Search, name: str, config: Mapping[str, Any], metrics: Mappin
 
 def _state_path(folder: Path, search: str) -> Path:
     return folder / f"{search}-ray"
-
-
-def _name_of(search: str, counts_from: int, trial: Any) -> str:
-    return trial_name(search, trial.experiment_tag, counts_from)
 
 
 @contextmanager

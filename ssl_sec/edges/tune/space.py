@@ -108,7 +108,7 @@ class Search:
     @property
     def of_trials(self) -> tuple[str, ...]:
         """The overrides of every trial, which looks at no test image."""
-        return (UNREGISTERED, *self.shared, *_not_tested(self.recipe))
+        return (UNREGISTERED, *self.shared, _not_tested(self.recipe))
 
     def rank(self, metric: float, at: int) -> tuple[bool, int, float]:
         """The rank of a trial by its last measurement; a better one is larger.
@@ -166,10 +166,11 @@ def read_search(overrides: Sequence[str]) -> Search:
     every, key = max(1, int(values[recipe.length] // tune.measurements)), f"monitor.every_{recipe.length}"
     shared += [] if key in typed else [f"{key}={every}"]
     first = {key: dimension.ends[0] for key, dimension in space.items()}
-    configs = [_config(recipe, shared, first)]
+    config = _config(recipe, shared, first)
     for key, dimension in space.items():
-        configs += [_config(recipe, shared, {**first, key: end}) for end in dimension.ends[1:]]
-    return Search(tune=tune, recipe=recipe, shared=tuple(shared), space=space, config=configs[0])
+        for end in dimension.ends[1:]:
+            _config(recipe, shared, {**first, key: end})  # a value that is not allowed is refused before any trial
+    return Search(tune=tune, recipe=recipe, shared=tuple(shared), space=space, config=config)
 
 
 def _nothing_searched(overrides: Iterable[Override]) -> ConfigError:
@@ -216,14 +217,14 @@ def _require_measured(tune: TuneConfig, recipe: RecipeRow) -> None:
             )
 
 
-def _not_tested(recipe: RecipeRow) -> list[str]:
+def _not_tested(recipe: RecipeRow) -> str:
     """Trials choose settings, so they must not look at test images."""
-    return ["probe.enabled=false" if recipe.probes_itself else "evaluation.enabled=false"]
+    return "probe.enabled=false" if recipe.probes_itself else "evaluation.enabled=false"
 
 
 def _config(recipe: RecipeRow, shared: Sequence[str], values: Mapping[str, str]) -> TrainingConfig:
     chosen = [f"{key}={value}" for key, value in values.items()]
-    return from_values(recipe.training, compose(recipe.name, [*shared, *_not_tested(recipe), *chosen]))
+    return from_values(recipe.training, compose(recipe.name, [*shared, _not_tested(recipe), *chosen]))
 
 
 def _dimension(override: Override) -> Choices | Interval:

@@ -48,15 +48,15 @@ class TrialPlan(TypedDict):
     overrides: list[str]
 
 
-def trial_name(search: str, tag: str, counts_from: int) -> str:
+def trial_name(search: str, counts_from: int, trial: Any) -> str:
     """The name of a trial's run, which has its number, from 1.
 
     Args:
         search: name of the search.
-        tag: Ray Tune's tag, which begins with the number of the trial.
         counts_from: Ray Tune's number of the first trial.
+        trial: Ray Tune's trial, whose tag begins with its number.
     """
-    return f"{search}-{int(tag.partition('_')[0]) + 1 - counts_from:03d}"
+    return f"{search}-{int(trial.experiment_tag.partition('_')[0]) + 1 - counts_from:03d}"
 
 
 def log_of(plan: TrialPlan, name: str) -> Path:
@@ -189,7 +189,7 @@ class TrainingTrial(Trainable):
     def _failure(self, reason: str) -> RuntimeError:
         """The error of a trial, whose log ends with the reason: the job that warns of it reads only the log."""
         if last_line(self._log, self._begin) != reason:
-            with self._log.open("a") as log:
+            with self._log.open("a", encoding="utf-8") as log:
                 log.write(f"error: {reason}\n")
         return RuntimeError(reason)
 

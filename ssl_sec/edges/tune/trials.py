@@ -44,8 +44,7 @@ def rows_of(trials: Sequence[Trial], search: Search) -> list[list[str]]:
 
 def table_of(trials: Sequence[Trial], search: Search) -> str:
     """The trials as text, in the given order."""
-    columns, *rows = rows_of(trials, search)
-    return in_table(rows, columns)
+    return in_table(*rows_of(trials, search))
 
 
 def best_first(search: Search, trials: Sequence[Trial]) -> list[Trial]:

@@ -122,3 +122,10 @@ def test_a_mistake_with_help_is_an_error(flag, capsys):
     assert run_job("pretrain", str, ["encoder=resnet51", flag]) == 2
     output = capsys.readouterr()
     assert output.out == "" and "did you mean 'resnet50'" in output.err
+
+
+@pytest.mark.parametrize("key", ["epoch", "optimiser.rate"])
+def test_help_refuses_a_key_that_was_added_and_does_not_exist(key, capsys):
+    assert run_job("pretrain", str, [f"+{key}=1", "--help"]) == 2
+    output = capsys.readouterr()
+    assert output.out == "" and f"error: {key}: unknown key" in output.err

@@ -56,3 +56,8 @@ def test_runs_of_one_name_are_distinguished_by_their_ids(store):
     assert f"same {ids[0][:8]} and same {ids[1][:8]}" in store.text(compare=tuple(ids))
     with pytest.raises(ConfigError, match="'same', which matches 2 runs"):
         store.report(compare=("same", ids[0]))
+
+
+def test_a_run_equals_itself(store):
+    run = store.pretrained("digits", 0, curves(50.0))
+    assert all(row["equal"] for row in store.report(compare=(run, run)).rows)

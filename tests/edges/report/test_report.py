@@ -1,7 +1,6 @@
 """The command: its files, its mistakes, its help, and the report of a real run."""
 
 import csv
-import errno
 import json
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from ssl_sec.errors import StorageError
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.recipes.tracking import TrackingConfig
 from ssl_sec.settings import from_values, to_values
+from tests.edges.conftest import half_a_picture
 from tests.jobs import configured
 
 DRAWS_PICTURES = True
@@ -37,13 +37,9 @@ def test_the_files_of_a_table(store):
 
 
 def test_a_full_disk_keeps_the_earlier_picture_whole(store, monkeypatch):
-    def full(self, path, **options):
-        Path(path).write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     store.write("table=12")
     files = {path: path.read_bytes() for path in (store.folder / "report").iterdir()}
-    monkeypatch.setattr(Figure, "savefig", full)
+    monkeypatch.setattr(Figure, "savefig", half_a_picture)
     with pytest.raises(StorageError, match="report cannot be written: No space left"):
         store.write("table=12")
     assert {path: path.read_bytes() for path in (store.folder / "report").iterdir()} == files

@@ -1,5 +1,6 @@
 """Shared by the tests of faults: a short run, and a way to make something happen during it."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -52,6 +53,13 @@ def figures(run: RunFolder) -> list:
     ]
     assert len({(step, name) for step, name, _ in taken}) == len(taken)
     return taken
+
+
+def kill(run: RunFolder, rank: int, number: signal.Signals = signal.SIGKILL) -> int:
+    """Sends a signal to one of two workers; returns its process number."""
+    (pid,) = [worker["pid"] for worker in run.workers()[-2:] if worker["rank"] == rank]
+    os.kill(pid, number)
+    return pid
 
 
 def steps_so_far(run: RunFolder) -> int:

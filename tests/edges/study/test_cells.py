@@ -1,4 +1,8 @@
 import errno
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -82,6 +86,24 @@ def test_studies_that_run_at_once_add_to_one_file(tmp_path):
     for number, cells in enumerate([one, other, one]):
         cells.add(replace(kept(), seed=number))
     assert [cell.seed for cell in KeptCells(path)] == [0, 1, 2]
+
+
+def test_threads_add_to_one_file_at_once(tmp_path):
+    cells = KeptCells(tmp_path / "cells.csv")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda seed: cells.add(kept(seed=seed)), range(40)))
+    assert [cell.seed for cell in KeptCells(cells.path)] == list(range(40))
+
+
+def test_names_with_accents_are_read_in_any_locale(tmp_path):
+    cells = KeptCells(tmp_path / "cells.csv")
+    cells.add(kept(arm="größer"))
+    code = "import pathlib, sys; from ssl_sec.edges.study.cells import *; " + (
+        "print(ascii([cell.arm for cell in KeptCells(pathlib.Path(sys.argv[1]))]))"
+    )
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", code, str(cells.path)]
+    assert subprocess.check_output(command, env=environment, text=True).strip() == ascii(["größer"])
 
 
 def test_a_file_that_cannot_be_written_is_a_storage_error(tmp_path):

@@ -1,6 +1,5 @@
 """A study from its command: what is run, kept, compared and recorded in MLflow."""
 
-import errno
 import json
 import math
 import os
@@ -24,7 +23,7 @@ from ssl_sec.edges.study import job
 from ssl_sec.edges.study.cells import KeptCells
 from ssl_sec.edges.tune.trials import Trial
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError
-from tests.edges.conftest import QUICK
+from tests.edges.conftest import QUICK, half_a_picture
 from tests.edges.study.test_plan import FILE, OVER, SEARCHED
 
 DRAWS_PICTURES = True
@@ -63,12 +62,8 @@ def test_finished_runs_are_kept_and_compared(made, tmp_path):
 
 
 def test_a_full_disk_leaves_no_half_plot(made, monkeypatch):
-    def full(self, path, **options):
-        Path(path).write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     run, _, folder = made
-    monkeypatch.setattr(Figure, "savefig", full)
+    monkeypatch.setattr(Figure, "savefig", half_a_picture)
     with pytest.raises(StorageError, match="^cells: .* cannot be written: No space left on device"):
         run()
     assert {path.name for path in folder.iterdir() if "cells" in path.name} <= {

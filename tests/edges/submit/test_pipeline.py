@@ -101,6 +101,13 @@ def test_a_sweep_of_probes_shows_what_each_found(pipeline, tmp_path, capsys):
     assert capsys.readouterr().out.count("succeeded  1.5") == 2
 
 
+def test_a_job_that_probes_itself_has_the_metrics_of_both_of_its_runs(pipeline):
+    chains, jobs = pipeline("experiment=digits")
+    for job in ("pretrain", "probe"):
+        jobs.submit_beside("", "it", {"job_name": job, "recipe": "digits", "job": job}, parent="")
+    assert chains._metrics_of("it") == {"train/loss": 1.5, "probe/top1": 1.5}
+
+
 @pytest.mark.parametrize(
     ("job", "overrides", "label"),
     [

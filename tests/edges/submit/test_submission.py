@@ -24,6 +24,7 @@ from ssl_sec.edges.submit.submission import _point_name, make_job_id, submit_ord
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.config import TrackingConfig
 from ssl_sec.settings import from_values, to_values
+from tests.edges.conftest import git
 from tests.jobs import configured
 
 DIGITS = ("experiment=digits", "output_dir=/shared/runs")
@@ -264,11 +265,6 @@ def test_a_plan_round_trips_to_the_cluster():
 def test_a_wrong_command_line_is_one_line(arguments, message):
     with pytest.raises(ConfigError, match=message):
         submit(arguments)
-
-
-def git(folder, *arguments):
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    return subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture

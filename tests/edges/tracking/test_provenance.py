@@ -1,6 +1,7 @@
 """What a run keeps of its code."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -16,11 +17,7 @@ from ssl_sec.edges.tracking.provenance import (
     process_tags,
     write_code_state,
 )
-
-
-def git(folder, *arguments):
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    return subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+from tests.edges.conftest import git
 
 
 @pytest.fixture
@@ -54,6 +51,18 @@ def test_changed_and_new_code_is_kept_as_a_patch_without_secrets(checkout, tmp_p
     assert "geheim" not in diff
     git(checkout, "stash", "-uq")
     git(checkout, "apply", "--check", str(tmp_path / "code.diff"))
+
+
+def test_a_patch_is_kept_in_any_locale(checkout, tmp_path):
+    (checkout / "ssl_sec" / "a.py").write_text("margin = 'größer'\n", encoding="utf-8")
+    code = (
+        "import pathlib, sys; from ssl_sec.edges.tracking import provenance\n"
+        "folder, root = map(pathlib.Path, sys.argv[1:])\n"
+        "provenance.checkout = lambda: root; provenance.keep_code(folder)"
+    )
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path), str(checkout)], env=environment, check=True)
+    assert "+margin = 'größer'" in (tmp_path / "code.diff").read_text(encoding="utf-8")
 
 
 def test_a_resume_with_other_code_keeps_both_patches(checkout, tmp_path):

@@ -65,7 +65,7 @@ def test_a_store_that_was_moved_is_named_with_the_place_of_its_files(tmp_path: P
     assert not caplog.messages
     (tmp_path / "my photos").rename(tmp_path / "moved")
     moved = f"the store was made in {tmp_path}/my photos and is now in {tmp_path}/moved, but MLflow looks"
-    archive = RunArchive.open(TrackingConfig(), tmp_path / "moved")
+    archive = RunArchive.open(TrackingConfig(), str(tmp_path / "moved"))
     found = archive.find(run.run_id, "run")
     with pytest.raises(ConfigError, match=f"^run: found 'one', but {moved} .*; or give run=<folder of the run>$"):
         archive.download_network(found, ["pretrain"], tmp_path, "last", "one")
@@ -94,7 +94,7 @@ def test_a_folder_that_cannot_be_written_names_the_keys_of_another(number, tmp_p
     monkeypatch.setattr("ssl_sec.edges.tracking.store.locked", refuse)
     reason = f"as {tmp_path} cannot be written: {os.strerror(number)}; allowed: output_dir=<.*; .* run=<its folder>$"
     with pytest.raises(StorageError, match=f"^tracking.uri: MLflow at sqlite:///{tmp_path}/mlflow.db .*{reason}"):
-        RunArchive.open(TrackingConfig(), tmp_path)
+        RunArchive.open(TrackingConfig(), str(tmp_path))
 
 
 def test_a_database_whose_creation_was_interrupted_is_absent_and_can_be_created_again(tmp_path: Path, monkeypatch):
@@ -126,7 +126,7 @@ def test_a_path_that_the_address_of_a_database_would_change_is_refused(name, tmp
     assert output.startswith(f"error: output_dir: MLflow's database would be at sqlite:///{tmp_path}/{name}/mlflow.db")
     assert "\n" not in output and list(tmp_path.iterdir()) == []
     elsewhere = f"sqlite:///{tmp_path}/mlflow.db?timeout=5"
-    assert tracking_uri(TrackingConfig(uri=elsewhere), tmp_path / name) == elsewhere
+    assert tracking_uri(TrackingConfig(uri=elsewhere), str(tmp_path / name)) == elsewhere
     with pytest.raises(ConfigError, match=r"^tracking\.uri: MLflow's database would be at .*'%41' does not stand for"):
         require_store(f"sqlite:///{tmp_path}/%41/mlflow.db?timeout=5", "tracking.uri")
 
@@ -208,7 +208,7 @@ def test_settings_that_a_resume_has_changed_count_for_reports(tmp_path: Path):
         assert tracked is not None
         tracked.log_changes({**values, "steps": steps, "run_name": "made"})
         tracked.end("FINISHED")
-        (run,) = RunArchive.open(TrackingConfig(uri=uri), tmp_path).finished("r")
+        (run,) = RunArchive.open(TrackingConfig(uri=uri), str(tmp_path)).finished("r")
         assert run.params["steps"] == run.settings["steps"] == str(steps)
     changed = {tag for tag in MlflowClient(uri).get_run(run_id).data.tags if tag.startswith("resumed.")}
     assert changed == {"resumed.steps"}

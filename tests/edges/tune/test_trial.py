@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -178,8 +179,8 @@ def test_a_trial_ends_with_the_process_that_started_it(tmp_path: Path):
 
 
 def test_names_and_last_lines(tmp_path: Path):
-    assert trial_name("search", "7_constraint=none", 1) == "search-007"
-    assert trial_name("search", "00012", 0) == "search-013"
+    assert trial_name("search", 1, SimpleNamespace(experiment_tag="7_constraint=none")) == "search-007"
+    assert trial_name("search", 0, SimpleNamespace(experiment_tag="00012")) == "search-013"
     log = tmp_path / "log.txt"
     assert last_line(log) == ""
     log.write_text("one\nerror: two\nMLflow UI\n")

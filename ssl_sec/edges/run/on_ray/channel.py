@@ -99,21 +99,21 @@ class WorkerFolder(StoredFolder):
         # A worker that starts again while the storage cannot be reached waits for it, as uploads do.
         self._bucket, self._checkpoints = (each.patient(self._warn) for each in (self._bucket, self._checkpoints))
         self._holder = self._stored_holder()
-        self._upload_waiting(self._holder)
+        self._upload_waiting()
         if not (self._holder and holder_of(self.path)):
             self._keep_waiting(self.path)
         self.take_over(self._holder)
         self._sent: dict[str, Version] = versions(self.path)
         threading.Thread(target=self._ask, name="ask-driver", daemon=True).start()
 
-    def _upload_waiting(self, holder: str) -> None:
+    def _upload_waiting(self) -> None:
         """Uploads the checkpoints that waited for their upload when the workers before these ended.
 
         A worker of another rank may have been on this machine, so the first worker here does it for all.
         """
         output_dir, recipe, name = split_url(self._bucket.url)
         with locked(local_folder(output_dir, "workers") / f".{recipe}-{name}"):
-            for folder in self._worker_folders(holder):
+            for folder in self._worker_folders(self._holder):
                 checkpoints = folder / self.checkpoints_path.name
                 if self._waiting_in(folder):
                     self.flush()  # the metrics before them

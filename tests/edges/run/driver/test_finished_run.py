@@ -319,15 +319,15 @@ def test_a_folder_of_another_job_is_not_probed_and_one_without_weights_is_looked
 
 def test_jobs_of_a_folder_are_tracked_in_its_store_if_it_is_available(finished, tmp_path, caplog):
     tracking = TrackingConfig()
-    beside, run_id = tracked_beside(finished.folder, tracking, tmp_path)
+    beside, run_id = tracked_beside(finished.folder, tracking, str(tmp_path))
     assert (beside.uri, run_id) == (finished.uri, finished.run_id)
     other = TrackingConfig(uri=finished.uri.replace("/mlflow.db", "/./mlflow.db"))  # another name of the same store
-    assert tracked_beside(finished.folder, other, tmp_path) == (other, finished.run_id)
+    assert tracked_beside(finished.folder, other, str(tmp_path)) == (other, finished.run_id)
     moved = RunFolder(tmp_path / "whole")
     shutil.copytree(finished.folder.path, moved.path)
     identity = json.loads(moved.identity_path.read_text())
     moved.identity_path.write_text(json.dumps({**identity, "uri": f"sqlite:///{tmp_path}/gone/mlflow.db"}))
-    assert tracked_beside(moved, tracking, tmp_path / "runs") == (tracking, None)
+    assert tracked_beside(moved, tracking, str(tmp_path / "runs")) == (tracking, None)
     assert "gone/mlflow.db, the store of " in caplog.text and not (tmp_path / "gone").exists()
 
 

@@ -156,7 +156,7 @@ def test_a_probe_of_a_checkpoint_is_its_own_and_ranks_no_run(trained, by):
     )
     assert of_probe in cards["best"] and of_best in cards["best"] and of_training not in cards["best"]
     assert of_training in cards["last"] and of_probe not in cards["last"] and of_best not in cards["last"]
-    archive = RunArchive.open(TrackingConfig(uri=trained.uri), root)
+    archive = RunArchive.open(TrackingConfig(uri=trained.uri), str(root))
     assert [each.name for each in archive.finished("digits")] == ["it"]
 
 

@@ -25,7 +25,7 @@ from ssl_sec.training.config import LocalConfig
 from ssl_sec.training.resuming import agreed_checkpoint
 from tests.data.files import write_digit_pairs
 from tests.edges.conftest import QUICK_FACE
-from tests.edges.run.faulty import Once, figures, folder_of, steps_so_far
+from tests.edges.run.faulty import Once, figures, folder_of, kill, steps_so_far
 from tests.jobs import configured, face
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
@@ -107,12 +107,7 @@ MOMENTS: dict[str, Callable[[RunFolder], bool]] = {
 @pytest.mark.parametrize(("moment", "rank"), list(zip(MOMENTS, (1, 0, 1), strict=True)))
 def test_a_killed_worker_changes_nothing(cluster, digit_pairs, whole, tmp_path, moment, rank):
     run = folder_of(tmp_path)
-
-    def kill() -> None:
-        (pid,) = [worker["pid"] for worker in run.workers()[-2:] if worker["rank"] == rank]
-        os.kill(pid, signal.SIGKILL)
-
-    with Once(lambda: MOMENTS[moment](run), kill) as killing:
+    with Once(lambda: MOMENTS[moment](run), lambda: kill(run, rank)) as killing:
         run_training(FACE, config_of(tmp_path, digit_pairs, EXACT))
     assert killing.happened
     assert len(run.workers()) == 4  # both were started again, once

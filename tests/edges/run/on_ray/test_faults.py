@@ -24,7 +24,17 @@ from ssl_sec.errors import Stopped, StorageError, UserError
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.training.checkpoint import load_checkpoint
 from ssl_sec.training.resuming import agreed_checkpoint
-from tests.edges.run.faulty import RUN, Once, config_of, figures, folder_of, in_one_process, messages, steps_so_far
+from tests.edges.run.faulty import (
+    RUN,
+    Once,
+    config_of,
+    figures,
+    folder_of,
+    in_one_process,
+    kill,
+    messages,
+    steps_so_far,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
@@ -53,12 +63,6 @@ def assert_bit_equal(run: RunFolder, whole: RunFolder) -> None:
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
     torch.testing.assert_close(load_file(run.encoder_path), load_file(whole.encoder_path), rtol=0, atol=0)
     assert figures(run) == figures(whole)
-
-
-def kill(run: RunFolder, rank: int, number: signal.Signals = signal.SIGKILL) -> int:
-    (pid,) = [worker["pid"] for worker in run.workers()[-2:] if worker["rank"] == rank]
-    os.kill(pid, number)
-    return pid
 
 
 MOMENTS: dict[str, Callable[[RunFolder], bool]] = {

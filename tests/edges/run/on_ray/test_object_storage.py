@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -28,7 +27,7 @@ from ssl_sec.recipes.registry import FACE, PRETRAIN
 from ssl_sec.training.checkpoint import load_checkpoint
 from tests import jobs
 from tests.edges.conftest import QUICK_FACE
-from tests.edges.run.faulty import RUN, Once, config_of, figures, messages, steps_so_far
+from tests.edges.run.faulty import RUN, Once, config_of, figures, kill, messages, steps_so_far
 from tests.edges.servers import ceph_server
 from tests.edges.storage.faulty_server import Faults, faulty
 from tests.jobs import configured
@@ -129,11 +128,6 @@ def assert_bit_equal(url: str, whole: RunFolder) -> None:
     kept = sorted({name.split("/")[1] for name in names})  # slow storage skips some
     assert kept[-1] == "step-000000008" and len(kept) <= 3
     assert all(name.endswith(("manifest.json", "state.pt")) for name in names)
-
-
-def kill(run: RunFolder, rank: int) -> None:
-    (pid,) = [worker["pid"] for worker in run.workers()[-2:] if worker["rank"] == rank]
-    os.kill(pid, signal.SIGKILL)
 
 
 def test_two_nodes_without_a_common_folder_give_the_run_of_a_common_one(cluster, whole, url):
