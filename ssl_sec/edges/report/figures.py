@@ -24,7 +24,7 @@ from ssl_sec.recipes.registry import RECIPES, RecipeRow
 
 logger = logging.getLogger("ssl_sec")
 
-# A metric that MLflow has as its root.
+# The square of train/norm_std, which MLflow has.
 _VARIANCE = "train/norm_variance"
 
 Arms = Mapping[str, Sequence[ArchivedRun]]
