@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -171,8 +171,8 @@ class EmbeddingSet:
     def about(self, start: int, stop: int) -> pa.Table:
         """The columns `split`, `row`, `path` and `label` at the positions from `start` to `stop`.
 
-        In a file without `row`, rows are counted, and an image without a split is of that of its file's name; `path`
-        and `label` may be null.
+        Without `row`, the images of a split are counted through its files, and an image without a split is of that of
+        its file's name; `path` and `label` may be null.
         """
         batches = self._batches(_ABOUT.names, start, stop)
         found = [self._about(first, file, batch) for _, first, file, batch in batches]
@@ -200,7 +200,19 @@ class EmbeddingSet:
             for row, batch in file.batches(wanted, max(start, first) - first, min(stop, end) - first):
                 yield first + row, row, file, batch
 
+    @cached_property
+    def _num_before(self) -> dict[str, int]:
+        """By the name of each file, how many rows of its split are in earlier files."""
+        found: dict[str, int] = {}
+        totals: Counter[str | None] = Counter()
+        for file in self.files:
+            split = None if "split" in file.columns else file.split  # files of several splits are counted together
+            found[file.name] = totals[split]
+            totals[split] += len(file)
+        return found
+
     def _about(self, first: int, file: EmbeddingFile, batch: pa.RecordBatch) -> pa.RecordBatch:
+        first += self._num_before[file.name]
         columns = {
             "split": pa.array([file.split] * len(batch)),
             "row": pa.array(np.arange(first, first + len(batch))),

@@ -81,6 +81,21 @@ def table(path: Path, /, **columns: Any) -> Path:
     return path
 
 
+def test_images_without_a_row_are_counted_through_the_files_of_their_split(tmp_path: Path):
+    names = ["a.parquet", "train-00000-of-00002.parquet", "train-00001-of-00002.parquet"]
+    found = read(*(table(tmp_path / name, embedding=[[1.0], [2.0]]) for name in names))
+    assert found.about(0, 6)["row"].to_pylist() == [0, 1, 0, 1, 2, 3]
+    assert found.about_some(np.array([1, 2, 5]))["row"].to_pylist() == [1, 0, 3]
+    some = [table(tmp_path / f"{name}.parquet", embedding=[[1.0], [2.0]], split=["x", "y"]) for name in "bc"]
+    about = read(*some).about(0, 4)
+    assert list(zip(about["split"].to_pylist(), about["row"].to_pylist(), strict=True)) == [
+        ("x", 0),
+        ("y", 1),
+        ("x", 2),
+        ("y", 3),
+    ]
+
+
 @pytest.mark.parametrize(
     ("write", "message"),
     [
