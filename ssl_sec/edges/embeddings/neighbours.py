@@ -104,6 +104,7 @@ def _find(work: "SearchWork", base: EmbeddingSet, queries: EmbeddingSet) -> Find
         images_per_s=num_waiting / seconds if waiting else None,
         nearest_of_same_label=usual,
         is_one_set=queries is base,
+        is_centred=config.centred,
         duplicates_above=config.duplicates_above,
         separating=separating,
         num_pairs=num_pairs,

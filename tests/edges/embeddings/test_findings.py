@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -140,6 +141,31 @@ def test_nothing_is_said_of_labels_that_cannot_be_compared(one: Path, tmp_path: 
     ],
 )
 def test_a_large_group_or_many_pairs_are_doubted(num_images, num_searched, size, num_pairs, doubt):
+    findings = found(num_images, num_searched, size, num_pairs)
+    assert (findings.doubt or "").partition(":")[0] == (doubt or "")
+
+
+@pytest.mark.parametrize(
+    ("separating", "is_centred", "advice"),
+    [
+        (
+            0.999,
+            False,
+            "; duplicates_above=0.999 leaves 10% of the images with a near-duplicate, and centred=true may separate "
+            "better",
+        ),
+        (0.999, True, "; duplicates_above=0.999 leaves 10% of the images with a near-duplicate"),
+        (0.4, False, "; centred=true may separate better"),
+        (0.4, True, ""),
+    ],
+)
+def test_a_doubt_advises_neither_less_than_was_asked_for_nor_what_was_done(separating, is_centred, advice):
+    """One of twenty queries is near many images: most queries have no near-duplicate."""
+    doubt = found(20, 100, 32, 31, separating=separating, is_centred=is_centred).doubt
+    assert doubt is not None and doubt.partition("with this encoder")[2] == advice
+
+
+def found(num_images: int, num_searched: int, size: int, num_pairs: int, **more: Any) -> Findings:
     both = {"split": "train", "path": None, "label": 0}
     pairs = [
         {
@@ -152,7 +178,7 @@ def test_a_large_group_or_many_pairs_are_doubted(num_images, num_searched, size,
         for row in range(1, size)
     ]
     empty = pa.table({})
-    findings = Findings(
+    values: dict[str, Any] = dict(
         output="out",
         num_images=num_images,
         num_searched=num_searched,
@@ -160,6 +186,7 @@ def test_a_large_group_or_many_pairs_are_doubted(num_images, num_searched, size,
         images_per_s=None,
         nearest_of_same_label=None,
         is_one_set=num_images == num_searched,
+        is_centred=False,
         duplicates_above=0.95,
         separating=0.999,
         num_pairs=num_pairs,
@@ -169,4 +196,4 @@ def test_a_large_group_or_many_pairs_are_doubted(num_images, num_searched, size,
         outliers=empty,
         examples=empty,
     )
-    assert (findings.doubt or "").partition(":")[0] == (doubt or "")
+    return Findings(**{**values, **more})
