@@ -236,20 +236,12 @@ def read_set(files: Iterable[tuple[str, Callable[[], BinaryIO]]]) -> EmbeddingSe
         files: the name of each, with its folder, and what opens it.
 
     Raises:
-        DataError: if there are none, one cannot be read or has no embeddings, or files of a set that was divided are
-            missing; see also `require_alike`.
+        DataError: if there are none, or one cannot be read or has no embeddings; see also `require_alike`.
     """
     known: dict[tuple[str, ...], tuple[str, ...]] = {}
     found = [_read(name, opener, known) for name, opener in files]
     if not any(map(len, found)):
         raise DataError("embeddings: found no rows; allowed: Parquet files with a column 'embedding'")
-    for split, num_parts in {(file.split, parts) for file in found if (parts := num_parts_of(file.name)) is not None}:
-        num_found = sum(file.split == split and num_parts_of(file.name) == num_parts for file in found)
-        if num_found != num_parts:
-            raise DataError(
-                f"embeddings: found {num_found} of the {num_parts} files of the {split} split; "
-                "the jobs.embed that wrote them, started again, writes the others"
-            )
     found = [file for file in found if len(file)]  # other programs write files without rows, too
     require_alike(found)
     if file := next((file for file in found if file.ignored), None):
@@ -260,6 +252,24 @@ def read_set(files: Iterable[tuple[str, Callable[[], BinaryIO]]]) -> EmbeddingSe
             types,
         )
     return EmbeddingSet(files=tuple(found))
+
+
+def require_all_parts(names: Iterable[str]) -> None:
+    """Refuses a folder that lacks files of a set that was divided.
+
+    Args:
+        names: names of the files in the folder.
+
+    Raises:
+        DataError: if files are missing.
+    """
+    found = Counter((stem_of(name), num_parts) for name in names if (num_parts := num_parts_of(name)) is not None)
+    for (split, num_parts), num_found in found.items():
+        if num_found != num_parts:
+            raise DataError(
+                f"embeddings: found {num_found} of the {num_parts} files of the {split} split, must be all of them, "
+                "which the same jobs.embed, started again, writes, or one file by its name"
+            )
 
 
 def require_alike(files: Sequence[EmbeddingFile]) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ssl_sec.embeddings.parts import Rows, encoded, part_name
-from ssl_sec.embeddings.reading import BLOCK_ROWS, EmbeddingSet, read_set
+from ssl_sec.embeddings.reading import BLOCK_ROWS, EmbeddingSet, read_set, require_all_parts
 from ssl_sec.errors import DataError
 
 
@@ -116,14 +116,6 @@ def test_images_without_a_row_are_counted_through_the_files_of_their_split(tmp_p
             "a.parquet has no column 'embedding' with lists of floats",
         ),
         (
-            lambda folder: [ours(folder / "train-00001-of-00003.parquet", values_of(2))],
-            "found 1 of the 3 files of the train",
-        ),
-        (
-            lambda folder: [ours(folder / "my-split2-00001-of-00003.parquet", values_of(2))],
-            "found 1 of the 3 files of the my-split2 split",
-        ),
-        (
             lambda folder: [ours(folder / "a.parquet", values_of(2)), ours(folder / "b.parquet", values_of(2, 4))],
             "found 3 numbers in .*a.parquet, 4 in .*b.parquet, must be of one length",
         ),
@@ -143,6 +135,14 @@ def test_tables_that_cannot_be_searched_are_refused_in_one_line(
     with pytest.raises(DataError, match=message) as error:
         read(*write(tmp_path))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("split", ["train", "my-split2"])
+def test_all_files_of_a_divided_set_are_required(split: str):
+    names = [part_name(split, part, 3) for part in range(3)]
+    require_all_parts([*names, part_name("other", 0, 1), "mine.parquet"])
+    with pytest.raises(DataError, match=f"^embeddings: found 2 of the 3 files of the {split} split, must be all"):
+        require_all_parts([*names[1:], part_name("other", 0, 1), "mine.parquet"])
 
 
 def test_a_first_row_without_an_embedding_is_named_as_any_other(tmp_path: Path):

@@ -25,7 +25,7 @@ from ssl_sec.edges.storage.files import Place, place_at
 from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.embeddings.labels import same_label
 from ssl_sec.embeddings.parts import PartPlan, parquet_of
-from ssl_sec.embeddings.reading import EmbeddingSet, read_set, require_alike
+from ssl_sec.embeddings.reading import EmbeddingSet, read_set, require_alike, require_all_parts
 from ssl_sec.embeddings.search import search
 from ssl_sec.embeddings.tables import (
     Outliers,
@@ -353,7 +353,7 @@ def _embeddings_at(location: str, key: str) -> EmbeddingSet:
     """The embeddings in a folder, or in a file.
 
     Raises:
-        DataError: if there are none, or they cannot be read.
+        DataError: if there are none, some of a folder are missing, or they cannot be read.
     """
     if not is_remote(location):
         path = Path(location).expanduser()
@@ -367,6 +367,8 @@ def _embeddings_at(location: str, key: str) -> EmbeddingSet:
     )
     if not names:
         raise DataError(f"{key}: found no Parquet files in {location}; python -m jobs.embed writes such files")
+    if not last:
+        require_all_parts(names)
     root = location if not last else (location.rpartition("/")[0] or ".")
     return read_set((f"{root}/{name}", lambda name=name: place.open(name)) for name in names)
 

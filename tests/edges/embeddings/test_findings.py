@@ -15,7 +15,7 @@ from ssl_sec.data.selection.left_out import without_listed
 from ssl_sec.edges.embeddings.findings import Findings
 from ssl_sec.edges.embeddings.neighbours import run_neighbours
 from ssl_sec.embeddings.parts import Rows, encoded
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, DataError
 from tests.jobs import configured
 from tests.test_library import blocks
 
@@ -42,6 +42,14 @@ def test_a_folder_may_have_the_name_of_a_file(tmp_path: Path):
     assert find(folder, tmp_path / "out").num_images == 8
     with pytest.raises(ConfigError, match="^output: found .*as_of_spark.parquet, the folder of the embeddings"):
         find(folder, folder)
+
+
+def test_one_file_of_several_is_searched_if_it_is_named(tmp_path: Path):
+    folder = write(tmp_path / "animals", "train", {"cat": CATS, "dog": DOGS})
+    one = (folder / "train-00000-of-00001.parquet").rename(folder / "train-00000-of-00002.parquet")
+    assert find(one, tmp_path / "out").num_images == 8
+    with pytest.raises(DataError, match="^embeddings: found 1 of the 2 files of the train split"):
+        find(folder, tmp_path / "other")
 
 
 def test_one_pair_is_counted_in_the_singular(tmp_path: Path):
