@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -210,16 +211,16 @@ class _Outcome:
         config: the job's configuration.
         origin: the settings and files that determine the search.
         plan: the division into parts.
-        place: the place of the files.
     """
 
     config: NeighboursConfig
     origin: Mapping[str, Any]
     plan: PartPlan
-    place: Place = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "place", place_at(self.config.output))
+    @cached_property
+    def place(self) -> Place:
+        """The place of the files."""
+        return place_at(self.config.output)
 
     def present(self) -> set[int]:
         """The parts that are done; files that are not whole are removed.
