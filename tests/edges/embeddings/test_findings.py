@@ -61,8 +61,8 @@ def test_one_pair_is_counted_in_the_singular(tmp_path: Path):
 def test_missing_pictures_of_one_set_are_warned_of_once(tmp_path: Path, caplog):
     find(write(tmp_path / "animals", "train", {"cat": CATS, "dog": DOGS}), tmp_path / "out")
     assert [record.message for record in caplog.records if "picture" in record.message] == [
-        "8 pictures of the train split could not be read: the files do not say which images they are of; data=<set> "
-        "does"
+        "8 pictures of the train split could not be read: the files do not say which images they are of; allowed: a "
+        "column 'path' with files of this machine"
     ]
 
 
