@@ -166,6 +166,11 @@ def test_a_damaged_file_and_rows_without_numbers_are_named(tmp_path: Path):
             list(short.blocks())
 
 
+def test_the_mean_is_summed_in_float64(tmp_path: Path):
+    files = [table(tmp_path / f"{at}.parquet", embedding=[[value]]) for at, value in enumerate([2.0**24, *[1.0] * 7])]
+    assert read(*files).mean().item() == pytest.approx((2**24 + 7) / 8, abs=0.2)
+
+
 def test_different_values_have_different_digests(tmp_path: Path):
     first, second = (ours(tmp_path / f"{seed}.parquet", values_of(20) + seed) for seed in range(2))
     assert read(first).digest == read(first).digest != read(second).digest
