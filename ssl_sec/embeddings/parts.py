@@ -67,7 +67,7 @@ def stem_of(name: str) -> str | None:
 
 def num_parts_of(name: str) -> int | None:
     """The number of parts that the name of a part's file states; None if it is no such name."""
-    match = _NAME.fullmatch(name.rpartition("/")[2])
+    match = _NAME.fullmatch(name)
     return None if match is None else int(match["parts"])
 
 

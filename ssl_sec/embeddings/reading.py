@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -171,8 +171,8 @@ class EmbeddingSet:
     def about(self, start: int, stop: int) -> pa.Table:
         """The columns `split`, `row`, `path` and `label` at the positions from `start` to `stop`.
 
-        In a file without `row`, rows are counted, and an image without a split is of that of its file's name; `path`
-        and `label` may be null.
+        Without `row`, the images of a split are counted through its files, and an image without a split is of that of
+        its file's name; `path` and `label` may be null.
         """
         batches = self._batches(_ABOUT.names, start, stop)
         found = [self._about(first, file, batch) for _, first, file, batch in batches]
@@ -200,7 +200,19 @@ class EmbeddingSet:
             for row, batch in file.batches(wanted, max(start, first) - first, min(stop, end) - first):
                 yield first + row, row, file, batch
 
+    @cached_property
+    def _num_before(self) -> dict[str, int]:
+        """By the name of each file, how many rows of its split are in earlier files."""
+        found: dict[str, int] = {}
+        totals: Counter[str | None] = Counter()
+        for file in self.files:
+            split = None if "split" in file.columns else file.split  # files of several splits are counted together
+            found[file.name] = totals[split]
+            totals[split] += len(file)
+        return found
+
     def _about(self, first: int, file: EmbeddingFile, batch: pa.RecordBatch) -> pa.RecordBatch:
+        first += self._num_before[file.name]
         columns = {
             "split": pa.array([file.split] * len(batch)),
             "row": pa.array(np.arange(first, first + len(batch))),
@@ -224,20 +236,12 @@ def read_set(files: Iterable[tuple[str, Callable[[], BinaryIO]]]) -> EmbeddingSe
         files: the name of each, with its folder, and what opens it.
 
     Raises:
-        DataError: if there are none, one cannot be read or has no embeddings, or files of a set that was divided are
-            missing; see also `require_alike`.
+        DataError: if there are none, or one cannot be read or has no embeddings; see also `require_alike`.
     """
     known: dict[tuple[str, ...], tuple[str, ...]] = {}
     found = [_read(name, opener, known) for name, opener in files]
     if not any(map(len, found)):
         raise DataError("embeddings: found no rows; allowed: Parquet files with a column 'embedding'")
-    for split, num_parts in {(file.split, parts) for file in found if (parts := num_parts_of(file.name)) is not None}:
-        num_found = sum(file.split == split and num_parts_of(file.name) == num_parts for file in found)
-        if num_found != num_parts:
-            raise DataError(
-                f"embeddings: found {num_found} of the {num_parts} files of the {split} split; "
-                "the jobs.embed that wrote them, started again, writes the others"
-            )
     found = [file for file in found if len(file)]  # other programs write files without rows, too
     require_alike(found)
     if file := next((file for file in found if file.ignored), None):
@@ -248,6 +252,24 @@ def read_set(files: Iterable[tuple[str, Callable[[], BinaryIO]]]) -> EmbeddingSe
             types,
         )
     return EmbeddingSet(files=tuple(found))
+
+
+def require_all_parts(names: Iterable[str]) -> None:
+    """Refuses a folder that lacks files of a set that was divided.
+
+    Args:
+        names: names of the files in the folder.
+
+    Raises:
+        DataError: if files are missing.
+    """
+    found = Counter((stem_of(name), num_parts) for name in names if (num_parts := num_parts_of(name)) is not None)
+    for (split, num_parts), num_found in found.items():
+        if num_found != num_parts:
+            raise DataError(
+                f"embeddings: found {num_found} of the {num_parts} files of the {split} split, must be all of them, "
+                "which the same jobs.embed, started again, writes, or one file by its name"
+            )
 
 
 def require_alike(files: Sequence[EmbeddingFile]) -> None:

@@ -87,12 +87,13 @@ def kmeans_assignments(
     """
     Range(ge=1).check("num_starts", num_starts)
     Range(ge=1).check("num_iterations", num_iterations)
-    rows = as_rows(embeddings).float()
+    rows = as_rows(embeddings)
+    rows = rows if rows.dtype == torch.float64 else rows.float()
     if not 1 <= num_clusters <= len(rows):
         raise ConfigError(f"k-means with {num_clusters} clusters; allowed: 1 to the number of images, {len(rows)}")
     if num_not_finite := int((~rows.isfinite().all(1)).sum()):
         raise DataError(f"k-means: {num_not_finite} of {len(rows)} embeddings are not finite")
-    rows, draws = unit_rows(rows), np.random.RandomState(seed)
+    rows, draws = unit_rows(rows).float(), np.random.RandomState(seed)
     starts = logged(range(num_starts), "clustering", num_starts, "starts")
     centres = (_greedy_centres(rows, num_clusters, draws, on_pass) for _ in starts)
     found = (_lloyd(rows, each, num_iterations, on_pass) for each in centres)

@@ -87,8 +87,7 @@ def draw_norms(arms: Mapping[str, Sequence[NormHistogram]], title: str) -> Drawn
 
 def draw_norm_panels(data_sets: Mapping[str, Mapping[str, Sequence[NormHistogram]]], title: str) -> Drawn:
     """Draws distributions of norms in a panel for each data set, with its own arms below it (SEC, Fig. 1)."""
-    names = {arm: verbatim(textwrap.fill(arm, _LETTERS_BELOW)) for arms in data_sets.values() for arm in arms}
-    num_lines = max(sum(1 + names[arm].count("\n") for arm in arms) for arms in data_sets.values())
+    num_lines = max(sum(1 + _below(arm).count("\n") for arm in arms) for arms in data_sets.values())
     figure, all_axes = small_plots(len(data_sets), (5.4, 3.9 + _INCHES_BELOW * num_lines), margin=0.3)
     figure.suptitle(title)
     rows: Rows = []
@@ -97,9 +96,13 @@ def draw_norm_panels(data_sets: Mapping[str, Mapping[str, Sequence[NormHistogram
         rows += [row for arm, values in shares.items() for row in bins(arm, edges, values, data=data)]
         draw_norms_on(axes, edges, shares, data)
         handles, labels = axes.get_legend_handles_labels()
-        shown = [names[arm] for arm in labels]
-        axes.legend(handles, shown, loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
+        axes.legend(handles, list(map(_below, labels)), loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
     return Drawn(figure, rows)
+
+
+def _below(arm: str) -> str:
+    """The name of an arm in a legend below a panel."""
+    return verbatim(textwrap.fill(arm, _LETTERS_BELOW))
 
 
 def bins(arm: str, edges: Sequence[float], shares_percent: Sequence[float], **more: Any) -> Rows:

@@ -41,6 +41,11 @@ def verbatim(name: str) -> str:
     return name.replace("$", r"\$")
 
 
+def legend_label(name: str) -> str:
+    """A name as the label of what is drawn: legends leave out labels that begin with an underscore."""
+    return f" {name}" if name.startswith("_") else name
+
+
 def plain(name: str) -> str:
     """A name from the user's data, `verbatim`; long ones are cut."""
     return verbatim(name if len(name) <= LETTERS_IN_PANEL else f"{name[: LETTERS_IN_PANEL - 1]}…")
@@ -58,7 +63,7 @@ def draw_distribution(axes: Axes, percentages: Sequence[float], edges: Sequence[
     """
     colour, style = arm_look(place)
     axes.stairs(percentages, np.array(edges), color=colour, alpha=0.25, fill=True, linewidth=0)
-    axes.stairs(percentages, np.array(edges), color=colour, linestyle=style, linewidth=1.5, label=label)
+    axes.stairs(percentages, np.array(edges), color=colour, linestyle=style, linewidth=1.5, label=legend_label(label))
 
 
 def percentages_between(

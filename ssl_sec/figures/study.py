@@ -15,6 +15,7 @@ from ssl_sec.figures.drawing import (
     add_legend,
     arm_look,
     label_steps,
+    legend_label,
     small_plots,
     verbatim,
 )
@@ -112,7 +113,14 @@ def values_figure(
                     fillstyle=filled,
                 )
             means = [interval.mean for _, interval in ordered]
-            axes.plot([value for value, _ in ordered], means, color=colour, linestyle=style, linewidth=1.3, label=arm)
+            axes.plot(
+                [value for value, _ in ordered],
+                means,
+                color=colour,
+                linestyle=style,
+                linewidth=1.3,
+                label=legend_label(arm),
+            )
         values = [value for entries in arms.values() for value, _ in entries]
         if min(values) > 0:
             axes.set_xscale("log")
@@ -180,7 +188,7 @@ def causes_figure(arms: Sequence[Cause], labels: Mapping[str, str], metric: str,
     for axes, (name, label) in zip(all_axes, labels.items(), strict=True):
         add_grid(axes)
         axes.axhline(0, color="0.35", linewidth=1)
-        axes.plot(1, 0, "k+", markersize=9, label=baseline)
+        axes.plot(1, 0, "k+", markersize=9, label=legend_label(baseline))
         for arm in arms:
             if name not in arm.ratios:
                 continue
@@ -196,7 +204,7 @@ def causes_figure(arms: Sequence[Cause], labels: Mapping[str, str], metric: str,
                 fillstyle=filled,
                 capsize=3,
                 linestyle="none",
-                label=f"{arm.point} {arm.arm}" if len(points) > 1 else arm.arm,
+                label=f"{arm.point} {arm.arm}" if len(points) > 1 else legend_label(arm.arm),
             )
         axes.set_xscale("log", base=2)
         ratios = [1.0, *(arm.ratios[name] for arm in arms if name in arm.ratios)]
@@ -243,7 +251,7 @@ def curves_figure(
                 linestyle=style,
                 linewidth=1.3,
                 marker="." if len(steps) < 3 else "",
-                label=arm,
+                label=legend_label(arm),
             )
         axes.set_ylabel(metric_label(name))
         if axes is not all_axes[0]:

@@ -7,7 +7,16 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid, add_legend, arm_look, small_plots, verbatim
+from ssl_sec.figures.drawing import (
+    BLUE,
+    VERMILION,
+    add_grid,
+    add_legend,
+    arm_look,
+    legend_label,
+    small_plots,
+    verbatim,
+)
 from ssl_sec.metrics import metric_label
 
 
@@ -71,7 +80,7 @@ def panels_figure(panels: Sequence[Panel], title: str) -> Figure:
                 marker="o^s"[place % 3],
                 markersize=5,
                 capsize=3,
-                label=arm,
+                label=legend_label(arm),
             )
         for name, level in panel.levels.items():
             axes.axhline(level.mean, color="0.35", linestyle="dashdot", linewidth=1, label=name)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ssl_sec.embeddings.parts import Rows, encoded, part_name
-from ssl_sec.embeddings.reading import BLOCK_ROWS, EmbeddingSet, read_set
+from ssl_sec.embeddings.reading import BLOCK_ROWS, EmbeddingSet, read_set, require_all_parts
 from ssl_sec.errors import DataError
 
 
@@ -81,6 +81,21 @@ def table(path: Path, /, **columns: Any) -> Path:
     return path
 
 
+def test_images_without_a_row_are_counted_through_the_files_of_their_split(tmp_path: Path):
+    names = ["a.parquet", "train-00000-of-00002.parquet", "train-00001-of-00002.parquet"]
+    found = read(*(table(tmp_path / name, embedding=[[1.0], [2.0]]) for name in names))
+    assert found.about(0, 6)["row"].to_pylist() == [0, 1, 0, 1, 2, 3]
+    assert found.about_some(np.array([1, 2, 5]))["row"].to_pylist() == [1, 0, 3]
+    some = [table(tmp_path / f"{name}.parquet", embedding=[[1.0], [2.0]], split=["x", "y"]) for name in "bc"]
+    about = read(*some).about(0, 4)
+    assert list(zip(about["split"].to_pylist(), about["row"].to_pylist(), strict=True)) == [
+        ("x", 0),
+        ("y", 1),
+        ("x", 2),
+        ("y", 3),
+    ]
+
+
 @pytest.mark.parametrize(
     ("write", "message"),
     [
@@ -99,14 +114,6 @@ def table(path: Path, /, **columns: Any) -> Path:
         (
             lambda folder: [table(folder / "a.parquet", embedding=pa.array([None, None], pa.list_(pa.float32())))],
             "a.parquet has no column 'embedding' with lists of floats",
-        ),
-        (
-            lambda folder: [ours(folder / "train-00001-of-00003.parquet", values_of(2))],
-            "found 1 of the 3 files of the train",
-        ),
-        (
-            lambda folder: [ours(folder / "my-split2-00001-of-00003.parquet", values_of(2))],
-            "found 1 of the 3 files of the my-split2 split",
         ),
         (
             lambda folder: [ours(folder / "a.parquet", values_of(2)), ours(folder / "b.parquet", values_of(2, 4))],
@@ -130,6 +137,14 @@ def test_tables_that_cannot_be_searched_are_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("split", ["train", "my-split2"])
+def test_all_files_of_a_divided_set_are_required(split: str):
+    names = [part_name(split, part, 3) for part in range(3)]
+    require_all_parts([*names, part_name("other", 0, 1), "mine.parquet"])
+    with pytest.raises(DataError, match=f"^embeddings: found 2 of the 3 files of the {split} split, must be all"):
+        require_all_parts([*names[1:], part_name("other", 0, 1), "mine.parquet"])
+
+
 def test_a_first_row_without_an_embedding_is_named_as_any_other(tmp_path: Path):
     found = read(table(tmp_path / "mine.parquet", embedding=pa.array([None, [1.0, 2.0]], pa.list_(pa.float32()))))
     with pytest.raises(DataError, match=r"mine.parquet has rows without an embedding of 2 numbers$"):
@@ -149,6 +164,11 @@ def test_a_damaged_file_and_rows_without_numbers_are_named(tmp_path: Path):
         short = read(table(tmp_path / "short.parquet", embedding=rows))
         with pytest.raises(DataError, match=r"short.parquet has rows without an embedding of 2 numbers"):
             list(short.blocks())
+
+
+def test_the_mean_is_summed_in_float64(tmp_path: Path):
+    files = [table(tmp_path / f"{at}.parquet", embedding=[[value]]) for at, value in enumerate([2.0**24, *[1.0] * 7])]
+    assert read(*files).mean().item() == pytest.approx((2**24 + 7) / 8, abs=0.2)
 
 
 def test_different_values_have_different_digests(tmp_path: Path):

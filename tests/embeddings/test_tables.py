@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from ssl_sec.embeddings.tables import Outliers, grouped, most_similar, redundant
+from ssl_sec.embeddings.tables import Outliers, grouped, image_table, most_similar, redundant
 
 
 def pairs(*rows: tuple[int, int, float]) -> pa.Table:
@@ -22,7 +22,9 @@ def test_pairs_that_share_an_image_are_of_one_group_numbered_by_the_most_similar
 def test_positions_in_two_sets_are_different_images():
     found = grouped(pairs((0, 1, 0.99), (1, 2, 0.98), (0, 2, 0.97)), is_one_set=False)
     assert found["group"].to_pylist() == [0, 0, 0]
-    assert grouped(pairs((0, 1, 0.99), (1, 2, 0.98)), is_one_set=False)["group"].to_pylist() == [0, 1]
+    for others in ((1, 2), (2, 5), (0, 1)):
+        found = grouped(pairs((0, others[0], 0.99), (1, others[1], 0.98)), is_one_set=False)
+        assert found["group"].to_pylist() == [0, 1]
     assert grouped(pairs((0, 1, 0.99), (1, 2, 0.98)), is_one_set=True)["group"].to_pylist() == [0, 0]
 
 
@@ -64,6 +66,16 @@ def test_one_image_of_each_group_stays_or_those_of_the_test_split():
     ]
     assert found.column_names == ["split", "row", "path", "label", "group"]
     assert len(redundant(pairs.slice(0, 0))) == 0
+
+
+def test_an_image_has_the_label_and_cosine_of_its_nearest_and_the_mean_cosine_of_all():
+    neighbours = pa.table({"cosine": [0.9, 0.5, 0.8, 0.2], "neighbour_label": [4, 1, None, 3]})
+    found = image_table(np.array([2.0, 3.0]), pa.table({"row": [7, 9]}), neighbours)
+    assert found.select(["row", "norm", "nearest_label", "nearest_cosine"]).to_pylist() == [
+        {"row": 7, "norm": 2.0, "nearest_label": 4, "nearest_cosine": 0.9},
+        {"row": 9, "norm": 3.0, "nearest_label": None, "nearest_cosine": 0.8},
+    ]
+    np.testing.assert_allclose(found["mean_cosine"].to_numpy(), [0.7, 0.5])
 
 
 def test_outliers_are_the_farthest_from_the_mean_norm_and_from_their_neighbours():

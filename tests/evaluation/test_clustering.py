@@ -201,3 +201,9 @@ def test_embeddings_that_cannot_be_clustered_are_refused():
     rows[1, 2] = torch.nan
     with pytest.raises(DataError, match="1 of 4 embeddings are not finite"):
         kmeans_assignments(rows, 2, 0)
+
+
+@pytest.mark.parametrize("norm", [1e-50, 1e50])
+def test_embeddings_in_float64_may_have_norms_beyond_float32(norm):
+    rows = torch.randn(30, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(kmeans_assignments(rows * norm, 3, seed=0), kmeans_assignments(rows, 3, seed=0))

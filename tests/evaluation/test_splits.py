@@ -148,6 +148,7 @@ def test_a_sample_of_many_classes_has_several_images_of_each_that_it_takes():
     assert len(chosen) == len(chosen.unique()) == 10_000 and sizes.unique().tolist() == [0, 10]
     bank, queries = stratified_split(labels[chosen], 0.1, seed=0)
     assert len(queries) == 1000 and set(labels[chosen][queries].tolist()) <= set(labels[chosen][bank].tolist())
+    assert torch.equal(stratified_sample(labels, 10_000, seed=0), chosen)
     assert not torch.equal(stratified_sample(labels, 10_000, seed=1), chosen)
 
 

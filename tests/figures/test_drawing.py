@@ -9,6 +9,8 @@ from ssl_sec.evaluation.directions import ClassSpread
 from ssl_sec.figures.comparing import draw_norm_panels
 from ssl_sec.figures.drawing import add_legend, arm_look, arm_panels, message, percentages_between, small_plots
 from ssl_sec.figures.images import Retrieved, retrieved_figure
+from ssl_sec.figures.study import ArmInterval, Cause, causes_figure, values_figure
+from ssl_sec.figures.study import curves_figure as study_curves_figure
 from ssl_sec.figures.sweeps import Panel, SweepPoint, arms_figure, panels_figure
 from ssl_sec.figures.training import Curve, compared_curves_figure, norm_distributions_figure
 from ssl_sec.recipes.metric_learning.figures import class_divergences_figure
@@ -75,8 +77,9 @@ def test_the_panels_of_many_arms_are_in_rows():
     assert labelled == [False] * 6 + [True] * 4
 
 
-NAME = r"a$b^{$c"  # between the two, no formula
+NAME = r"_a$b^{$c"  # between the two, no formula; a label that begins with an underscore is in no legend
 POINTS = [SweepPoint(0, 1, None, 1)]
+DIFFERENCE = ArmInterval(NAME, 1.0, 0.1, [1.0])
 PIXELS = torch.zeros(1, 1, 2, 2, dtype=torch.uint8)
 
 
@@ -94,10 +97,13 @@ PIXELS = torch.zeros(1, 1, 2, 2, dtype=torch.uint8)
         lambda: compared_curves_figure({NAME: {"arm": Curve([0, 1], [1.0, 2.0])}}, "title", "loss"),
         lambda: retrieved_figure({NAME: Retrieved(PIXELS, PIXELS[:, None], None)}, "title"),
         lambda: class_divergences_figure({NAME: ClassSpread([1, 2], [0.1, 0.2], 0.1)}, "title"),
+        lambda: study_curves_figure({NAME: {"loss": [[(0, 1.0)]], "other": [[(0, 1.0)]]}}, "title"),
+        lambda: values_figure({"key": {NAME: [(1.0, DIFFERENCE)], "b": [(1.0, DIFFERENCE)]}}, "metric", "none"),
+        lambda: causes_figure([Cause(NAME, "", {"norm": 2.0}, 1.0, 0.1)], {"norm": "norm"}, "metric", "none"),
         lambda: draw_norm_panels({"cifar10": {NAME: [NormHistogram(1, [0.0, 1.0], [1])]}}, "title").figure,
     ],
 )
-def test_names_with_dollars_are_no_formulas(figure):
+def test_names_are_shown_letter_by_letter_and_in_legends(figure):
     drawn = figure()
     drawn.draw_without_rendering()
-    assert [text for text in drawn.findobj(Text) if text.get_text() == NAME.replace("$", r"\$")]
+    assert [text for text in drawn.findobj(Text) if text.get_text().strip() == NAME.replace("$", r"\$")]

@@ -35,7 +35,7 @@ class NeighboursConfig(Settings):
             at least 1 and at most 100.
         queries_per_part: images in a file of neighbours, which are compared with each block that is read.
         images_shown: images of each kind on the page.
-        data: data set of the images on the page; None takes the one that was embedded.
+        data: data set of the images on the page, where the one that was embedded has been moved; None takes that one.
     """
 
     embeddings: OutputDir

@@ -28,6 +28,7 @@ class Findings:
         nearest_of_same_label: share of the images whose nearest neighbour has their label, in [0, 1]; None without
             labels that can be compared.
         is_one_set: whether the images were searched among themselves.
+        is_centred: whether the mean of the embeddings was subtracted.
         duplicates_above: the least cosine of near-duplicates.
         separating: the cosine with their nearest neighbour that 10 % of the images have or exceed.
         num_pairs: number of pairs of near-duplicates.
@@ -45,6 +46,7 @@ class Findings:
     images_per_s: float | None
     nearest_of_same_label: float | None
     is_one_set: bool
+    is_centred: bool
     duplicates_above: float
     separating: float
     num_pairs: int
@@ -78,11 +80,15 @@ class Findings:
             found = f"{self.num_pairs / (self.num_images * others):.0%} of all pairs are near-duplicates"
         else:
             return None
-        return (
-            f"{found}: cosines of {self.duplicates_above:g} or more do not separate them with this encoder; "
-            f"duplicates_above={self.separating:.6g} leaves {LARGE_SHARE:.0%} of the images with a near-duplicate, "
-            "and centred=true may separate better"
-        )
+        advice: list[str] = []
+        if self.separating > self.duplicates_above:  # else a few queries have most of the pairs
+            advice.append(
+                f"duplicates_above={self.separating:.6g} leaves {LARGE_SHARE:.0%} of the images with a near-duplicate"
+            )
+        if not self.is_centred:
+            advice.append("centred=true may separate better")
+        doubt = f"{found}: cosines of {self.duplicates_above:g} or more do not separate them with this encoder"
+        return "; ".join([doubt, *([", and ".join(advice)] if advice else [])])
 
     @property
     def tables(self) -> list[str]:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from ssl_sec.edges.storage.files import Place, place_at
 from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.embeddings.labels import same_label
 from ssl_sec.embeddings.parts import PartPlan, parquet_of
-from ssl_sec.embeddings.reading import EmbeddingSet, read_set, require_alike
+from ssl_sec.embeddings.reading import EmbeddingSet, read_set, require_alike, require_all_parts
 from ssl_sec.embeddings.search import search
 from ssl_sec.embeddings.tables import (
     Outliers,
@@ -104,6 +105,7 @@ def _find(work: "SearchWork", base: EmbeddingSet, queries: EmbeddingSet) -> Find
         images_per_s=num_waiting / seconds if waiting else None,
         nearest_of_same_label=usual,
         is_one_set=queries is base,
+        is_centred=config.centred,
         duplicates_above=config.duplicates_above,
         separating=separating,
         num_pairs=num_pairs,
@@ -209,16 +211,16 @@ class _Outcome:
         config: the job's configuration.
         origin: the settings and files that determine the search.
         plan: the division into parts.
-        place: the place of the files.
     """
 
     config: NeighboursConfig
     origin: Mapping[str, Any]
     plan: PartPlan
-    place: Place = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "place", place_at(self.config.output))
+    @cached_property
+    def place(self) -> Place:
+        """The place of the files."""
+        return place_at(self.config.output)
 
     def present(self) -> set[int]:
         """The parts that are done; files that are not whole are removed.
@@ -352,7 +354,7 @@ def _embeddings_at(location: str, key: str) -> EmbeddingSet:
     """The embeddings in a folder, or in a file.
 
     Raises:
-        DataError: if there are none, or they cannot be read.
+        DataError: if there are none, some of a folder are missing, or they cannot be read.
     """
     if not is_remote(location):
         path = Path(location).expanduser()
@@ -366,6 +368,8 @@ def _embeddings_at(location: str, key: str) -> EmbeddingSet:
     )
     if not names:
         raise DataError(f"{key}: found no Parquet files in {location}; python -m jobs.embed writes such files")
+    if not last:
+        require_all_parts(names)
     root = location if not last else (location.rpartition("/")[0] or ".")
     return read_set((f"{root}/{name}", lambda name=name: place.open(name)) for name in names)
 

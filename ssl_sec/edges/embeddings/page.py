@@ -49,7 +49,10 @@ def page_of(findings: Findings, base: EmbeddingSet, queries: EmbeddingSet, confi
     }
     of_queries = [*duplicates.values(), findings.examples, *outliers.values()]
     keys = list(_keys(of_queries, "")), list(_keys([*duplicates.values(), findings.examples], "neighbour_"))
-    first, second = thumbnails(keys[0], queries, config.data), thumbnails(keys[1], base, config.data)
+    if queries is base:
+        first = second = thumbnails([*keys[0], *keys[1]], base, config.data)
+    else:
+        first, second = thumbnails(keys[0], queries, config.data), thumbnails(keys[1], base, config.data)
     # The folder of all shown images: the paths below it tell them apart.
     common = os.path.commonprefix([path for each in keys for _, _, path in each if path]).rpartition("/")[0]
     pictures = _Pictures(first, second, queries, base, common)

@@ -78,7 +78,9 @@ def _from_set(split: str, keys: list[Key], embeddings: EmbeddingSet, data: DataC
     """The pictures, read from the data set that was embedded."""
     origin = next((file.origin for file in embeddings.files if file.split == split and file.origin), None)
     if origin is None:
-        raise ValueError("the files do not say which images they are of; data=<set> does")
+        raise ValueError(
+            "the files do not say which images they are of; allowed: a column 'path' with files of this machine"
+        )
     data = (data or from_values(_Holder, {"data": origin["data"]}).data).undecoded()
     *_, height, width = origin["image_shape"]
     # Oblong images were not cropped: they have one size.

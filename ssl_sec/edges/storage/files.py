@@ -1,6 +1,7 @@
 """Files in a folder or in object storage, each whole or absent."""
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -44,8 +45,13 @@ class LocalPlace:
         Raises:
             StorageError: if they cannot be listed.
         """
+        found: dict[str, int] = {}
         try:
-            return {path.name: path.stat().st_size for path in self.folder.iterdir() if path.is_file()}
+            for path in self.folder.iterdir():
+                with suppress(FileNotFoundError):  # another process has removed or renamed it
+                    if path.is_file():
+                        found[path.name] = path.stat().st_size
+            return found
         except FileNotFoundError:
             return {}
         except OSError as error:

@@ -19,7 +19,8 @@ def pair_quality(first: Float[Tensor, "pairs dim"], second: Float[Tensor, "pairs
         first: raw embedding of the first image of each pair.
         second: that of the second.
     """
-    return torch.minimum(norms(first), norms(second)).nan_to_num(nan=-torch.inf)
+    both = torch.stack([norms(first), norms(second)])
+    return both.amin(0).masked_fill(~both.isfinite().all(0), -torch.inf)
 
 
 def refused_after_discards(

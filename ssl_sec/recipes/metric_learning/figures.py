@@ -33,7 +33,7 @@ from ssl_sec.evaluation.directions import (
 from ssl_sec.figures import NUMBERS
 from ssl_sec.figures.comparing import ComparisonFigure, Drawn, draw_norm_panels, draw_norms, from_plain, numbers_of
 from ssl_sec.figures.directions import draw_cosine_differences, draw_cosines, draw_direction_changes
-from ssl_sec.figures.drawing import add_grid, add_legend, arm_look, message, verbatim
+from ssl_sec.figures.drawing import add_grid, add_legend, arm_look, legend_label, message, verbatim
 from ssl_sec.figures.runs import RunRecord, training_figures
 from ssl_sec.figures.training import features_figure
 from ssl_sec.recipes.metric_learning.pictures import (
@@ -115,7 +115,7 @@ def class_divergences_figure(arms: Mapping[str, ClassSpread], title: str) -> Fig
     class_axes, deviation_axes, energy_axes = figure.subplots(1, 3, width_ratios=(4, 1, 1))
     for number, (arm, spread) in enumerate(arms.items()):
         look = {"color": arm_look(number)[0], "marker": "o^s"[number % 3], "markersize": 4, "linestyle": "none"}
-        class_axes.plot(places, np.array(spread.divergences)[shown], label=arm, **look)
+        class_axes.plot(places, np.array(spread.divergences)[shown], label=legend_label(arm), **look)
     mean_look = {"color": "0.3", "linestyle": "dashed", "linewidth": 1}
     class_axes.axhline(float(np.mean(first.divergences)), label=f"mean, {baseline}", **mean_look)
     sorted_by = f"classes, sorted by divergence ({verbatim(baseline)})"

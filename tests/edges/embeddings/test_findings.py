@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ from ssl_sec.data.selection.left_out import without_listed
 from ssl_sec.edges.embeddings.findings import Findings
 from ssl_sec.edges.embeddings.neighbours import run_neighbours
 from ssl_sec.embeddings.parts import Rows, encoded
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, DataError
 from tests.jobs import configured
 from tests.test_library import blocks
 
@@ -43,10 +44,26 @@ def test_a_folder_may_have_the_name_of_a_file(tmp_path: Path):
         find(folder, folder)
 
 
+def test_one_file_of_several_is_searched_if_it_is_named(tmp_path: Path):
+    folder = write(tmp_path / "animals", "train", {"cat": CATS, "dog": DOGS})
+    one = (folder / "train-00000-of-00001.parquet").rename(folder / "train-00000-of-00002.parquet")
+    assert find(one, tmp_path / "out").num_images == 8
+    with pytest.raises(DataError, match="^embeddings: found 1 of the 2 files of the train split"):
+        find(folder, tmp_path / "other")
+
+
 def test_one_pair_is_counted_in_the_singular(tmp_path: Path):
     cats = np.concatenate([CATS[:3], CATS[:1]])
     lines = find(write(tmp_path / "cats", "train", {"cat": cats, "dog": DOGS}), tmp_path / "out").lines()
     assert "near-duplicates: 1 pair of cosine 0.95 or more in 1 group of 2 images, the largest of 2" in lines
+
+
+def test_missing_pictures_of_one_set_are_warned_of_once(tmp_path: Path, caplog):
+    find(write(tmp_path / "animals", "train", {"cat": CATS, "dog": DOGS}), tmp_path / "out")
+    assert [record.message for record in caplog.records if "picture" in record.message] == [
+        "8 pictures of the train split could not be read: the files do not say which images they are of; allowed: a "
+        "column 'path' with files of this machine"
+    ]
 
 
 @pytest.fixture
@@ -140,6 +157,31 @@ def test_nothing_is_said_of_labels_that_cannot_be_compared(one: Path, tmp_path: 
     ],
 )
 def test_a_large_group_or_many_pairs_are_doubted(num_images, num_searched, size, num_pairs, doubt):
+    findings = found(num_images, num_searched, size, num_pairs)
+    assert (findings.doubt or "").partition(":")[0] == (doubt or "")
+
+
+@pytest.mark.parametrize(
+    ("separating", "is_centred", "advice"),
+    [
+        (
+            0.999,
+            False,
+            "; duplicates_above=0.999 leaves 10% of the images with a near-duplicate, and centred=true may separate "
+            "better",
+        ),
+        (0.999, True, "; duplicates_above=0.999 leaves 10% of the images with a near-duplicate"),
+        (0.4, False, "; centred=true may separate better"),
+        (0.4, True, ""),
+    ],
+)
+def test_a_doubt_advises_neither_less_than_was_asked_for_nor_what_was_done(separating, is_centred, advice):
+    """One of twenty queries is near many images: most queries have no near-duplicate."""
+    doubt = found(20, 100, 32, 31, separating=separating, is_centred=is_centred).doubt
+    assert doubt is not None and doubt.partition("with this encoder")[2] == advice
+
+
+def found(num_images: int, num_searched: int, size: int, num_pairs: int, **more: Any) -> Findings:
     both = {"split": "train", "path": None, "label": 0}
     pairs = [
         {
@@ -152,7 +194,7 @@ def test_a_large_group_or_many_pairs_are_doubted(num_images, num_searched, size,
         for row in range(1, size)
     ]
     empty = pa.table({})
-    findings = Findings(
+    values: dict[str, Any] = dict(
         output="out",
         num_images=num_images,
         num_searched=num_searched,
@@ -160,6 +202,7 @@ def test_a_large_group_or_many_pairs_are_doubted(num_images, num_searched, size,
         images_per_s=None,
         nearest_of_same_label=None,
         is_one_set=num_images == num_searched,
+        is_centred=False,
         duplicates_above=0.95,
         separating=0.999,
         num_pairs=num_pairs,
@@ -169,4 +212,4 @@ def test_a_large_group_or_many_pairs_are_doubted(num_images, num_searched, size,
         outliers=empty,
         examples=empty,
     )
-    assert (findings.doubt or "").partition(":")[0] == (doubt or "")
+    return Findings(**{**values, **more})

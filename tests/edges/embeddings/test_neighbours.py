@@ -208,9 +208,6 @@ def test_a_file_with_a_damaged_content_is_named_with_what_to_do(embedded: Path, 
 
 
 def test_queries_are_searched_among_others(embedded: Path, tmp_path: Path):
-    one = embedded / "test-00000-of-00002.parquet"
-    with pytest.raises(DataError, match="found 1 of the 2 files"):
-        find(one, tmp_path / "part")
     mine = tmp_path / "mine.parquet"
     pixels = _pixels()[[5, 9]]
     mine.write_bytes(

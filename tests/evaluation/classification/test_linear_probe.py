@@ -230,7 +230,7 @@ def test_top5_of_many_classes_is_not_top1():
     assert (result.top1, result.top5) == (1 / 8, 5 / 8)
 
 
-@pytest.mark.parametrize("value", [0.0, torch.nan])
+@pytest.mark.parametrize("value", [0.0, torch.nan, -torch.inf])
 def test_a_collapsed_probe_scores_0_and_its_confusion_says_the_same(value):
     probes = LinearProbes(torch.full((1, 8, DIM), value), torch.zeros(1, 8), (1.0,))
     labels = torch.arange(8).repeat(3)

@@ -20,9 +20,9 @@ def refusals(draw):
 
 
 def test_the_quality_of_a_pair_is_the_lesser_norm():
-    first = torch.tensor([[3.0, 4.0], [1.0, 0.0], [math.nan, 0.0], [math.inf, 0.0]])
-    second = torch.tensor([[0.0, 6.0], [0.0, 0.5], [1.0, 0.0], [2.0, 0.0]])
-    assert pair_quality(first, second).tolist() == [5.0, 0.5, -math.inf, 2.0]
+    first = torch.tensor([[3.0, 4.0], [1.0, 0.0], [math.nan, 0.0], [math.inf, 0.0], [math.inf, 0.0]])
+    second = torch.tensor([[0.0, 6.0], [0.0, 0.5], [1.0, 0.0], [2.0, 0.0], [math.inf, 0.0]])
+    assert pair_quality(first, second).tolist() == [5.0, 0.5, *[-math.inf] * 3]
 
 
 @given(refusals())

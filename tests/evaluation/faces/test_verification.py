@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
 from ssl_sec.errors import ConfigError, DataError, counted
+from ssl_sec.evaluation.faces.components import fit_components
 from ssl_sec.evaluation.faces.roc import equal_error_rate, tar_at_far
 from ssl_sec.evaluation.faces.verification import (
     best_threshold,
@@ -209,6 +210,14 @@ def test_components_are_those_that_scikit_learn_finds_in_the_other_folds(pca):
         accuracies.append(slowly(scores.tolist(), same.tolist(), folds.tolist())[fold])
     assert len(set(accuracies)) > 1
     assert list(kfold_accuracy(first, second, same, folds, pca).per_fold) == accuracies
+
+
+def test_a_row_that_is_the_mean_up_to_rounding_has_no_direction_along_the_components():
+    rows = 100 + torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    components = fit_components([rows], 3)
+    assert components.reduce(components.mean.float().unsqueeze(0)).tolist() == [[0.0] * 3]
+    expected = (rows.double() - components.mean) @ components.directions
+    assert torch.equal(components.reduce(rows), expected) and expected.norm(dim=1).min() > 0.1
 
 
 def test_components_are_those_of_the_embeddings_and_not_of_their_directions():
