@@ -38,7 +38,7 @@ def test_all_planned_runs_are_run():
         assert study.seeds == load_file(name)[1].seeds
         runs[name] = len(small.list_arms(name)) * len(study.seeds)
         assert len(small.list_arms(name)) == len(recipes.list_small_arms(name))
-    assert runs == {"confirm": 12, "confirm_rates": 24, "when_cpu": 108, "sec_cpu": 56}
+    assert runs == {"confirm": 12, "confirm_rates": 27, "when_cpu": 108, "sec_cpu": 56}
 
 
 @pytest.mark.parametrize("study", ["confirm", "confirm_rates", "when_cpu"])
