@@ -15,7 +15,7 @@ from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.encoded_images import EncodedImages
 from ssl_sec.data.image_set import UNLABELLED, ResidentImages
-from ssl_sec.data.shards import tar
+from ssl_sec.data.shards import blocks, tar
 from ssl_sec.data.shards.locations import find_files
 from ssl_sec.data.shards.opening import open_webdataset
 from ssl_sec.data.shards.streamed import StreamedImages
@@ -53,8 +53,9 @@ def opened(tmp_path, location, **more):
     return open_webdataset("train", location, None, cache_folder=tmp_path / "cache", **more)
 
 
-def test_a_shard_that_became_shorter_is_named(tmp_path):
+def test_a_shard_that_became_shorter_is_named(tmp_path, monkeypatch):
     """As when it is written again while a run reads it."""
+    monkeypatch.setattr(blocks, "RETRY_AFTER_S", (0.0,))
     location = write_shards(tmp_path, num_shards=1)
     images = opened(tmp_path, location, decoding=Decoding(resident_limit_mib=0), shuffle_window=5)
     with (tmp_path / "00.tar").open("r+b") as file:
