@@ -29,9 +29,10 @@ class Contest:
         """Makes a contender."""
         try:
             self.contenders[name] = make()
+            return
         except Exception as error:
             self.errors[name] = describe_error(error)
-        self._remove_failed(name)
+        free_memory()  # the error is gone, which holds what the contender had allocated
 
     def attempt(self, name: str, turn: Callable[[Contender], Result]) -> Result | None:
         """Returns the result of a function of a contender; None if it fails, or the contender has failed before."""
@@ -41,7 +42,10 @@ class Contest:
             return turn(self.contenders[name])
         except Exception as error:
             self.errors[name] = describe_error(error)
-        self._remove_failed(name)
+        with contextlib.suppress(Exception):
+            self.contenders[name].close()
+        del self.contenders[name]
+        free_memory()
         return None
 
     def close(self) -> None:
@@ -49,16 +53,6 @@ class Contest:
         for contender in self.contenders.values():
             contender.close()
         self.contenders.clear()
-
-    def _remove_failed(self, name: str) -> None:
-        """Ends a contender that has failed; called when its error, which holds its memory, is gone."""
-        if name not in self.errors:
-            return
-        if (contender := self.contenders.pop(name, None)) is not None:
-            with contextlib.suppress(Exception):
-                contender.close()
-        del contender
-        free_memory()
 
 
 def free_memory() -> None:
