@@ -60,7 +60,7 @@ def connect(address: str | None, name: str | None = None, **resources: Any) -> N
         raise ConfigError(_needs_token(key, address))
     logger.info("starting Ray on this machine" if address is None else "connecting to the Ray cluster")
     stderr_deduplicator.skip_re = stderr_deduplicator.skip_re or _HARMLESS
-    with _own_signal_handlers(), _own_process_group(), _start_reported(key, address):
+    with own_signal_handlers(), _own_process_group(), _start_reported(key, address):
         ray.init(
             address=address or "local",  # without an address Ray also tries clusters that ended, for minutes
             logging_level=logging.ERROR,
@@ -90,7 +90,7 @@ def _own_process_group() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _own_signal_handlers() -> Iterator[None]:
+def own_signal_handlers() -> Iterator[None]:
     """Restores the signal handlers that Ray replaces; with Ray's, a SIGTERM would end the driver at once.
 
     Raises:

@@ -29,7 +29,7 @@ from ssl_sec.edges.patience import Call
 from ssl_sec.edges.run.cpu import ENVIRONMENT
 from ssl_sec.edges.run.on_ray.channel import WorkerFolder, serve_folder
 from ssl_sec.edges.run.on_ray.gauges import shown_metrics
-from ssl_sec.edges.run.on_ray.joining import connect, refusal
+from ssl_sec.edges.run.on_ray.joining import connect, own_signal_handlers, refusal
 from ssl_sec.edges.run.on_ray.nodes import describe_cluster, followed_nodes
 from ssl_sec.edges.run.on_ray.policies import (
     ElasticPolicy,
@@ -249,8 +249,9 @@ def _named_cluster() -> Iterator[None]:
     that cluster does not know the controller. Of a cluster without a dashboard Ray names the usual port of dashboards,
     which may be another cluster's.
     """
-    # A second `ray.init` returns the context of the cluster that was joined.
-    has_dashboard = bool(ray.init(ignore_reinit_error=True, logging_level=logging.ERROR).dashboard_url)
+    # A second `ray.init` returns the context of the cluster that was joined, and replaces the handler of SIGTERM, too.
+    with own_signal_handlers():
+        has_dashboard = bool(ray.init(ignore_reinit_error=True, logging_level=logging.ERROR).dashboard_url)
     own = {
         "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
         "RAY_API_SERVER_ADDRESS": "" if has_dashboard else _NO_DASHBOARD,

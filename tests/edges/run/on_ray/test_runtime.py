@@ -16,8 +16,9 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.cpu import ENVIRONMENT
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.on_ray.joining import connect
-from ssl_sec.edges.run.on_ray.runtime import _failure_of, _is_preempted, _join_again
+from ssl_sec.edges.run.on_ray.runtime import _failure_of, _is_preempted, _join_again, _named_cluster
 from ssl_sec.edges.run.on_ray.scaling import describe_workers, find_shortage, make_scaling
+from ssl_sec.edges.run.signals import stop_requests
 from ssl_sec.errors import ConfigError, DataError, Stopped, UserError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
@@ -262,6 +263,14 @@ def test_an_address_without_a_cluster_is_one_line(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:2")
     with pytest.raises(ConfigError, match="RAY_ADDRESS: no Ray cluster at 127.0.0.1:2"):
         connect(None)
+
+
+def test_a_run_keeps_its_handler_of_sigterm(cluster):
+    """Ray's handler would end the process at once, before the workers have saved."""
+    with stop_requests(lambda: None):
+        ours = signal.getsignal(signal.SIGTERM)
+        with _named_cluster():
+            assert signal.getsignal(signal.SIGTERM) is ours
 
 
 def test_a_run_has_its_name_in_the_dashboard(monkeypatch):
