@@ -70,7 +70,7 @@ def export(finished: Finished, name: str, output: Path) -> Path:
     ("network", "form"),
     [
         ("scaled", "safetensors"),
-        ("scaled", "torchscript"),
+        pytest.param("scaled", "torchscript", marks=pytest.mark.slow),
         ("vit", "timm"),
         ("faces", "torchscript"),
     ],

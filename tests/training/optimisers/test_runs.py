@@ -43,7 +43,8 @@ RUNS = {
     "faces, sgd": (test_recipe, {"optimiser": {"name": "sgd_polynomial", "clip_norm": 1.0}}, {}),
     "faces, divided": (test_recipe, {"optimiser": {"name": "sgd_polynomial", "clip_norm": 1.0}}, DIVIDED),
 }
-every_run = pytest.mark.parametrize("name", RUNS)
+# Their optimisers and losses are those of other runs, too.
+SLOW = {"metric learning", "metric learning, proxies", "faces, sgd"}
 
 
 def of_steps(runtime):
@@ -59,7 +60,7 @@ def on_a_worker(name, folder):
 
 
 @pytest.mark.distributed
-@every_run
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in RUNS])
 def test_two_workers_equal_one(tmp_path, name):
     job, changes, _ = RUNS[name]
     alone, _ = job.run(tmp_path, **changes)

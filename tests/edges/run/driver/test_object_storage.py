@@ -123,7 +123,7 @@ def test_a_run_has_one_process_on_any_machine(stored, s3):
     assert Bucket(f"{s3}/digits/taken").files().keys() == {".lease"}
 
 
-@pytest.mark.parametrize("holder", ["another machine", "a process that has died"])
+@pytest.mark.parametrize("holder", ["another machine", pytest.param("a process that has died", marks=pytest.mark.slow)])
 def test_an_interrupted_probe_starts_again_under_its_name_unless_another_process_runs_it(holder, stored, s3):
     run_training(PRETRAIN, pretrain_config([*stored, "run_name=it"]))
     machine, process = ("another", 1) if holder == "another machine" else (this_machine(), 2**22 + 1)
