@@ -30,7 +30,7 @@ from ssl_sec.edges.study.uploaded import JOB, download_metrics, searches_path
 from ssl_sec.edges.tables import in_markdown, in_table
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.edges.tune.claims import OtherSearchError
-from ssl_sec.edges.tune.trial import reason_of
+from ssl_sec.edges.tune.trial import last_line, reason_of
 from ssl_sec.errors import ConfigError, Stopped, UserError, counted, writing
 from ssl_sec.figures.study import curves_figure
 from ssl_sec.files import replace_text
@@ -219,10 +219,10 @@ class _Job:
                     "" if rest is None else f"; about {_in_words(rest)} left",
                 )
 
-        def report(running: Sequence[Task]) -> None:
-            for task in running:
-                *_, last = ["starting", *text_of(task.log)[begins[task.name] :].splitlines()]
-                logger.info("%s", last if last.startswith(task.name) else f"{task.name}: {last.removeprefix('INFO: ')}")
+        def report(running: Sequence[str]) -> None:
+            for name in running:
+                last = last_line(self._log(name), begins[name]) or "starting"
+                logger.info("%s", last if last.startswith(name) else f"{name}: {last.removeprefix('INFO: ')}")
 
         if left:
             at_a_time = min(len(left), self._study.config.concurrent)

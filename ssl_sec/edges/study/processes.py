@@ -40,8 +40,8 @@ class Task:
 
 # Called with the name of a task, its exit code and its duration in minutes, in any thread.
 End = Callable[[str, int, float], None]
-# Called from time to time with the tasks that run.
-Report = Callable[[Sequence[Task]], None]
+# Called from time to time with the names of the tasks that run.
+Report = Callable[[Sequence[str]], None]
 
 
 class Processes:
@@ -56,7 +56,7 @@ class Processes:
 
     def __init__(self, concurrent: int) -> None:
         self._concurrent = concurrent
-        self._running: dict[str, tuple[Task, subprocess.Popen[bytes]]] = {}
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._lock = threading.Lock()
         self._num_ended = self._num_failed = 0
         gpus = _visible_gpus() if concurrent > 1 else []
@@ -83,7 +83,7 @@ class Processes:
         with stop_requests(ask, force), ThreadPoolExecutor(self._concurrent) as pool:
             futures = [pool.submit(self._run, task, end) for task in tasks]
             while wait(futures, timeout=_REPORT_EVERY_S).not_done:
-                report([task for task, _ in list(self._running.values())])
+                report(list(self._running))
             for ended in futures:
                 ended.result()
 
@@ -100,7 +100,7 @@ class Processes:
                 return
             begun = time.monotonic()
             process = _started(task, self._num_threads, gpu)
-            self._running[task.name] = task, process
+            self._running[task.name] = process
         if self.was_stopped:  # stopped while the process was starting
             process.send_signal(signal.SIGTERM)
         code = process.wait()
@@ -124,7 +124,7 @@ class Processes:
     def _stop(self, at_once: bool) -> None:
         """Asks the processes to save and stop; a signal handler calls it, which must not wait for the lock."""
         self.was_stopped = True
-        for _, process in list(self._running.values()):
+        for process in list(self._running.values()):
             process.send_signal(signal.SIGINT if at_once else signal.SIGTERM)
 
 

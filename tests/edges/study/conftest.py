@@ -40,7 +40,7 @@ class FakeRuns:
             if self.printing is not None:
                 task.log.parent.mkdir(parents=True, exist_ok=True)
                 task.log.write_text(self.printing)
-                report([task])
+                report([task.name])
             if task.name in self.failing:
                 task.log.parent.mkdir(parents=True, exist_ok=True)
                 code, output = self.failing[task.name]

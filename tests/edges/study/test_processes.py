@@ -56,7 +56,7 @@ def test_the_running_tasks_are_reported_until_they_end(scripts, monkeypatch, tmp
 
     ended = []
     Processes(2).run([waits, task("next")], lambda name, code, minutes: ended.append((name, code)), report)
-    assert waits in reported and sorted(ended) == [("next", 0), ("waits", 0)]
+    assert waits.name in reported and sorted(ended) == [("next", 0), ("waits", 0)]
 
 
 @pytest.mark.parametrize(
