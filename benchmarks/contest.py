@@ -32,7 +32,7 @@ class Contest:
             return
         except Exception as error:
             self.errors[name] = describe_error(error)
-        free_memory()  # the error is gone, which holds what the contender had allocated
+        free_memory()  # after the handler, as the error holds what the contender had allocated
 
     def attempt(self, name: str, turn: Callable[[Contender], Result]) -> Result | None:
         """Returns the result of a function of a contender; None if it fails, or the contender has failed before."""

@@ -314,8 +314,18 @@ def _check_keys(job: str, experiment: Experiment, config: DictConfig) -> None:
     values = as_mapping(config)
     for key in unknown_keys(kind_of(job), values):
         if any(given == key or given.startswith(f"{key}.") for given in flattened(experiment.values)):
-            known = {one.name for one in keys_of(kind_of(job), values)}
-            raise ConfigError(f"{experiment.file.shown}: {key}: unknown key; {suggestion(key, known)}")
+            raise ConfigError(f"{experiment.file.shown}: {refusal_of_key(job, key, values)}")
+
+
+def refusal_of_key(job: str, key: str, values: Mapping[str, Any]) -> str:
+    """What a job says of a key that its options do not have.
+
+    Args:
+        job: name of the job.
+        key: the key.
+        values: values of the job's keys, which choose the options.
+    """
+    return f"{key}: unknown key; {suggestion(key, {one.name for one in keys_of(kind_of(job), values)})}"
 
 
 def _fits(job: str, experiment: Experiment) -> bool:

@@ -15,10 +15,10 @@ from ssl_sec.edges.composition.compose import (
     config_of,
     experiments,
     options_of,
+    refusal_of_key,
 )
 from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, OPTION, ConfigFile
 from ssl_sec.edges.composition.experiments import Experiment, as_typed, explanations, load, value_text
-from ssl_sec.edges.composition.hints import suggestion
 from ssl_sec.edges.composition.keys import (
     OF,
     Key,
@@ -117,9 +117,7 @@ def help_text(job: str, overrides: Sequence[str]) -> str:
     values, options = composed(config, overrides), chosen_options(config, overrides)
     experiment = chosen_experiment(config, overrides)
     for key in unknown_keys(kind_of(config), values):  # added, as by +key=value
-        raise ConfigError(
-            f"{key}: unknown key; {suggestion(key, {one.name for one in keys_of(kind_of(config), values)})}"
-        )
+        raise ConfigError(refusal_of_key(config, key, values))
     sections = [_head(job), _choices(job)]
     if EXPERIMENT in options:
         sections.append(_experiments(config) if experiment is None else _chosen(experiment))
