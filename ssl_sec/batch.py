@@ -13,12 +13,13 @@ class Batch:
     """A worker's rows of one global batch.
 
     Attributes:
-        images: pixels, 0-255.
+        images: pixels, 0-255; of images whose views are cut as they are decoded (`ssl_sec.data.crops.ViewCrops`), the
+            pixels of all parts in one dimension.
         labels: class of each image, ≥ 0.
         indices: position of each image in its data set.
     """
 
-    images: UInt8[Tensor, "batch channels height width"]
+    images: UInt8[Tensor, "batch channels height width"] | UInt8[Tensor, "batch values"]
     labels: Int64[Tensor, " batch"]
     indices: Int64[Tensor, " batch"]
 

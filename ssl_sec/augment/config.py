@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import torch
 
 from ssl_sec.augment.views import (
+    CutParts,
     FlipAugmentation,
     FusedSimCLRAugmentation,
     RetrievalAugmentation,
@@ -14,9 +15,10 @@ from ssl_sec.augment.views import (
     already_cropped,
     why_not_fused,
 )
-from ssl_sec.data.crops import CentreCrop, RandomResizedCrop
+from ssl_sec.data.crops import CentreCrop, RandomBox, RandomResizedCrop
 from ssl_sec.data.encoded_images import EncodedImages
 from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.stores import with_view_crops
 from ssl_sec.rules import Positive, Probability, Range, Share, Side, check
 from ssl_sec.seeding import derived_seed
 from ssl_sec.settings import Settings, wherever_possible
@@ -32,6 +34,8 @@ class AugmentConfig(Settings, key="augment"):
         num_views: views of each image, ≥ 2; the positives of a view are all others of its image.
         view_size_px: side of the views; null for that of the images.
         min_scale: smallest crop, as a share of the image's area, in (0, 1].
+        from_original: whether the crops are cut out of the original images, which are then decoded anew in each epoch,
+            as in SimCLR; otherwise out of their centred squares of data.image_size_px.
         flip_probability: probability of a horizontal flip, in [0, 1].
         vertical_flip_probability: probability of a vertical flip, in [0, 1]; for images without an upper side, such as
             aerial or microscopic ones.
@@ -55,6 +59,7 @@ class AugmentConfig(Settings, key="augment"):
     num_views: Annotated[int, Range(ge=2, le=64)] = 2
     view_size_px: Side | None = None
     min_scale: Share = 0.08
+    from_original: bool = False
     flip_probability: Probability = 0.5
     vertical_flip_probability: Probability = 0.0
     quarter_turn_probability: Probability = 0.0
@@ -86,6 +91,19 @@ class AugmentConfig(Settings, key="augment"):
     def _small_size_px(self, size_px: int) -> int:
         return max(1, round(size_px * 3 / 7)) if self.small_view_size_px is None else self.small_view_size_px
 
+    def crops(self, image_set: ImageSet) -> ImageSet:
+        """The images, of which draws cut the crops of all views, large and small, if `from_original` is true."""
+        if not self.from_original:
+            return image_set
+        size_px = self._size_px(min(image_set.image_shape[1:]))
+        large = RandomBox(size_px=size_px, min_scale=self.min_scale)
+        small = RandomBox(
+            size_px=self._small_size_px(size_px),
+            min_scale=self.small_view_min_scale,
+            max_scale=self.small_view_max_scale,
+        )
+        return with_view_crops(image_set, (large,) * self.num_views + (small,) * self.small_views)
+
     def build(
         self,
         image_size_px: int,
@@ -111,6 +129,7 @@ class AugmentConfig(Settings, key="augment"):
         return self._build(
             device,
             layout,
+            first_part=0,
             image_size_px=self._size_px(image_size_px),
             num_channels=num_channels,
             seed=seed,
@@ -129,10 +148,12 @@ class AugmentConfig(Settings, key="augment"):
         """The augmentation that makes the small views, if there are any; arguments as for `build`."""
         if not self.small_views:
             return ()
+        size_px = self._size_px(image_size_px)
         small = self._build(
             device,
             layout,
-            image_size_px=self._small_size_px(self._size_px(image_size_px)),
+            first_part=self.num_views * num_channels * size_px**2,
+            image_size_px=self._small_size_px(size_px),
             num_channels=num_channels,
             seed=derived_seed(seed, "small views"),
             num_views=self.small_views,
@@ -142,7 +163,13 @@ class AugmentConfig(Settings, key="augment"):
         return (small,)
 
     def _build(
-        self, device: torch.device, layout: torch.memory_format, image_size_px: int, num_channels: int, **options: Any
+        self,
+        device: torch.device,
+        layout: torch.memory_format,
+        first_part: int,
+        image_size_px: int,
+        num_channels: int,
+        **options: Any,
     ) -> SimCLRAugmentation:
         settings: dict[str, Any] = {
             **options,
@@ -156,6 +183,8 @@ class AugmentConfig(Settings, key="augment"):
             "blur_probability": self.blur_probability,
             "solarise_probability": self.solarise_probability,
         }
+        if self.from_original:
+            settings["parts"] = CutParts(first=first_part, num_channels=num_channels, size_px=image_size_px)
         reason = why_not_fused(image_size_px, num_channels, device)
         lacking = (
             self.vertical_flip_probability,
@@ -165,6 +194,8 @@ class AugmentConfig(Settings, key="augment"):
         )
         if max(lacking) > 0:
             reason = reason or "the kernel makes neither vertical flips and turns nor blur and solarisation"
+        if self.from_original:
+            reason = reason or "augment.from_original has the images cropped when they are decoded"
         if wherever_possible("augment.fused", self.fused, reason):
             return FusedSimCLRAugmentation(layout, **settings)
         return SimCLRAugmentation(**settings)

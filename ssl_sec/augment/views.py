@@ -10,8 +10,10 @@ step, view) alone, and each worker applies its own rows of them on its device, s
 of workers, and a GPU draws what a CPU draws.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
@@ -30,7 +32,7 @@ LARGEST_FUSED_VIEW_PX = 64
 _SHARED_DRAWS = frozenset({"order", "forward_input_shape"})
 
 
-def unit_range(images: UInt8[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels height width"]:
+def unit_range(images: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Pixels 0-255 as float32 in [0, 1].
 
     Raises:
@@ -52,6 +54,29 @@ def already_cropped(
     return unit_range(images)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CutParts:
+    """The parts of images for views of one size, which `ssl_sec.data.crops.ViewCrops` has cut.
+
+    Attributes:
+        first: number of the first byte of the first part among those of an image.
+        num_channels: channels of the images.
+        size_px: side of the parts.
+    """
+
+    first: int
+    num_channels: int
+    size_px: int
+
+    def __call__(
+        self, images: UInt8[Tensor, "batch values"], num_views: int
+    ) -> tuple[UInt8[Tensor, "batch channels size size"], ...]:
+        """The parts for the first views, one batch for each view."""
+        shape = (self.num_channels, self.size_px, self.size_px)
+        values = images[:, self.first : self.first + num_views * math.prod(shape)]
+        return values.unflatten(1, (num_views, *shape)).unbind(1)
+
+
 class _GlobalBatchAugmentation:
     """Views by transforms whose draws are made for the global batch.
 
@@ -62,13 +87,15 @@ class _GlobalBatchAugmentation:
         transforms: kornia's, in their order.
         seed: the run's seed.
         num_views: views of each image, ≥ 1.
+        parts: the parts of the images that the views show, if they were cut out when the images were decoded.
     """
 
-    def __init__(self, transforms: list[nn.Module], seed: int, num_views: int) -> None:
+    def __init__(self, transforms: list[nn.Module], seed: int, num_views: int, parts: "CutParts | None" = None) -> None:
         from kornia.augmentation import AugmentationSequential  # imported late: a config needs no kornia
 
         self.seed = seed
         self.num_views = num_views
+        self.parts = parts
         self.transforms = AugmentationSequential(*transforms, data_keys=["input"])  # pyright: ignore[reportArgumentType]
 
     def __repr__(self) -> str:
@@ -77,7 +104,7 @@ class _GlobalBatchAugmentation:
     @torch.no_grad()
     def __call__(
         self,
-        images: UInt8[Tensor, "batch channels height width"],
+        images: UInt8[Tensor, "batch channels height width"] | UInt8[Tensor, "batch values"],
         step: int,
         rows: slice,
         global_batch_size: int,
@@ -85,17 +112,20 @@ class _GlobalBatchAugmentation:
         """The views of this worker's rows of the global batch, all first views before all second ones.
 
         Args:
-            images: this worker's images, 0-255.
+            images: this worker's images, 0-255, or the parts of them that were cut out as they were decoded.
             step: 0-based global step.
             rows: rows of these images in the global batch.
             global_batch_size: rows of all workers.
         """
-        pixels = unit_range(images)
-        global_shape = torch.Size((global_batch_size, *images.shape[1:]))
+        if self.parts is None:
+            of_views = [unit_range(images)] * self.num_views
+        else:
+            of_views = [unit_range(part) for part in self.parts(images, self.num_views)]
+        global_shape = torch.Size((global_batch_size, *of_views[0].shape[1:]))
         return torch.cat(
             [
                 self.transforms(pixels, params=_rows_of(self._draw(global_shape, step, view), rows, len(images)))
-                for view in range(self.num_views)
+                for view, pixels in enumerate(of_views)
             ]
         )
 
@@ -119,6 +149,8 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
         flip_probability: probability of a horizontal flip, in [0, 1].
         vertical_flip_probability: probability of a vertical flip, in [0, 1].
         quarter_turn_probability: probability of a turn by 90 degrees, in [0, 1].
+        parts: the parts of the images that the views show, if they were cut out when the images were decoded; min_scale
+            and max_scale are then without effect.
         colour_strength: strength s of the colour distortion, in [0, 2.5]; 0.5 on CIFAR, 1.0 on ImageNet.
         grey_probability: probability that a colour image becomes grey, in [0, 1].
         blur_probability: probability of a Gaussian blur, in [0, 1].
@@ -141,6 +173,7 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
         max_scale: float = 1.0,
         vertical_flip_probability: float = 0.0,
         quarter_turn_probability: float = 0.0,
+        parts: CutParts | None = None,
     ) -> None:
         from kornia.augmentation import (
             ColorJitter,
@@ -167,7 +200,8 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
         ):
             Range(ge=0, le=1).check(key, probability)
         self.image_size_px = image_size_px
-        transforms = _crop_and_flip(image_size_px, (min_scale, max_scale), (3 / 4, 4 / 3), flip_probability)
+        crop_and_flip = _crop_and_flip(image_size_px, (min_scale, max_scale), (3 / 4, 4 / 3), flip_probability)
+        transforms = crop_and_flip if parts is None else crop_and_flip[1:]
         if vertical_flip_probability > 0:
             transforms.append(RandomVerticalFlip(p=vertical_flip_probability))
         if quarter_turn_probability > 0:
@@ -183,7 +217,7 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
             transforms.append(RandomGaussianBlur((kernel_px, kernel_px), (0.1, 2.0), p=blur_probability))
         if solarise_probability > 0:
             transforms.append(RandomSolarize(thresholds=0.0, additions=0.0, p=solarise_probability))
-        super().__init__(transforms, seed, num_views)
+        super().__init__(transforms, seed, num_views, parts)
 
 
 class FusedSimCLRAugmentation(SimCLRAugmentation):

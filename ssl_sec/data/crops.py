@@ -107,41 +107,26 @@ class CentreSquare:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomResizedCrop:
-    """A random part of the resized image, resized again and perhaps mirrored (SEC, appendix B.1).
+class RandomBox:
+    """A random part of an image.
 
     The share of the area is uniform, the logarithm of the aspect ratio too, and a box that does not fit into the image
-    is drawn again, as in torchvision's transform of that name. After ten such boxes it is the centre of the image, cut
-    to the nearest aspect ratio allowed.
+    is drawn again, as in torchvision's RandomResizedCrop. After ten such boxes it is the centre of the image, cut to
+    the nearest aspect ratio allowed.
 
     Attributes:
-        short_side_px: short side of the resized image, ≥ 1.
-        keep_aspect: whether the resized image has the aspect of the original; otherwise it is a square.
-        size_px: side of the result, ≥ 1.
-        min_scale: smallest crop, as a share of the image's area, in (0, 1].
-        max_scale: largest crop, likewise, ≥ min_scale.
-        min_aspect: smallest width / height of a crop, > 0.
-        max_aspect: largest width / height of a crop, ≥ min_aspect.
-        flip_probability: probability of a horizontal flip, in [0, 1].
+        size_px: side that the part is resized to, ≥ 1.
+        min_scale: smallest part, as a share of the image's area, in (0, 1].
+        max_scale: largest part, likewise, ≥ min_scale.
+        min_aspect: smallest width / height of a part, > 0.
+        max_aspect: largest width / height of a part, ≥ min_aspect.
     """
 
-    short_side_px: int = 256
-    keep_aspect: bool = True
     size_px: int = 227
     min_scale: float = 0.16
     max_scale: float = 1.0
     min_aspect: float = 3 / 4
     max_aspect: float = 4 / 3
-    flip_probability: float = 0.5
-
-    def __call__(self, image: Image.Image, draw: int | None) -> Image.Image:
-        """The crop that the draw determines; without a draw all images would have the same crop, which is a bug."""
-        assert draw is not None, "a random crop needs the draw of its row"
-        flip, *numbers = uniform(draw, 1 + NUMBERS_PER_BOX)
-        resized = _resized_size(image.size, self.short_side_px, self.keep_aspect)
-        part = _cut(image, resized, self.box(*resized, numbers))
-        part = part.resize((self.size_px, self.size_px), Image.Resampling.BILINEAR)
-        return part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip < self.flip_probability else part
 
     def box(self, width: int, height: int, numbers: list[float]) -> Box:
         """A part of an image of width x height pixels, from NUMBERS_PER_BOX independent uniform numbers in [0, 1)."""
@@ -158,6 +143,57 @@ class RandomResizedCrop:
         part_height = min(height, round(width / self.min_aspect))
         left, top = (width - part_width) // 2, (height - part_height) // 2
         return left, top, left + part_width, top + part_height
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewCrops(CentreSquare):
+    """The parts of an image that its views show, cut out of the original: SimCLR's crop (Chen et al. 2020, appendix A).
+
+    With a draw it cuts the parts, which differ in size; without one it is the centred square, as in evaluation.
+
+    Attributes:
+        views: the part that each view shows.
+    """
+
+    views: tuple[RandomBox, ...]
+
+    def num_values(self, num_channels: int) -> int:
+        """The number of bytes of all parts of one image."""
+        return sum(num_channels * view.size_px**2 for view in self.views)
+
+    def parts(self, image: Image.Image, draw: int) -> list[Image.Image]:
+        """The parts of an upright image, each resized to its `size_px`."""
+        numbers = uniform(draw, NUMBERS_PER_BOX * len(self.views))
+        found: list[Image.Image] = []
+        for number, view in enumerate(self.views):
+            first = NUMBERS_PER_BOX * number
+            part = image.crop(view.box(*image.size, numbers[first : first + NUMBERS_PER_BOX]))
+            found.append(part.resize((view.size_px, view.size_px), Image.Resampling.BILINEAR))
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomResizedCrop(RandomBox):
+    """A random part of the resized image, resized again and perhaps mirrored (SEC, appendix B.1).
+
+    Attributes:
+        short_side_px: short side of the resized image, ≥ 1.
+        keep_aspect: whether the resized image has the aspect of the original; otherwise it is a square.
+        flip_probability: probability of a horizontal flip, in [0, 1].
+    """
+
+    short_side_px: int = 256
+    keep_aspect: bool = True
+    flip_probability: float = 0.5
+
+    def __call__(self, image: Image.Image, draw: int | None) -> Image.Image:
+        """The crop that the draw determines; without a draw all images would have the same crop, which is a bug."""
+        assert draw is not None, "a random crop needs the draw of its row"
+        flip, *numbers = uniform(draw, 1 + NUMBERS_PER_BOX)
+        resized = _resized_size(image.size, self.short_side_px, self.keep_aspect)
+        part = _cut(image, resized, self.box(*resized, numbers))
+        part = part.resize((self.size_px, self.size_px), Image.Resampling.BILINEAR)
+        return part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip < self.flip_probability else part
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,10 +28,11 @@ from typing import Literal, TypeVar
 import numpy as np
 import torch
 from jaxtyping import UInt8
+from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
-from ssl_sec.data.crops import CentreSquare, Crop
+from ssl_sec.data.crops import CentreSquare, Crop, ViewCrops
 from ssl_sec.errors import ConfigError, DataError, check_option, first_line, printable
 
 OnBadImage = Literal["raise", "skip"]
@@ -121,7 +122,7 @@ Result = TypeVar("Result")
 
 def decode_image(
     source: Path | bytes, name: str, num_channels: int, crop: Crop | None = None, draw: int | None = None
-) -> UInt8[Tensor, "channels height width"]:
+) -> UInt8[Tensor, "channels height width"] | UInt8[Tensor, " values"]:
     """The pixels of one encoded image.
 
     Args:
@@ -132,7 +133,8 @@ def decode_image(
         draw: random number for a random crop.
 
     Returns:
-        Pixels, 0-255, of shape [num_channels, crop.size_px, crop.size_px] if there is a crop.
+        Pixels, 0-255, of shape [num_channels, crop.size_px, crop.size_px] if there is a crop. The parts that
+        `ViewCrops` cuts with a draw, [num_channels, size_px, size_px] each, follow one another in one dimension.
 
     Raises:
         DataError: the file cannot be opened, is not an image of a known format, is truncated, has too many
@@ -164,17 +166,26 @@ def decode_image(
     except Exception as error:
         raise DataError(f"{name}: cannot be decoded: {first_line(error)}") from error
 
-    if is_reduced and isinstance(crop, CentreSquare):
+    of_views = (crop, draw) if isinstance(crop, ViewCrops) and draw is not None else None
+    if is_reduced and isinstance(crop, CentreSquare) and of_views is None:
         is_mirrored = orientation in _FROM_THE_RIGHT, orientation in _FROM_BELOW
         pixels, crop = crop.of_reduced(pixels, (width, height), is_mirrored), None
     if orientation in UPRIGHT:
         pixels = pixels.transpose(UPRIGHT[orientation])
+    if of_views is not None:
+        crops, number = of_views
+        parts = [_as_array(part, num_channels).ravel() for part in crops.parts(pixels, number)]
+        return torch.from_numpy(np.concatenate(parts))
     if crop is not None:
         pixels = crop(pixels, draw)
+    return torch.from_numpy(_as_array(pixels, num_channels))
+
+
+def _as_array(pixels: Image.Image, num_channels: int) -> NDArray[np.uint8]:
+    """Pixels of shape [num_channels, height, width]; with NumPy, as torch would start threads in each thread."""
     array = np.array(pixels)
-    # With NumPy: torch would start threads of its own in each decoding thread.
     in_order = array.reshape(*array.shape[:2], num_channels).transpose(2, 0, 1)
-    return torch.from_numpy(np.ascontiguousarray(in_order))
+    return np.ascontiguousarray(in_order)
 
 
 def map_in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:

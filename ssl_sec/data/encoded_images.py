@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
 
 from ssl_sec.batch import Batch
-from ssl_sec.data.crops import Crop
+from ssl_sec.data.crops import Crop, ViewCrops
 from ssl_sec.data.decode import OnBadImage, decode_image
 from ssl_sec.data.image_set import check_shape, representation
 from ssl_sec.data.samplers import own_class_first
@@ -90,6 +90,13 @@ class DecodedImages(ABC):
         """Number of images."""
         return len(self.labels)
 
+    def empty_batch(self, num_images: int, draws: Tensor | None) -> UInt8[Tensor, "batch *shape"]:
+        """Memory for the pixels of a batch, on the CPU: for the parts of `ViewCrops` if there are draws."""
+        shape: tuple[int, ...] = self.image_shape
+        if isinstance(self.crop, ViewCrops) and draws is not None:
+            shape = (self.crop.num_values(self.image_shape[0]),)
+        return torch.empty((num_images, *shape), dtype=torch.uint8)
+
     @abstractmethod
     def read(self, indices: Int64[Tensor, " batch"], draws: Int64[Tensor, " batch"] | None = None) -> Batch:
         """The images at `indices`, on the CPU; `Batch.indices` are those of the images actually read."""
@@ -134,7 +141,7 @@ class EncodedImages(DecodedImages):
         copies of the set and of the log are lost.
         """
         bad: dict[int, str] = {}
-        images = torch.empty((len(indices), *self.image_shape), dtype=torch.uint8)
+        images = self.empty_batch(len(indices), draws)
         read = indices.clone()
         each_draw = [None] * len(indices) if draws is None else draws.tolist()
         for position, (index, draw) in enumerate(zip(indices.tolist(), each_draw, strict=True)):
@@ -165,7 +172,7 @@ class EncodedImages(DecodedImages):
 
 def first_readable(
     image_set: DecodedImages, candidates: Iterable[Candidate], draw: int | None, bad: dict[int, str], where: str = ""
-) -> tuple[UInt8[Tensor, "channels height width"], int]:
+) -> tuple[UInt8[Tensor, "*shape"], int]:
     """The first of some images that can be read, and its index in the set.
 
     Args:
@@ -189,7 +196,8 @@ def first_readable(
             reasons.append(str(error))
         else:
             # Outside of the `try`: a wrong size is due to a wrong setting, which a replacement cannot fix.
-            check_shape(image, image_set.image_shape, name)
+            if image.dim() == len(image_set.image_shape):  # the parts for views have sizes of their own
+                check_shape(image, image_set.image_shape, name)
             return image, index
     found = f"{counted(len(reasons), 'image')}{where} in a row"
     raise DataError(f"{image_set.name}: {found} cannot be read, the first: {reasons[0]}")

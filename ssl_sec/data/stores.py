@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
 
-from ssl_sec.data.crops import CentreSquare, Crop
+from ssl_sec.data.crops import CentreSquare, Crop, RandomBox, ViewCrops
 from ssl_sec.data.decode import Decoding, OnBadImage, decode_image, map_in_threads
-from ssl_sec.data.encoded_images import LISTED_BAD_IMAGES, EncodedImages, ImageStore, unreadable
+from ssl_sec.data.encoded_images import LISTED_BAD_IMAGES, DecodedImages, EncodedImages, ImageStore, unreadable
 from ssl_sec.data.image_set import UNLABELLED, ImageSet, ResidentImages, check_shape, subset
 from ssl_sec.errors import ConfigError, DataError, counted
 from ssl_sec.progress import logged
@@ -233,6 +233,14 @@ def with_crop(image_set: ImageSet, crop: Crop) -> ImageSet:
     if not isinstance(image_set, EncodedImages) or isinstance(image_set.crop, CentreSquare):
         return image_set
     return replace(image_set, crop=crop, image_shape=(image_set.image_shape[0], crop.size_px, crop.size_px))
+
+
+def with_view_crops(image_set: ImageSet, views: tuple[RandomBox, ...]) -> ImageSet:
+    """The same encoded images, of which a draw cuts the parts that views show; without draws they are unchanged."""
+    assert isinstance(image_set, DecodedImages) and isinstance(image_set.crop, CentreSquare)
+    square = image_set.crop
+    crop = ViewCrops(size_px=square.size_px, scaled_decoding=square.scaled_decoding, views=views)
+    return replace(image_set, crop=crop)
 
 
 def first_shape(encoded: Iterator[Encoded], decoding: Decoding) -> tuple[list[Encoded], tuple[int, int, int]]:

@@ -307,11 +307,11 @@ def test_draws_are_unchanged_without_blur_and_solarisation():
     assert augmentation(grey_probability=0.2).transforms[-1].p == 0.2
 
 
-def test_the_kernel_makes_no_blur_no_solarisation_and_no_turns(monkeypatch):
+def test_the_kernel_makes_no_blur_no_solarisation_no_turns_and_no_views_that_are_cropped_already(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    for kind in ("blur", "solarise", "vertical_flip", "quarter_turn"):
-        option = f"{kind}_probability"
-        asked = AugmentConfig(fused=True, **{option: 0.5})
+    probabilities = {f"{kind}_probability": 0.5 for kind in ("blur", "solarise", "vertical_flip", "quarter_turn")}
+    for option, value in {**probabilities, "from_original": True}.items():
+        asked = AugmentConfig(fused=True, **{option: value})
         with pytest.raises(ConfigError, match=r"augment\.fused: found true"):
             asked.build(32, 3, 0, device=torch.device("cuda"))
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageFilter
 
 from ssl_sec.data.config import FolderConfig
-from ssl_sec.data.crops import CentreSquare
+from ssl_sec.data.crops import CentreSquare, RandomBox, ViewCrops
 from ssl_sec.data.decode import decode_image
 from ssl_sec.errors import DataError
 from tests.data.files import encode
@@ -50,6 +50,26 @@ def test_a_large_jpeg_is_decoded_at_a_part_of_its_size(sizes, width, height, fac
         # The edges of the image are those of its blocks of 8 pixels.
         assert (scaled - whole).abs().float().mean() < 0.6 and (scaled - whole).abs().max() <= 12
     assert sizes == [((-(-width // factor), -(-height // factor)), (width, height))] * 2
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_parts_that_views_show_are_cut_out_of_the_upright_image(sizes, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    encoded = encode(photo(801, 603), "JPEG", quality=90, exif=exif)
+    upright = encode(Image.fromarray(decode_image(encoded, "x", 3).permute(1, 2, 0).numpy()))
+    views = (RandomBox(size_px=16, min_scale=0.2), RandomBox(size_px=9, max_scale=0.2))
+    whole, scaled = (ViewCrops(size_px=16, scaled_decoding=scales, views=views) for scales in (False, True))
+    for draw in (1, 2**40):
+        parts = decode_image(encoded, "x", 3, whole, draw)
+        assert parts.shape == (3 * (16**2 + 9**2),)
+        assert torch.equal(parts, decode_image(upright, "x", 3, whole, draw))
+        # Boxes of the reduced image begin and end at its pixels, half of one away at most.
+        assert (decode_image(encoded, "x", 3, scaled, draw).int() - parts.int()).abs().float().mean() < 8
+    assert (parts.int() - decode_image(encoded, "x", 3, whole, 1).int()).abs().float().mean() > 20
+    assert sizes == []
+    assert torch.equal(decode_image(encoded, "x", 3, scaled), decode_image(encoded, "x", 3, SCALED))
+    assert len(sizes) == 2
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])

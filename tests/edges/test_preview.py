@@ -60,14 +60,16 @@ def of(files: Path, tmp_path: Path, data: str) -> list[str]:
         ("parquet", ["data.shuffle_window=20", "data.resident_limit_mib=0", "data.max_images=40"]),
         ("webdataset", []),
         ("webdataset", ["data.shuffle_window=20", "data.resident_limit_mib=0"]),
+        ("folder", ["data.image_size_px=7", "augment.from_original=true"]),
+        ("parquet", ["data.image_size_px=7", "augment.from_original=true", "data.shuffle_window=20"]),
     ],
 )
 def test_the_preview_equals_the_runs_picture(files, tmp_path, data, more):
     config = configured("pretrain", [*of(files, tmp_path, data), *more])
     found = preview(config, num_images=5)
-    image_set = config.data.open("train")
+    image_set = config.augment.crops(config.trained_data.open("train"))
     recipe = build_recipe(config, image_set, FakeRuntime())
-    expected = first_views(image_set, recipe.sampler, (recipe.views,), torch.device("cpu"), num_images=5)
+    expected = first_views(image_set, recipe.sampler, (recipe.views,), torch.device("cpu"), 5, recipe.draws)
     assert len(expected["images"]) == 5
     assert_identical(found.pictures, expected)
     assert len(found.image_set) == len(image_set)

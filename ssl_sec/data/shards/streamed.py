@@ -187,7 +187,7 @@ class StreamedImages(DecodedImages):
 
     def _decode(self, indices: Tensor, draws: Tensor | None) -> Batch:
         bad: dict[int, str] = {}
-        images = torch.empty((len(indices), *self.image_shape), dtype=torch.uint8)
+        images = self.empty_batch(len(indices), draws)
         read = indices.clone()
         rows = indices if self.rows is None else self.rows[indices]
         blocks = torch.searchsorted(self._ends, rows, right=True)

@@ -1,10 +1,15 @@
 """The configuration of a pretraining run."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Literal
+
+from torch import Tensor
 
 from ssl_sec.augment.config import AugmentConfig
 from ssl_sec.data.config import DataConfig
+from ssl_sec.data.crops import row_draws
 from ssl_sec.effects import NoEffect
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.config import ProbeConfig
@@ -80,6 +85,9 @@ class PretrainConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.augment.from_original:
+            allowed = "false without data.image_size_px, at which images are measured"
+            check(self.data.read_size_px is not None, "augment.from_original", True, allowed)
         if self.positives == "classes":
             allowed = f"views with loss={self.loss.name}, which pairs rows by their order"
             check(self.loss.name not in ORDERED_LOSSES, "positives", "classes", allowed)
@@ -88,6 +96,15 @@ class PretrainConfig(TrainingConfig):
         if self.cut_init != 1:
             found = getattr(self.encoder, "weights", None)
             check(not found, "cut_init", self.cut_init, f"1 with encoder.weights={found}, which are not initial")
+
+    @property
+    def trained_data(self) -> DataConfig:
+        """The data set; one whose images are decoded whenever they are read, if crops are cut out of the originals."""
+        return self.data.undecoded() if self.augment.from_original else self.data
+
+    def draws(self, seed: int, batch_size: int) -> Callable[[int], Tensor] | None:
+        """Random numbers for the crops of a step's images, as a function of the step; None if nothing crops them."""
+        return partial(row_draws, seed, global_batch_size=batch_size) if self.augment.from_original else None
 
     @property
     def name_parts(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Images that a run shows: some of its first step with their views, and the nearest neighbours of some others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from ssl_sec.data.samplers import Sampler
 from ssl_sec.evaluation.retrieval import examples
 from ssl_sec.files import replaced
 
+# Random numbers of a step.
+Draws = Callable[[int], Int64[Tensor, " batch"]]
+
 NUM_EXAMPLES = 8
 NUM_NEIGHBOURS = 6
 
@@ -23,7 +26,12 @@ _LONGEST_SIDE_PX = 256
 
 
 def first_views(
-    image_set: ImageSet, sampler: Sampler, views: Sequence[Views], device: torch.device, num_images: int = NUM_EXAMPLES
+    image_set: ImageSet,
+    sampler: Sampler,
+    views: Sequence[Views],
+    device: torch.device,
+    num_images: int = NUM_EXAMPLES,
+    draws: Draws | None = None,
 ) -> dict[str, Any]:
     """The first images of step 0 and their views of that step; draws nothing from torch's generators.
 
@@ -33,6 +41,7 @@ def first_views(
         views: functions that augment the images, one for each size of view.
         device: device on which the views are made.
         num_images: how many images; at most a global batch.
+        draws: random numbers for the crops of a step's images; None if they are not cropped when they are decoded.
 
     Returns:
         `images`, uint8 [images, channels, height, width], and `views`, a list of the same for each view: before the
@@ -40,18 +49,24 @@ def first_views(
     """
     chosen = sampler.indices(0)[:num_images]
     images = image_set.read(chosen).to(device).images
-    made = [make(images, 0, slice(0, len(chosen)), sampler.global_batch_size) for make in views]
+    cropped = images if draws is None else image_set.read(chosen, draws(0)[:num_images]).to(device).images
+    made = [make(cropped, 0, slice(0, len(chosen)), sampler.global_batch_size) for make in views]
     each_view = [_stored(view) for of_a_size in made for view in of_a_size.split(len(chosen))]
     return {"images": _stored(unit_range(images)), "views": each_view}
 
 
 def save_first_views(
-    image_set: ImageSet, sampler: Sampler, views: Sequence[Views], device: torch.device, path: Path
+    image_set: ImageSet,
+    sampler: Sampler,
+    views: Sequence[Views],
+    device: torch.device,
+    path: Path,
+    draws: Draws | None = None,
 ) -> None:
     """Writes `first_views`, whole or not at all: it is read while the run trains. A resumed run keeps those it has."""
     if not path.exists():
         with replaced(path) as temporary:
-            torch.save(first_views(image_set, sampler, views, device), temporary)
+            torch.save(first_views(image_set, sampler, views, device, draws=draws), temporary)
 
 
 def neighbours(

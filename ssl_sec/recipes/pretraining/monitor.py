@@ -118,6 +118,7 @@ class Monitor:
         num_viewed = min(len(order), _VIEWED_IMAGES)
         # Chunks of one size: each is a batch of its own for the draws.
         self._viewed = self._own.indices[order[: max(num_viewed // _CHUNK * _CHUNK, min(num_viewed, _CHUNK))]]
+        self._draws = config.draws(seed, min(num_viewed, _CHUNK))
         self._total_steps = recipe.total_steps
         self._at_the_end: tuple[Tensor, Tensor] | None = None
         self._num_loaders = recipe.computation.num_loader_workers
@@ -218,7 +219,13 @@ class Monitor:
         chunks = list(self._viewed.split(_CHUNK))
         turns = -(-len(chunks) // runtime.world_size)
         own = [(turn * runtime.world_size + runtime.rank) % len(chunks) for turn in range(turns)]
-        loaded = batches(self._own.image_set, [chunks[number] for number in own], runtime.device, self._num_loaders)
+        loaded = batches(
+            self._own.image_set,
+            [chunks[number] for number in own],
+            runtime.device,
+            self._num_loaders,
+            draws=None if self._draws is None else map(self._draws, own),
+        )
         embedded: list[Tensor] = []
         with evaluating(self._network):
             for number, batch in zip(own, loaded, strict=True):

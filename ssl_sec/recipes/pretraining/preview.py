@@ -44,7 +44,7 @@ def preview(config: PretrainConfig, num_images: int) -> Preview:
     Raises:
         DataError: the data set cannot be opened, or one of the shown images cannot be read.
     """
-    image_set = open_encoded(config.data) or config.data.open("train")
+    image_set = config.augment.crops(open_encoded(config.data) or config.data.open("train"))
     num_channels, height, width = image_set.image_shape
     # If one kernel launch would make the views, they differ by rounding only; here the CPU makes them.
     augment, size_px = replace(config.augment, fused=None), min(height, width)
@@ -56,13 +56,14 @@ def preview(config: PretrainConfig, num_images: int) -> Preview:
             *(counted(len(image_set), "image"), config.global_batch_size, len(image_set)),
         )
     sampler = _sampler(config, image_set, batch_size)
-    pictures = first_views(image_set, sampler, views, torch.device("cpu"), min(num_images, batch_size))
+    shown, draws = min(num_images, batch_size), config.draws(config.seed, batch_size)
+    pictures = first_views(image_set, sampler, views, torch.device("cpu"), shown, draws)
     return Preview(image_set=image_set, pictures=pictures)
 
 
 def _sampler(config: PretrainConfig, image_set: ImageSet, batch_size: int) -> Sampler:
     """The sampler of the run, which reads by blocks only what does not fit into memory, and only if configured so."""
-    data = config.data
+    data = config.trained_data
     if isinstance(data, ParquetConfig | WebDatasetConfig) and isinstance(image_set, StreamedImages):
         num_stored = int(image_set.reader.blocks.sizes.sum())
         fits = Decoding(resident_limit_mib=data.resident_limit_mib).is_resident(num_stored, image_set.image_shape)

@@ -40,7 +40,7 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
         store: the run's store, shared by all workers.
     """
     log_once(runtime, "loading %s", config.data.name)
-    image_set = on_device(config.data.open("train"), runtime.device)
+    image_set = on_device(config.augment.crops(config.trained_data.open("train")), runtime.device)
     if config.probe.enabled:
         _require_probed(config, image_set)
     recipe = build_recipe(config, image_set, runtime)
@@ -51,9 +51,8 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
     if runtime.rank == 0:
         _warn_of_a_high_rate(config)
         _warn_of_small_views(config, image_set)
-        save_first_views(
-            image_set, recipe.sampler, (recipe.views, *recipe.more_views), runtime.device, store.views_path
-        )
+        views = (recipe.views, *recipe.more_views)
+        save_first_views(image_set, recipe.sampler, views, runtime.device, store.views_path, recipe.draws)
     monitor_every = config.monitor.every_epochs * recipe.sampler.steps_per_epoch
     train_recipe(config, recipe, runtime, store, monitor, monitor_every)
     if recipe.total_steps == 0:
@@ -121,6 +120,7 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
         loss=config.loss.build(),
         objective_of=partial(Objective, grad_scale=config.grad_scale, grad_scale_by=config.grad_scale_by),
         prepare=partial(cut_, cut=config.cut_init),
+        draws=config.draws(config.seed, config.global_batch_size),
         views=augment.build(size_px, num_channels, config.seed, **options),
         more_views=augment.build_small(size_px, num_channels, config.seed, **options),
         row_labels=partial(
