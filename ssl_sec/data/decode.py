@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -140,7 +141,23 @@ def decode_image(
         DataError: the file cannot be opened, is not an image of a known format, is truncated, has too many
             pixels or pixels of 32 bits; one line that names it.
     """
-    name = printable(name)
+    pixels, stored_size, orientation = _read(source, printable(name), num_channels, crop)
+    upright = partial(_turned, orientation=orientation)
+    if isinstance(crop, ViewCrops) and draw is not None:
+        parts = crop.parts(upright(pixels), draw)
+        return torch.from_numpy(np.concatenate([_as_array(part, num_channels).ravel() for part in parts]))
+    if isinstance(crop, CentreSquare) and pixels.size != stored_size:
+        is_mirrored = orientation in _FROM_THE_RIGHT, orientation in _FROM_BELOW
+        pixels = upright(crop.of_reduced(pixels, stored_size, is_mirrored))
+    else:
+        pixels = upright(pixels) if crop is None else crop(upright(pixels), draw)
+    return torch.from_numpy(_as_array(pixels, num_channels))
+
+
+def _read(
+    source: Path | bytes, name: str, num_channels: int, crop: Crop | None
+) -> tuple[Image.Image, tuple[int, int], int]:
+    """The pixels as they are stored, perhaps at a part of their size; their whole size, and their EXIF orientation."""
     try:
         with Image.open(source if isinstance(source, Path) else BytesIO(source), formats=FORMATS) as image:
             width, height = image.size
@@ -148,12 +165,11 @@ def decode_image(
                 raise DataError(f"{name}: {width} x {height} pixels found, at most {MAX_PIXELS} allowed")
             if isinstance(crop, CentreSquare) and (factor := crop.reduction(image.size)) > 1:
                 image.draft(None, (width // factor, height // factor))  # pyright: ignore[reportArgumentType]
-            is_reduced = image.size != (width, height)
             image.load()
             orientation = _orientation(image)
             pixels, mode = _to_8_bit(image, name), "L" if num_channels == 1 else "RGB"
-            if pixels.mode != mode:  # to convert is to copy
-                pixels = pixels.convert(mode)
+            # To convert is to copy.
+            return pixels if pixels.mode == mode else pixels.convert(mode), (width, height), orientation
     except DataError:
         raise
     except UnidentifiedImageError:
@@ -166,19 +182,9 @@ def decode_image(
     except Exception as error:
         raise DataError(f"{name}: cannot be decoded: {first_line(error)}") from error
 
-    of_views = (crop, draw) if isinstance(crop, ViewCrops) and draw is not None else None
-    if is_reduced and isinstance(crop, CentreSquare) and of_views is None:
-        is_mirrored = orientation in _FROM_THE_RIGHT, orientation in _FROM_BELOW
-        pixels, crop = crop.of_reduced(pixels, (width, height), is_mirrored), None
-    if orientation in UPRIGHT:
-        pixels = pixels.transpose(UPRIGHT[orientation])
-    if of_views is not None:
-        crops, number = of_views
-        parts = [_as_array(part, num_channels).ravel() for part in crops.parts(pixels, number)]
-        return torch.from_numpy(np.concatenate(parts))
-    if crop is not None:
-        pixels = crop(pixels, draw)
-    return torch.from_numpy(_as_array(pixels, num_channels))
+
+def _turned(pixels: Image.Image, orientation: int) -> Image.Image:
+    return pixels.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else pixels
 
 
 def _as_array(pixels: Image.Image, num_channels: int) -> NDArray[np.uint8]:
