@@ -193,7 +193,8 @@ def read_study(overrides: Sequence[str]) -> Study:
     """
     own = {field.name for field in fields(StudyConfig)}
     each = {text: parsed(text).key_or_group for text in map(understood, overrides)}
-    asked = [parsed(text).value() for text, key in each.items() if key == "study"]
+    given = [parsed(text).value() for text, key in each.items() if key == "study"]
+    asked = [value for value in given if value is not None]  # the composition reports null, as any other key's
     path, file = load_file(str(asked[-1])) if asked else (Path(), None)
     if file is not None:
         _require_no_reserved_keys(file, path)

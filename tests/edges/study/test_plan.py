@@ -235,6 +235,8 @@ def test_a_missing_study_is_named_with_the_available_ones(tmp_path):
         read_study([f"study={tmp_path / 'none.yaml'}"])
     with pytest.raises(ConfigError, match="study: found {'name': 'digits'}, must be a string"):
         read_study(["+study.name=digits"])
+    with pytest.raises(ConfigError, match="study: found null, must be a string"):
+        read_study(["study=null"])
     with pytest.raises(ConfigError, match="study: missing; give it as study=<value>"):
         study([])
 
