@@ -13,9 +13,9 @@ from ssl_sec.recipes.pretraining.recipe import build_recipe
 from ssl_sec.seeding import uniform
 from tests.data.files import encode, write_folder, write_parquet
 from tests.data.shards.test_tar import write_tar
-from tests.fakes import FakeRuntime
-from tests.recipes.pretraining.test_pretraining import config, run
-from tests.recipes.same_runs import assert_resumes_bit_equal, assert_the_same_on_workers
+from tests.fakes import FakeRuntime, assert_identical
+from tests.recipes.pretraining.test_pretraining import VALUES, config, run
+from tests.recipes.same_runs import assert_resumes_bit_equal, assert_the_same_on_workers, curve
 
 NUM_IMAGES = 40
 AUGMENT = {"min_scale": 0.2, "view_size_px": 8, "small_views": 1, "small_view_size_px": 5, "from_original": True}
@@ -128,6 +128,16 @@ def test_every_kind_of_set_gives_the_same_crops(photos, name, more):
     recipe = built(photos, data_of(photos, name, **more))
     assert torch.equal(recipe.image_set.read(indices, draws).images, expected)
     assert torch.equal(recipe.image_set.read(indices).images, built(photos).image_set.read(indices).images)
+
+
+@pytest.mark.parametrize(("name", "more"), [("folder", {}), ("webdataset", {"shuffle_window": 16})])
+def test_loaders_do_not_change_the_run(photos, tmp_path, name, more):
+    changes = changes_of(photos, data=data_of(photos, name, **more), epochs=1)
+    first, second = (
+        run(tmp_path, **changes, runtime={**VALUES["runtime"], "num_loader_workers": count})[0] for count in (0, 2)
+    )
+    assert curve(first.reports) == curve(second.reports)
+    assert_identical(first.last_state(), second.last_state())
 
 
 def test_evaluation_sees_the_centred_squares(photos, alone, tmp_path):
