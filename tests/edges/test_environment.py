@@ -190,7 +190,8 @@ def test_a_streamed_set_with_few_open_files_and_accents_in_its_path(parquet, tmp
     runs = tmp_path / "mes essais é (1)"
     overrides = [*LOCAL, *parquet, f"data.cache_folder={tmp_path}/un cache", f"output_dir={runs}"]
     done = job(*overrides, prefix="ulimit -n 64; ")
-    finished(done, runs, also_usual="WARNING: (kNN is measured on 30 images of |the embeddings of 256 images have almost one )")
+    of_few = "WARNING: (kNN is measured on 30 images of |the embeddings of 256 images have almost one direction )"
+    finished(done, runs, also_usual=of_few)
     (command,) = re.findall("MLflow UI: (.*)", done.stdout)
     assert shlex.split(command)[-1] == f"sqlite:///{runs}/mlflow.db"
 
