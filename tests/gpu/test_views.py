@@ -11,6 +11,10 @@ BUILDS = {
     "simclr, colour": (3, lambda size: AugmentConfig().build(size, 3, seed=5)),
     "simclr, grey": (1, lambda size: AugmentConfig().build(size, 1, seed=5)),
     "simclr, imagenet": (3, lambda size: AugmentConfig(colour_strength=1.0).build(size, 3, seed=5)),
+    "simclr, of crops": (
+        3,
+        lambda size: AugmentConfig(from_original=True, blur_probability=0.5).build(size, 3, seed=5),
+    ),
     "retrieval": (3, lambda size: CropConfig().on_device(size, seed=5)),
     "flip": (3, lambda size: FlipConfig().build(seed=5)),
 }
@@ -21,13 +25,19 @@ def pixels(count, size, channels=3):
     return torch.randint(0, 256, (count, channels, size, size), generator=generator, dtype=torch.uint8)
 
 
+def images_of(name, count, size):
+    """Images, or the crops of two views of them that were cut as they were decoded."""
+    channels, _ = BUILDS[name]
+    return pixels(2 * count, size, channels).view(count, -1) if "crops" in name else pixels(count, size, channels)
+
+
 def whole(augment, images, step=3):
     return augment(images, step, slice(0, len(images)), len(images))
 
 
-def drawn(augment, images, step=3):
+def drawn(augment, shape, step=3):
     """All that is drawn for a step's first view, by transform and name."""
-    draws = augment._draw(images.shape, step, 0)
+    draws = augment._draw(torch.Size(shape), step, 0)
     return {f"{draw.name}.{name}": value for draw in draws for name, value in draw.data.items()}
 
 
@@ -40,24 +50,24 @@ def bound(size):
 @pytest.mark.parametrize("name", BUILDS)
 def test_a_device_makes_the_views_of_the_cpu_from_the_same_draws(name, size, device):
     channels, build = BUILDS[name]
-    images = pixels(16, size, channels)
+    images, shape = images_of(name, 16, size), (16, channels, size, size)
     here, reference = build(size), build(size)
-    before = drawn(here, images)
+    before = drawn(here, shape)
     for step in range(3):
         expected = whole(reference, images, step)
         views = whole(here, images.to(device), step)
         assert views.device.type == device.type
         torch.testing.assert_close(views.cpu(), expected, rtol=0, atol=bound(size))
         assert torch.equal(whole(here, images.to(device), step), views)
-    after = drawn(here, images)
+    after = drawn(here, shape)
     assert all(value.device.type == "cpu" for value in after.values())
     torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", BUILDS)
 def test_making_views_waits_for_nothing(name, device):
-    channels, build = BUILDS[name]
-    images, augment = pixels(16, 32, channels).to(device), build(32)
+    _, build = BUILDS[name]
+    images, augment = images_of(name, 16, 32).to(device), build(32)
     first = whole(augment, images, 0)
     with forbidden(device):
         second = whole(augment, images, 1)
