@@ -79,8 +79,8 @@ def tuning_figure(
     lines.set_xlim(-0.1, len(axes_drawn) - 0.6)
     lines.spines[["top", "right", "left", "bottom"]].set_visible(False)
     lines.set_title(
-        f"{counted(len(scores), 'trial')}, a line for each: the darker the better, those stopped early behind the "
-        "others; the best in red",
+        f"{counted(len(scores), 'trial')}, a line for each: the darker the better, the best in red;\n"
+        "those stopped early behind the others",
         fontsize=9,
     )
     so_far = scores[np.array(order)[np.minimum.accumulate(num_better)]]
