@@ -94,14 +94,14 @@ def values_figure(
     """
     figure, all_axes = small_plots(len(keys), (3.6, 3.0), least_width=7.5, margin=0.5)
     figure.suptitle(_difference(metric, baseline), fontsize=10)
+    arms_drawn = list(dict.fromkeys(arm for arms in keys.values() for arm in arms))
     every = [entry for arms in keys.values() for entries in arms.values() for entry in entries]
     limit = 1.25 * max(abs(pair) for _, interval in every for pair in interval.pairs) or 1.0
     for axes, (key, arms) in zip(all_axes, keys.items(), strict=True):
         add_grid(axes)
         axes.axhline(0, color="0.3", linewidth=1)
-        # The first colour is the baseline's in the curves.
-        for place, (arm, entries) in enumerate(arms.items(), start=1):
-            colour, style = arm_look(place)
+        for arm, entries in arms.items():
+            colour, style = arm_look(1 + arms_drawn.index(arm))  # the first colour is the baseline's in the curves
             ordered = sorted(entries, key=lambda entry: entry[0])
             for value, interval in ordered:
                 axes.plot([value] * len(interval.pairs), interval.pairs, "o", color="0.65", markersize=3.5)
@@ -134,7 +134,7 @@ def values_figure(
         axes.margins(x=0.12)
         axes.set_ylim(-limit, limit)
         axes.set_xlabel(key)
-    if len({arm for arms in keys.values() for arm in arms}) > 1:
+    if len(arms_drawn) > 1:
         add_legend(figure, all_axes)
     return figure
 

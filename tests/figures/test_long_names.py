@@ -89,3 +89,14 @@ def test_a_legend_of_many_test_sets_covers_no_curve(count):
         drawn.draw_without_rendering()
         (legend,) = drawn.legends
         assert legend.get_window_extent().y1 < drawn.axes[0].get_window_extent().y0
+
+
+def test_an_arm_has_one_look_in_the_panels_of_all_keys():
+    every, some = ["a", "b", "c"], ["c"]
+    panels = {
+        key: {arm: [(1.0, ArmInterval(arm, 1.0, 0.5, [1.0]))] for arm in names}
+        for key, names in (("temperature", every), ("rate", some))
+    }
+    first, second = values_figure(panels, "metric", "none").axes
+    looks = [{line.get_label(): line.get_color() for line in axes.lines} for axes in (first, second)]
+    assert looks[0]["c"] == looks[1]["c"] and len({looks[0][arm] for arm in every}) == 3
