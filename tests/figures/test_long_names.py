@@ -81,6 +81,14 @@ def test_long_names_leave_half_of_the_width_to_the_axes_and_do_not_meet(figure):
     assert all(one.y0 > below.y1 or one.y1 < below.y0 for one, below in zip(names, names[1:], strict=False))
 
 
+def test_the_keys_of_a_search_do_not_meet():
+    keys = [Axis(name=f"augment.probability_of_a_grey_image_{number}", values=[0.1]) for number in range(3)]
+    drawn = tuning_figure(keys, "held-out kNN top-1 %", [80.0], [0], [0])
+    drawn.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in drawn.axes[0].get_xticklabels()]
+    assert all(left.x1 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
+
+
 @pytest.mark.parametrize("count", [4, 12])
 def test_a_legend_of_many_test_sets_covers_no_curve(count):
     scores = Verification(torch.linspace(0, 1, 40), torch.arange(40) % 3 == 0)
