@@ -28,8 +28,11 @@ def as_tensor(values: Tensor | np.ndarray | Sequence[int]) -> Tensor:
     """The tensor itself, or a copy of the array or list."""
     if isinstance(values, Tensor):
         return values.detach()
-    # A copy, as torch warns if it shares a read-only array, such as a memory-mapped one, and takes no reversed one.
-    return torch.from_numpy(values.copy()) if isinstance(values, np.ndarray) else torch.tensor(values)
+    if not isinstance(values, np.ndarray):
+        return torch.tensor(values)
+    # A copy, as torch warns if it shares a read-only array, such as a memory-mapped one, and takes neither a reversed
+    # one nor one in the byte order of other processors, as of MNIST's files.
+    return torch.from_numpy(values.astype(values.dtype.newbyteorder("="), order="C"))
 
 
 def as_rows(embeddings: Rows) -> Float[Tensor, "images dim"]:

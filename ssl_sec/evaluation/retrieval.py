@@ -34,10 +34,10 @@ from ssl_sec.seeding import derived_seed
 
 # Number of images that a run shows with their neighbours.
 _EXAMPLES = 8
-# Cosines are counted in units of 2⁻²⁴, that of float32 near 1; so equally similar images tie, whatever the order of a
-# sum. Images that are not finite are further away, or nearer, than all others.
-_UNIT = 2.0**-24
-_NEAREST, _FARTHEST = 2**25, -(2**25)
+# Cosines are counted in units of 2⁻⁴⁰, in which the order of a sum changes them by one at most. Images that are not
+# finite are further away, or nearer, than all others.
+_UNIT = 2.0**-40
+_NEAREST, _FARTHEST = 2**41, -(2**41)
 # If one of that many similarities is needed in float64, all are computed, which is faster.
 _DENSE = 16
 
@@ -127,9 +127,9 @@ def precision_at_r(
     positive ranks before it, and a query without a positive in the gallery, or that is not finite, has 0. A gallery
     image that is not finite ranks before all others, but never as a positive.
 
-    The similarities are computed in float64 and compared in units of 2⁻²⁴. All embeddings are needed in one process.
-    Besides them it takes up to 20 bytes for each of their values, on their device, and about 3 bytes · tile_size times
-    the images of the largest classes, or times tile_size if that is more.
+    The similarities are computed in float64, and those that differ by less than about 10⁻¹² tie. All embeddings are
+    needed in one process. Besides them it takes up to 20 bytes for each of their values, on their device, and about 3
+    bytes · tile_size times the images of the largest classes, or times tile_size if that is more.
 
     Args:
         embeddings: one row for each image, of any norm.
@@ -335,7 +335,8 @@ def _precisions(queries: _Images, gallery: _Images, screened: _Images, tile_size
             similarities = (queries.rows @ exact.T)[asked, found]
         else:
             similarities = (queries.rows[asked] * exact[found]).sum(1)
-        first = torch.searchsorted(sequence, offsets[asked] - _in_units(similarities, _NEAREST))
+        # One unit more: of two images that are equally similar, the one of another class comes first.
+        first = torch.searchsorted(sequence, offsets[asked] - _in_units(similarities, _NEAREST) - 1)
         num_before += torch.bincount(first, minlength=len(sequence)).view_as(positives).cumsum(1)
         is_counted &= num_before + places <= num_positives
     precision = places.double() / (places + num_before) * is_counted

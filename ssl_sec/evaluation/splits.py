@@ -38,9 +38,8 @@ def stratified_split(
         raise ConfigError(f"held-out fraction = {fraction}; allowed: between 0 and 1, both excluded")
     is_held_out = torch.zeros(len(labels), dtype=torch.bool)
     for indices in _shuffled_by_class(labels, derived_seed(seed, "held out")).values():
-        if len(indices) >= 2:
-            count = min(max(round(fraction * len(indices)), 1), len(indices) - 1)
-            is_held_out[indices[:count]] = True
+        count = min(max(round(fraction * len(indices)), 1), len(indices) - 1)
+        is_held_out[indices[:count]] = True
     return (~is_held_out).nonzero().squeeze(1), is_held_out.nonzero().squeeze(1)
 
 

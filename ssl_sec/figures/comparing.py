@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from matplotlib.figure import Figure
 
-from ssl_sec.figures.drawing import small_plots, verbatim
+from ssl_sec.figures.drawing import small_plots, wrapped
 from ssl_sec.figures.training import draw_norms_on, norm_distributions, norm_distributions_figure
 from ssl_sec.training.norms import NormHistogram
 
@@ -102,7 +101,7 @@ def draw_norm_panels(data_sets: Mapping[str, Mapping[str, Sequence[NormHistogram
 
 def _below(arm: str) -> str:
     """The name of an arm in a legend below a panel."""
-    return verbatim(textwrap.fill(arm, _LETTERS_BELOW))
+    return wrapped(arm, _LETTERS_BELOW)
 
 
 def bins(arm: str, edges: Sequence[float], shares_percent: Sequence[float], **more: Any) -> Rows:

@@ -69,16 +69,17 @@ def _most_confused_figure(confusion: Int64[Tensor, "classes classes"], class_nam
     figure = Figure(figsize=(9.0, 1.6 + 0.28 * len(shown)), layout="constrained")
     axes = figure.subplots()
     bars = axes.barh(range(len(shown)), counts[shown], color=BLUE)
-    shares = [f"{100 * counts[place] / in_class[true[place]]:.0f} % of the true class" for place in shown]
+    shares = [f"{100 * counts[place] / in_class[true[place]]:.0f} %" for place in shown]
     axes.bar_label(bars, shares, padding=4, fontsize=8)
     names = [
         f"{_short(class_names[int(true[place])])} → {_short(class_names[int(predicted[place])])}" for place in shown
     ]
     axes.set_yticks(range(len(shown)), names, fontsize=8)
+    # Above the figure, which is wider than the axes.
+    figure.suptitle(f"most frequent mistakes, true class → predicted; {right}", fontsize=10)
     axes.set(
-        xlabel="images",
-        title=f"most frequent mistakes, true class → predicted; {right}",
-        xlim=(0, 1.35 * counts[shown].max()),  # room for the shares
+        xlabel="images, and their share of the true class",
+        xlim=(0, 1.15 * counts[shown].max()),  # room for the shares
         ylim=(len(shown) - 0.4, -0.6),
     )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

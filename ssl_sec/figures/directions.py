@@ -127,7 +127,7 @@ def direction_changes_figure(arms: Mapping[str, Sequence[DirectionChanges]], tit
 def _mean_and_std(distribution: Distribution) -> str:
     if distribution.mean is None or distribution.variance is None:
         return ": none"
-    return f": {distribution.mean:.2f} ± {distribution.variance**0.5:.2f}"
+    return f": {distribution.mean:z.2f} ± {distribution.variance**0.5:.2f}"
 
 
 def _draw(axes: Axes, distribution: Distribution, edges: Sequence[float], place: int, label: str) -> None:

@@ -22,8 +22,11 @@ NUM_ARM_COLOURS = len(_ARM_COLOURS)
 _ARM_STYLES: tuple[Literal["solid", "dashed", "dotted"], ...] = ("solid", "dashed", "dotted")
 # Letters that fit above the panel of an arm, or into its legend.
 LETTERS_IN_PANEL = 44
-# A larger legend would cover the curves.
+# Letters of a line of an arm's name beside its row, and the height of such a line.
+LETTERS_BESIDE, LINE_INCHES = 30, 0.16
+# A larger legend would cover the curves, as would one that is wider than this share of the figure.
 _MOST_ARMS_IN_AXES = 3
+_LARGEST_SHARE_IN_AXES = 0.7
 _MOST_PANELS_IN_ROW = 4
 # Of a legend with letters of 10 points: widths of a letter and of the mark beside a name, in inches; and heights of a
 # name, and of each further line of it.
@@ -39,6 +42,11 @@ def arm_look(place: int) -> tuple[str, Literal["solid", "dashed", "dotted"]]:
 def verbatim(name: str) -> str:
     """A name that a user has given as matplotlib shows it letter by letter: `$` begins no formula."""
     return name.replace("$", r"\$")
+
+
+def wrapped(name: str, letters: int) -> str:
+    """A name, `verbatim`, in lines of so many letters."""
+    return verbatim(textwrap.fill(name, letters))
 
 
 def legend_label(name: str) -> str:
@@ -95,12 +103,14 @@ def label_steps(axes: Axes) -> None:
 
 
 def add_legend(figure: Figure, all_axes: Sequence[Axes]) -> None:
-    """Draws a legend of all labels: in the axes if there is one panel with few of them, else below all panels."""
+    """Draws a legend of all labels: in the axes if there is one panel with few short ones, else below all panels."""
     found: dict[str, Artist] = {}
     for axes in all_axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
-    if len(all_axes) == 1 and len(found) <= _MOST_ARMS_IN_AXES:
+    inches = _MARK_INCHES + _LETTER_INCHES * max(map(len, found), default=0)
+    is_small = len(found) <= _MOST_ARMS_IN_AXES and inches < _LARGEST_SHARE_IN_AXES * figure.get_size_inches()[0]
+    if len(all_axes) == 1 and is_small:
         all_axes[0].legend(list(found.values()), list(map(verbatim, found)), frameon=False)
     else:
         legend_below(figure, found)
@@ -142,7 +152,7 @@ def arm_panels(arms: Sequence[str], title: str, y_label: str) -> tuple[Figure, S
     for axes in panels[len(arms) :]:
         axes.remove()
     for axes, arm in zip(panels, arms, strict=False):
-        axes.set_title(verbatim(textwrap.fill(arm, LETTERS_IN_PANEL)))
+        axes.set_title(wrapped(arm, LETTERS_IN_PANEL))
         add_grid(axes)
     for axes in every[:, 0]:
         axes.set_ylabel(y_label)

@@ -1,6 +1,5 @@
 """Pictures of images: those of the first step with their views, and queries with their nearest images."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,12 +10,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from ssl_sec.figures.drawing import GREEN, message, verbatim
+from ssl_sec.figures.drawing import GREEN, message, wrapped
 
 # From Tol's vibrant set: distinct from the green with colour blindness.
 _RED = "#CC3311"
 _GREY = "0.35"
 _LETTERS_PER_INCH = 11
+_LETTERS_OF_TITLE_PER_INCH = 9
 
 _CELL_INCHES = 1.25
 # Largest width of a picture with a column for each view or each retrieved image.
@@ -82,14 +82,17 @@ def retrieved_figure(arms: Mapping[str, Retrieved], title: str) -> Figure:
         return message("no images were retrieved")
     height, width = queries.shape[2:]
     shown = [
-        (verbatim(textwrap.fill(name, int(count * _CELL_INCHES * _LETTERS_PER_INCH))), count, one)
+        (wrapped(name, int(count * _CELL_INCHES * _LETTERS_PER_INCH)), count, one)
         for (name, one), count in zip(arms.items(), columns, strict=True)
     ]
     rows = _in_rows(shown)
     most_columns = max(sum(count for _, count, _ in row) for row in rows)
     extra_inches = 0.8 + 0.2 * max(name.count("\n") for name, _, _ in shown)
     row_inches = _CELL_INCHES * height / width * len(queries) + extra_inches
-    figure = Figure(figsize=(_CELL_INCHES * (1.15 + most_columns), row_inches * len(rows)), layout="constrained")
+    width = _CELL_INCHES * (1.15 + most_columns)
+    title = wrapped(title, int(width * _LETTERS_OF_TITLE_PER_INCH))
+    size = (width, row_inches * len(rows) + 0.2 * title.count("\n"))
+    figure = Figure(figsize=size, layout="constrained")
     figure.suptitle(title)
     for part, row in zip(figure.subfigures(len(rows), 1, squeeze=False)[:, 0], rows, strict=True):
         counts = [count for _, count, _ in row]

@@ -6,6 +6,7 @@ from jaxtyping import Float, Int64
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from ssl_sec.errors import counted
 from ssl_sec.evaluation.plane import plane_reach
 from ssl_sec.figures.drawing import add_grid, message, plain
 from ssl_sec.figures.training import scatter_classes
@@ -34,7 +35,7 @@ def plane_figure(
     figure = Figure(figsize=(7 if probabilities is None else 12.5, 5.6), layout="constrained")
     axes = figure.subplots(1, 1 if probabilities is None else 2, squeeze=False)[0]
     scatter_classes(figure, axes[0], embeddings.numpy(), labels.numpy(), class_names)
-    axes[0].set_title(f"embeddings of {len(labels):,} training images")
+    axes[0].set_title(f"embeddings of {counted(len(labels), 'training image')}")
     add_grid(axes[0])
     if probabilities is not None:
         side = round(len(probabilities) ** 0.5)

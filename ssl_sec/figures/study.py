@@ -10,6 +10,8 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from ssl_sec.figures.drawing import (
     BLUE,
+    LETTERS_BESIDE,
+    LINE_INCHES,
     NUM_ARM_COLOURS,
     add_grid,
     add_legend,
@@ -17,11 +19,13 @@ from ssl_sec.figures.drawing import (
     label_steps,
     legend_label,
     small_plots,
-    verbatim,
+    wrapped,
 )
 from ssl_sec.metrics import metric_label
 
 _MARKERS = "oDs^vP*"
+# Letters of a line of the title of a figure or a panel, or of the label below all panels.
+_LETTERS_OF_TITLE, _LETTERS_ABOVE = 95, 60
 # Share of an axis between two labelled values.
 _LEAST_BETWEEN_LABELS = 0.12
 
@@ -54,7 +58,9 @@ def forest_figure(points: Mapping[str, Sequence[ArmInterval]], metric: str, base
     """
     num_rows = sum(map(len, points.values()))
     heights = [max(len(rows), 1) for rows in points.values()]
-    figure = Figure(figsize=(7.5, 1.4 + 0.36 * num_rows + 0.4 * len(points)), layout="constrained")
+    labels = {row.arm: wrapped(row.arm, LETTERS_BESIDE) for rows in points.values() for row in rows}
+    row_inches = 0.2 + LINE_INCHES * max((label.count("\n") + 1 for label in labels.values()), default=1)
+    figure = Figure(figsize=(7.5, 1.4 + row_inches * num_rows + 0.4 * len(points)), layout="constrained")
     all_axes = figure.subplots(len(points), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
     for axes, (name, rows) in zip(all_axes, points.items(), strict=True):
         add_grid(axes)
@@ -65,11 +71,11 @@ def forest_figure(points: Mapping[str, Sequence[ArmInterval]], metric: str, base
             axes.errorbar(
                 row.mean, place, xerr=half_width, fmt="D", color=BLUE, capsize=4, markersize=5, fillstyle=filled
             )
-        axes.set_yticks(range(len(rows)), [verbatim(row.arm) for row in rows])
+        axes.set_yticks(range(len(rows)), [labels[row.arm] for row in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
         if name:
-            axes.set_title(name, fontsize=9, loc="left")
-    all_axes[-1].set_xlabel(f"{metric}: difference from {baseline}, paired by seed (mean, 95 % interval, each seed)")
+            axes.set_title(wrapped(name, _LETTERS_ABOVE), fontsize=9, loc="left")
+    figure.supxlabel(_difference(metric, baseline), fontsize=10)
     return figure
 
 
@@ -87,17 +93,15 @@ def values_figure(
         baseline: arm that the others are compared to.
     """
     figure, all_axes = small_plots(len(keys), (3.6, 3.0), least_width=7.5, margin=0.5)
-    figure.suptitle(
-        f"{metric}: difference from {baseline}, paired by seed (mean, 95 % interval, each seed)", fontsize=10
-    )
+    figure.suptitle(_difference(metric, baseline), fontsize=10)
+    arms_drawn = list(dict.fromkeys(arm for arms in keys.values() for arm in arms))
     every = [entry for arms in keys.values() for entries in arms.values() for entry in entries]
     limit = 1.25 * max(abs(pair) for _, interval in every for pair in interval.pairs) or 1.0
     for axes, (key, arms) in zip(all_axes, keys.items(), strict=True):
         add_grid(axes)
         axes.axhline(0, color="0.3", linewidth=1)
-        # The first colour is the baseline's in the curves.
-        for place, (arm, entries) in enumerate(arms.items(), start=1):
-            colour, style = arm_look(place)
+        for arm, entries in arms.items():
+            colour, style = arm_look(1 + arms_drawn.index(arm))  # the first colour is the baseline's in the curves
             ordered = sorted(entries, key=lambda entry: entry[0])
             for value, interval in ordered:
                 axes.plot([value] * len(interval.pairs), interval.pairs, "o", color="0.65", markersize=3.5)
@@ -130,9 +134,15 @@ def values_figure(
         axes.margins(x=0.12)
         axes.set_ylim(-limit, limit)
         axes.set_xlabel(key)
-    if len({arm for arms in keys.values() for arm in arms}) > 1:
+    if len(arms_drawn) > 1:
         add_legend(figure, all_axes)
     return figure
+
+
+def _difference(metric: str, baseline: str) -> str:
+    """What the axes of differences show."""
+    text = f"{metric}: difference from {baseline}, paired by seed (mean, 95 % interval, each seed)"
+    return wrapped(text, _LETTERS_OF_TITLE)
 
 
 def _apart(values: Sequence[float]) -> list[float]:
@@ -182,8 +192,10 @@ def causes_figure(arms: Sequence[Cause], labels: Mapping[str, str], metric: str,
         metric: metric that is compared, with its unit.
         baseline: arm that the others are compared to.
     """
-    figure, all_axes = small_plots(len(labels), (4.2, 3.6), margin=0.5)
-    figure.suptitle(f"differences over what the arms change, as multiples of {baseline}", fontsize=10)
+    figure, all_axes = small_plots(len(labels), (4.2, 3.6), least_width=6.6, margin=0.5)
+    figure.suptitle(
+        wrapped(f"differences over what the arms change, as multiples of {baseline}", _LETTERS_OF_TITLE), fontsize=10
+    )
     names, points = (list(dict.fromkeys(each)) for each in zip(*((arm.arm, arm.point) for arm in arms), strict=True))
     for axes, (name, label) in zip(all_axes, labels.items(), strict=True):
         add_grid(axes)

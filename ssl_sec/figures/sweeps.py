@@ -9,13 +9,15 @@ from matplotlib.figure import Figure
 
 from ssl_sec.figures.drawing import (
     BLUE,
+    LETTERS_BESIDE,
+    LINE_INCHES,
     VERMILION,
     add_grid,
     add_legend,
     arm_look,
     legend_label,
     small_plots,
-    verbatim,
+    wrapped,
 )
 from ssl_sec.metrics import metric_label
 
@@ -101,7 +103,9 @@ def arms_figure(results: Mapping[str, Sequence[Mapping[str, float]]], names: Seq
         results: arm -> the last metrics of each of its runs.
         names: metrics, one or more, which some runs may lack; a plot each.
     """
-    figure = Figure(figsize=(2 + 4 * len(names), 1.5 + 0.45 * len(results)), layout="constrained")
+    labels = [wrapped(arm, LETTERS_BESIDE) for arm in results]
+    row_inches = 0.29 + LINE_INCHES * max(label.count("\n") + 1 for label in labels)
+    figure = Figure(figsize=(2 + 4 * len(names), 1.5 + row_inches * len(labels)), layout="constrained")
     figure.suptitle("each run, and the mean ± standard deviation of each arm", fontsize=9)
     for place, name in enumerate(names):
         axes = figure.add_subplot(1, len(names), place + 1)
@@ -113,7 +117,7 @@ def arms_figure(results: Mapping[str, Sequence[Mapping[str, float]]], names: Seq
             axes.plot(values, [row] * len(values), "o", color=BLUE, alpha=0.5, markersize=6)
             spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
             axes.errorbar(float(np.mean(values)), row, xerr=spread, fmt="D", color=VERMILION, capsize=4, markersize=5)
-        axes.set_yticks(range(len(results)), list(map(verbatim, results)) if place == 0 else [""] * len(results))
+        axes.set_yticks(range(len(labels)), labels if place == 0 else [""] * len(labels))
         axes.set_ylim(len(results) - 0.5, -0.5)
         axes.set_xlabel(metric_label(name))
     return figure

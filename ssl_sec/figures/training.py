@@ -90,6 +90,9 @@ def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
         steps = np.array(sorted(points))
         values = np.array([points[step] for step in steps])
         axes.plot(steps, values, color=BLUE, label="mean", **_line(len(steps)))
+        if not np.isfinite(values).any():
+            axes.text(0.5, 0.5, "no value is finite", ha="center", va="center", transform=axes.transAxes)
+            axes.set_yticks([])
         if name in deviations:
             band = np.array([deviations[name].get(step, np.nan) for step in steps])
             # Norms and turns are never below 0.

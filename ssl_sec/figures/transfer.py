@@ -19,7 +19,7 @@ def transfer_figure(results: Mapping[str, Mapping[str, tuple[float, float | None
     for place, measure in enumerate(measures):
         rows = [row for row, values in enumerate(results.values()) if measure in values]
         points = [values[measure] for values in results.values() if measure in values]
-        heights = [row + 0.5 * (place / max(len(measures) - 1, 1) - 0.5) for row in rows]
+        heights = [row + 0.5 * ((place + 0.5) / len(measures) - 0.5) for row in rows]
         axes.errorbar(
             [value for value, _ in points],
             heights,

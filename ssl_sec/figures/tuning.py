@@ -9,7 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ssl_sec.errors import counted
-from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid, verbatim
+from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid, verbatim, wrapped
+
+# Letters of a line of the name below an axis.
+_LETTERS_BELOW = 25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,13 +77,14 @@ def tuning_figure(
             box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
             at = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
             lines.annotate(verbatim(text), (place, height), fontsize=8, bbox=box, **at)
-    lines.set_xticks(range(len(axes_drawn)), [axis.name for axis in axes_drawn], fontsize=8)
+    names = [wrapped(axis.name, _LETTERS_BELOW) for axis in axes_drawn]
+    lines.set_xticks(range(len(names)), names, fontsize=8)
     lines.set_yticks([])
     lines.set_xlim(-0.1, len(axes_drawn) - 0.6)
     lines.spines[["top", "right", "left", "bottom"]].set_visible(False)
     lines.set_title(
-        f"{counted(len(scores), 'trial')}, a line for each: the darker the better, those stopped early behind the "
-        "others; the best in red",
+        f"{counted(len(scores), 'trial')}, a line for each: the darker the better, the best in red;\n"
+        "those stopped early behind the others",
         fontsize=9,
     )
     so_far = scores[np.array(order)[np.minimum.accumulate(num_better)]]

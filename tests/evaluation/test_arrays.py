@@ -44,6 +44,13 @@ def test_arrays_may_be_reversed_or_read_only(rows):
     assert recall_at_k(embeddings, labels, [1]) == expected
 
 
+@pytest.mark.parametrize("order", "<>")
+def test_arrays_may_have_any_byte_order(rows, order):
+    embeddings, labels = (each.numpy() for each in rows)
+    expected = recall_at_k(embeddings, labels, [1])
+    assert recall_at_k(embeddings.astype(f"{order}f4"), labels.astype(f"{order}u2"), [1]) == expected
+
+
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
     "measure", [lambda rows, labels: recall_at_k(rows, labels, [1]), lambda _, labels: nmi_f1(labels, labels)]

@@ -166,18 +166,18 @@ def test_unmoved_and_reversed_directions_are_the_ends_of_the_range():
 
 
 def test_class_spread_is_that_of_the_directions():
-    embeddings = 5 * draw(8, 4).double()
-    spread = class_spread(embeddings, LABELS)
+    embeddings, labels = 5 * draw(9, 4).double(), torch.tensor([7, 3, 3, 7, 9, 7, 3, 5, 5])
+    spread = class_spread(embeddings, labels)
     unit = torch.stack([row / row.norm() for row in embeddings])
     within, means, expected = torch.zeros(4, 4).double(), [], []
-    for label in (3, 7, 9):
-        members = unit[LABELS == label]
+    for label in (3, 5, 7, 9):
+        members = unit[labels == label]
         means.append(members.mean(0))
         scatter = sum(torch.outer(x - means[-1], x - means[-1]) for x in members) / len(members)
-        within += scatter / 3
+        within += scatter / 4
         expected.append(scatter.trace().item())
-    assert spread.classes == [3, 7]  # class 9 has one image, whose divergence of 0 would count as the least spread
-    assert spread.divergences == pytest.approx(expected[:2])
+    assert spread.classes == [3, 5, 7]  # class 9 has one image, whose divergence of 0 would count as the least spread
+    assert spread.divergences == pytest.approx(expected[:3])
     values, vectors = torch.linalg.eigh(sum(torch.outer(mean, mean) for mean in means))
     axes = next(k for k in range(1, 5) if values[-k:].sum() >= 0.99 * values.sum())
     leading = vectors[:, -axes:]

@@ -39,9 +39,15 @@ def test_the_channels_with_the_greatest_means_come_first():
 
 
 def test_an_encoder_with_fewer_channels_has_fewer_maps():
-    assert strongest_feature_maps(Plain().double(), images(), 9).maps.shape == (3, 5, 4, 3)
+    maps = strongest_feature_maps(Plain().double(), images(), 9).maps
+    assert maps.shape == (3, 5, 4, 3) and maps.dtype == torch.float32
+
+
+def test_maps_may_have_one_column():
+    assert strongest_feature_maps(nn.Conv2d(3, 2, (1, 6)), images(), 1).maps.shape == (3, 1, 8, 1)
 
 
 def test_an_encoder_without_feature_maps_has_none():
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(144, 5))
     assert strongest_feature_maps(encoder, images(), 2) is None
+    assert strongest_feature_maps(nn.Flatten(), images(), 2) is None  # the pixels

@@ -36,7 +36,7 @@ def slowly(embeddings, labels, ks, is_query=None):
 
 
 def precisions_slowly(embeddings, labels, is_query=None):
-    """R-precision and MAP@R from the definition, in Python's floats; cosines are rounded to multiples of 2⁻²⁴."""
+    """R-precision and MAP@R from the definition, in Python's floats; similarities within 1e-12 are ties."""
     rows, labels = [[float(value) for value in row] for row in embeddings], list(map(int, labels))
     queries = [i for i in range(len(rows)) if is_query is None or is_query[i]]
     gallery = [i for i in range(len(rows)) if is_query is None or not is_query[i]]
@@ -45,7 +45,7 @@ def precisions_slowly(embeddings, labels, is_query=None):
         others = [j for j in gallery if j != i]
         num_positives = sum(labels[j] == labels[i] for j in others)
         # Of equally similar images, those of other classes come first.
-        ranked = sorted(others, key=lambda j: (-round(cosine(rows[i], rows[j]) * 2**24), labels[j] == labels[i]))
+        ranked = sorted(others, key=lambda j: -cosine(rows[i], rows[j]) - 1e-12 * (labels[j] != labels[i]))
         hits = [labels[j] == labels[i] for j in ranked[:num_positives]]
         precisions = [sum(hits[: place + 1]) / (place + 1) for place, hit in enumerate(hits) if hit]
         r_precisions.append(sum(hits) / max(1, num_positives))
@@ -192,6 +192,16 @@ def test_a_difference_below_float32_precision_decides():
     assert recall_at_k(rows, torch.tensor([0, 1, 1, 0]), [1, 2, 3], is_query) == {1: 0, 2: 0, 3: 1}
     # Only one image of another class is that near.
     assert recall_at_k(rows[[0, 1, 3]], torch.tensor([0, 0, 1]), [1], is_query[:3]) == {1: 1}
+
+
+@pytest.mark.parametrize("noise", [1e-3, 1e-4, 1e-5])
+def test_of_two_images_a_class_r_precision_is_recall_at_1_also_of_directions_that_are_nearly_equal(noise):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(60).repeat_interleave(2)
+    centre, of_class, of_image = (torch.randn(count, 16, generator=generator).double() for count in (1, 60, 120))
+    rows = centre + noise * (of_class[labels] + of_image)
+    (share,) = recall_at_k(rows, labels, [1]).values()
+    assert precision_at_r(rows, labels) == pytest.approx((share, share), abs=1e-12) and 0.1 < share < 0.9
 
 
 def test_a_duplicate_of_another_class_ranks_before_a_positive_that_is_as_near():

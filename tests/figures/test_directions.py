@@ -9,6 +9,7 @@ from ssl_sec.evaluation.directions import (
     CosineDistributions,
     DirectionChanges,
     Distribution,
+    PairCosines,
     cosine_distributions,
     direction_changes,
 )
@@ -43,6 +44,21 @@ def test_classes_that_form_no_pair_or_no_triplet(labels, num_positives, num_nega
     figure = cosine_difference_figure({"run": found}, "")
     assert ("no triplet" in legend_of(figure.axes[0])[0]) == (found.violations is None)
     figure.draw_without_rendering()
+
+
+@pytest.mark.parametrize(("held", "shown"), [([4], (3, 6)), ([0, 2, 3, 7], (0, 9)), ([9], (8, 10)), ([], (0, 10))])
+def test_an_axis_of_cosines_ends_one_bin_beyond_the_occupied_ones(held, shown):
+    edges = np.linspace(-1, 1, 11).tolist()
+    counts = [int(place in held) for place in range(10)]
+    found = Distribution(edges, counts, 0.0, 0.1)
+    (axes,) = cosine_distributions_figure({"run": PairCosines(found, found)}, "").axes
+    assert axes.get_xlim() == pytest.approx([edges[place] for place in shown])
+
+
+def test_a_mean_just_below_0_has_no_sign():
+    cosines = PairCosines(*(Distribution([-1.0, 1.0], [2], mean, 0.04) for mean in (-0.001, -0.2)))
+    legend = legend_of(cosine_distributions_figure({"run": cosines}, "").axes[0])
+    assert legend == ["negative pairs: -0.20 ± 0.20", "positive pairs: 0.00 ± 0.20"]
 
 
 def test_collapsed_embeddings_violate_every_triplet():

@@ -10,7 +10,11 @@ def test_reliability_shows_accuracies_over_confidences():
     assert axes.lines[0].get_xydata().tolist() == [[50, 0], [90, 100]]
     assert (axes.get_ylabel(), below.get_xlabel()) == ("accuracy (%)", "confidence (%)")
     assert (axes.get_xlim(), axes.get_ylim()) == ((0, 100), (0, 100))
-    assert below.patches[0].get_data().values.tolist() == [0, 25, 75]
+    assert axes.lines[1].get_xydata().tolist() == [[0, 0], [100, 100]]  # right as often as it is sure
+    for drawn, heights in ((axes, [0, 0, 100]), (below, [0, 25, 75])):
+        bars = drawn.patches[0].get_data()
+        assert bars.values.tolist() == heights
+        assert bars.edges.tolist() == pytest.approx([0, 100 / 3, 200 / 3, 100])
 
 
 def test_corruptions_begin_with_the_clean_accuracy():
@@ -19,3 +23,4 @@ def test_corruptions_begin_with_the_clean_accuracy():
         "blur": pytest.approx([90, 80, 50]),
         "noise": pytest.approx([90, 70, 60]),
     }
+    assert all(line.get_xdata().tolist() == [0, 1, 2] for line in axes.lines) and axes.get_ylim()[0] == 0

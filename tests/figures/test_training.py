@@ -89,6 +89,11 @@ def test_values_that_are_not_finite_are_drawn_as_gaps():
     assert 0 < low < 1 and 3 < high < 4
 
 
+def test_a_panel_without_a_finite_value_says_so():
+    figure = curves_figure({"train/loss": [(0, np.nan), (1, np.inf)], "train/lr": [(0, 1.0), (1, np.nan)]})
+    assert [[text.get_text() for text in axes.texts] for axes in figure.axes] == [["no value is finite"], []]
+
+
 def test_a_metric_that_was_measured_once_is_a_point():
     figure = curves_figure({"val/knn_top1": [(9, 50.0)], "train/loss": [(step, 1.0) for step in range(100)]})
     assert [axes.lines[0].get_marker() for axes in figure.axes] == ["o", "None"]

@@ -182,3 +182,11 @@ def test_a_teachers_batch_without_rows_is_refused(loss):
     none = torch.zeros(0, 5)
     with pytest.raises(ValueError, match=rf"{loss.__name__}: found float32\[0, 5\] and float32\[0, 5\], must be"):
         loss()(none, none, torch.zeros(0, dtype=torch.int64))
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("loss", [BYOLLoss, MoCoV3Loss])
+@pytest.mark.parametrize("count", [3, 5])
+def test_teachers_rows_of_another_number_are_refused(loss, count):
+    with pytest.raises(ValueError, match=rf"{loss.__name__}: found float64\[4, 6\] and float64\[{count}, 6\], must be"):
+        loss()(rows(4, 6), rows(count, 6), torch.arange(4) // 2)

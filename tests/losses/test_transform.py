@@ -133,7 +133,7 @@ def test_the_network_is_reached_through_generated_rows_and_the_centres_are_not(m
         assert torch.autograd.gradcheck(first_column, rows(10, 4).requires_grad_())
 
 
-@pytest.mark.parametrize("unknown", [[], [6], [0, 2]])
+@pytest.mark.parametrize("unknown", [[], [6], [0, 2], [0, 2, 3, 5, 6, 7]])
 def test_every_other_class_with_a_centre_is_drawn_uniformly(unknown):
     """SFT, Section 3.5: "we randomly choose a different class as target"."""
     transform = with_centres(num_classes=8)
@@ -168,6 +168,13 @@ def test_without_centres_the_generated_rows_are_the_batch(mode):
     generated, targets = transform(rows(10, 4), LABELS, 0)
     assert torch.equal(targets, LABELS)
     torch.testing.assert_close(directions(generated), directions(rows(10, 4)))
+
+
+def test_of_two_classes_each_generates_the_other():
+    transform = with_centres(num_classes=2)
+    labels = torch.arange(10) % 2
+    for step in range(5):
+        assert torch.equal(transform(rows(10, 4), labels, step)[1], 1 - labels)
 
 
 def test_the_only_class_with_a_centre_is_generated_unchanged():

@@ -1,8 +1,8 @@
 """Corruptions of test images, of four kinds and five strengths: how well a classifier of clean images withstands them.
 
 Hendrycks and Dietterich 2019, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations". The
-strengths are those of their CIFAR-10-C, for images of 32 pixels. The blur's σ grows with the side of the image; the
-others do not depend on it. As there, corrupted images have 256 levels.
+strengths are those of their CIFAR-10-C, for images of 32 pixels. The blur's σ grows with the shorter side of the image;
+the others do not depend on it. As there, corrupted images have 256 levels.
 """
 
 import math

@@ -51,7 +51,9 @@ def few_shot(
 ) -> FewShot:
     """Accuracy on all test images with few labelled training images, over many draws of the labelled ones.
 
-    The workers divide the test images; all of them call this function.
+    The workers divide the test images; all of them call this function. A tie between classes counts as wrong, and so
+    does a test image that is not finite. Nor is an image assigned to a class in a draw that labels one of its images
+    that are not finite.
 
     Args:
         train: features, of any norm, and labels of the images that labelled ones are drawn from, without replacement.

@@ -23,7 +23,7 @@ from ssl_sec.evaluation.faces.verification import best_threshold
 from ssl_sec.figures import NUMBERS
 from ssl_sec.figures.comparing import ComparisonFigure, Drawn, from_plain, numbers_of
 from ssl_sec.figures.directions import draw_cosines
-from ssl_sec.figures.drawing import add_grid, arm_look, draw_distribution, message, small_plots
+from ssl_sec.figures.drawing import add_grid, add_legend, arm_look, draw_distribution, message, small_plots
 from ssl_sec.figures.plane import plane_figure
 from ssl_sec.figures.runs import RunRecord, training_figures
 from ssl_sec.figures.training import norm_distributions, norm_distributions_figure
@@ -129,7 +129,7 @@ def roc_figure(test_sets: Mapping[str, Verification], title: str) -> Figure:
         lowest = min(lowest, float(true[0]))
     axes.set(xlabel="false accept rate (share of the impostors)", ylabel="true accept rate (%)", title=title)
     axes.set(xscale="log", xlim=(None, 1), ylim=(max(lowest - 0.05 * (100 - lowest) - 0.5, 0), 100.5))
-    axes.legend(loc="lower right", frameon=False)
+    add_legend(figure, [axes])
     add_grid(axes)
     return figure
 
@@ -154,8 +154,9 @@ def discards_figure(test_sets: Mapping[str, Discards], title: str) -> Figure:
         axes.axhline(100 * float(rates[0]), color=colour, linewidth=0.7, alpha=0.5)
     axes.plot([], [], color="gray", linewidth=0.7, label="nothing discarded")
     axes.set(xlabel="discarded pairs of one person, those with the shortest embedding first (%)", title=title)
-    axes.set(ylabel="refused pairs of the others (%)", xlim=(0, 50), ylim=(0, None))
-    axes.legend(loc="lower left", frameon=False)
+    axes.set(ylabel="refused pairs of the others (%)", xlim=(0, 50))
+    axes.set_ylim(0, max(axes.get_ylim()[1], 0.1))  # if none is refused, too
+    add_legend(figure, [axes])
     add_grid(axes)
     return figure
 

@@ -33,7 +33,7 @@ from ssl_sec.evaluation.directions import (
 from ssl_sec.figures import NUMBERS
 from ssl_sec.figures.comparing import ComparisonFigure, Drawn, draw_norm_panels, draw_norms, from_plain, numbers_of
 from ssl_sec.figures.directions import draw_cosine_differences, draw_cosines, draw_direction_changes
-from ssl_sec.figures.drawing import add_grid, add_legend, arm_look, legend_label, message, verbatim
+from ssl_sec.figures.drawing import add_grid, add_legend, arm_look, legend_label, message, wrapped
 from ssl_sec.figures.runs import RunRecord, training_figures
 from ssl_sec.figures.training import features_figure
 from ssl_sec.recipes.metric_learning.pictures import (
@@ -49,6 +49,10 @@ logger = logging.getLogger(__name__)
 
 # Of more classes, some are left out of the figure of their divergences.
 _DRAWN_CLASSES = 100
+# Letters of a line below their axes.
+_LETTERS_BELOW = 60
+# Of more arms, the numbers above the bars stand upright.
+_MOST_LEVEL_NUMBERS = 3
 
 
 def draw(run: RunRecord) -> dict[str, Figure]:
@@ -118,7 +122,7 @@ def class_divergences_figure(arms: Mapping[str, ClassSpread], title: str) -> Fig
         class_axes.plot(places, np.array(spread.divergences)[shown], label=legend_label(arm), **look)
     mean_look = {"color": "0.3", "linestyle": "dashed", "linewidth": 1}
     class_axes.axhline(float(np.mean(first.divergences)), label=f"mean, {baseline}", **mean_look)
-    sorted_by = f"classes, sorted by divergence ({verbatim(baseline)})"
+    sorted_by = wrapped(f"classes, sorted by divergence ({baseline})", _LETTERS_BELOW)
     class_axes.set(xlabel=sorted_by, ylabel="divergence (no unit)", ylim=(0, None))
     class_axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     add_grid(class_axes)
@@ -134,7 +138,7 @@ def _draw_bars(axes: Axes, values: Sequence[float]) -> None:
     """A bar for each arm, in the order and the colours of the legend."""
     axes.margins(x=0.2, y=0.1)
     bars = axes.bar(range(len(values)), values, color=[arm_look(place)[0] for place in range(len(values))])
-    axes.bar_label(bars, fmt="%.2g", padding=2, fontsize=8)
+    axes.bar_label(bars, fmt="%.2g", padding=2, fontsize=8, rotation=90 if len(values) > _MOST_LEVEL_NUMBERS else 0)
     axes.set_xticks([])
     add_grid(axes)
 

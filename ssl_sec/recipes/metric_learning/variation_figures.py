@@ -23,7 +23,16 @@ from ssl_sec.evaluation.variation import (
     rotation_shifts,
 )
 from ssl_sec.figures.comparing import Drawn, bins
-from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid, arm_look, arm_panels, draw_distribution, message, plain
+from ssl_sec.figures.drawing import (
+    BLUE,
+    VERMILION,
+    add_grid,
+    arm_look,
+    arm_panels,
+    draw_distribution,
+    legend_below,
+    message,
+)
 
 
 def draw_variation(
@@ -75,12 +84,14 @@ def class_covariances_figure(
         space.scatter(
             *own,
             color=arm_look(place)[0],
-            label=f"class {plain(class_names[label])} ({counted(size, 'image')})",
+            label=f"class {class_names[label]} ({counted(size, 'image')})",
             zorder=2,
             **look,
         )
     space.set_title("directions of the test images")
     space.tick_params(labelsize=7, pad=-2)
+    # Its labels lie outside what the layout keeps free.
+    space.set_box_aspect(None, zoom=0.85)  # pyright: ignore[reportArgumentType]
     for axis, share in zip("xyz", shares, strict=True):
         getattr(space, f"set_{axis}label")(f"{axis.upper()}: {100 * share:.0f} % of variance", fontsize=8, labelpad=-4)
     for number, (name, values) in enumerate(
@@ -94,7 +105,7 @@ def class_covariances_figure(
         deviation = 100 * relative_deviation(values)
         axes.set(title=f"{name}\nrelative deviation {deviation:.0f} %", xlabel="position", ylabel="variance (no unit)")
     handles, names = space.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", frameon=False, ncols=len(names))
+    legend_below(figure, dict(zip(names, handles, strict=True)))
     return figure
 
 

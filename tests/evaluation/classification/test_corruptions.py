@@ -37,10 +37,11 @@ def test_each_strength_moves_the_images_further_and_keeps_their_range(kind, side
     assert moved[0] < moved[-1]
 
 
-@pytest.mark.parametrize("side", [32, 64])
-def test_the_blur_is_scipys_with_a_width_that_grows_with_the_image(side):
-    images = photos(side=side).double()
-    expected = gaussian_filter(images.numpy(), sigma=(0, 0, 0.8 * side / 32, 0.8 * side / 32), mode="nearest")
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (64, 64), (32, 48), (48, 32)])
+def test_the_blur_is_scipys_with_a_width_that_grows_with_the_shorter_side(height, width):
+    images = photos(side=64)[:, :, :height, :width].double()
+    sigma = 0.8 * min(height, width) / 32
+    expected = gaussian_filter(images.numpy(), sigma=(0, 0, sigma, sigma), mode="nearest")
     np.testing.assert_allclose(corrupt("blur", 4, images).numpy(), expected, atol=0.003)
 
 

@@ -50,6 +50,16 @@ def test_each_draw_scores_as_scikit_learns_nearest_centroid(labels_per_class, pe
     assert found.interval == pytest.approx(1.96 * statistics.stdev(expected) / math.sqrt(6), rel=1e-4)
 
 
+def test_images_that_are_not_finite_and_those_of_a_class_labelled_by_one_are_wrong():
+    rows, labels = torch.eye(3).repeat(2, 1), torch.arange(3).repeat(2)
+    train, test = (FeatureTable(rows.clone(), labels) for _ in range(2))
+    assert few_shot(train, test, 2, seed=0, num_draws=1).draws == pytest.approx((1,))
+    test.features[0] = math.nan
+    assert few_shot(train, test, 2, seed=0, num_draws=1).draws == pytest.approx((5 / 6,))
+    train.features[4] = math.inf
+    assert few_shot(train, test, 2, seed=0, num_draws=1).draws == pytest.approx((3 / 6,))
+
+
 def test_draws_do_not_depend_on_their_number_nor_on_the_memory(monkeypatch):
     many = few_shot(TRAIN, TEST, 5, seed=0)
     assert len(many.draws) == 100

@@ -248,6 +248,7 @@ def test_a_probe_takes_arrays_of_numpy_and_labels_of_any_integers():
     expected = linear_probe((rows, labels), test, SHORT).top1
     arrays = [(features.numpy(), classes.numpy()) for features, classes in ((rows, labels), test)]
     assert linear_probe(*arrays, SHORT).top1 == expected
+    assert set(linear_probe(*arrays).held_out_top1) == set(ProbeConfig().learning_rates)
     assert linear_probe((rows, labels.int()), (test[0], test[1].to(torch.uint8)), SHORT).top1 == expected
 
 

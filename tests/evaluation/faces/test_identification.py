@@ -60,15 +60,17 @@ def slow_pairs(rows, labels):
 
 
 @settings(max_examples=60)
-@given(faces(), st.integers(1, 20))
-def test_all_pairs_are_those_of_the_slow_loop(case, tile_size):
+@given(faces(), st.integers(1, 20), st.integers(0, len(FARS) - 1))
+def test_all_pairs_are_those_of_the_slow_loop(case, tile_size, first):
     rows, labels = case
     genuine, impostors = slow_pairs(rows.tolist(), labels.tolist())
     if not genuine or not impostors:
         with pytest.raises(DataError, match=f"{len(genuine)} genuine pairs and {len(impostors)} impostors"):
             all_pairs_tar_at_far(rows, labels, FARS)
     else:
-        assert all_pairs_tar_at_far(rows, labels, FARS, tile_size=tile_size) == slow_tars(genuine, impostors, FARS)
+        # The highest one decides how many impostors' scores are kept.
+        fars = FARS[first:]
+        assert all_pairs_tar_at_far(rows, labels, fars, tile_size=tile_size) == slow_tars(genuine, impostors, fars)
 
 
 def test_all_pairs_are_those_of_the_scores_of_all():
@@ -78,6 +80,8 @@ def test_all_pairs_are_those_of_the_scores_of_all():
     expected = tar_at_far((unit @ unit.T)[first, second], labels[first] == labels[second], FARS)
     assert 0 < expected[0.0] < expected[0.01] < expected[0.1] < 1
     assert all_pairs_tar_at_far(rows, labels, FARS, tile_size=37) == expected
+    for far in FARS:
+        assert all_pairs_tar_at_far(rows, labels, [far], tile_size=37) == {far: expected[far]}
     assert all_pairs_tar_at_far(rows.numpy(), labels.numpy(), FARS) == expected
 
 

@@ -60,9 +60,11 @@ def test_the_ends_belong_to_the_first_bin_and_the_last():
     assert histograms.sum(1).tolist() == [1, 1, 1]
 
 
-def test_an_svm_is_scikit_learns_with_the_kernel_of_the_slow_loop():
+@pytest.mark.parametrize("most_frames", [1, 9])
+def test_an_svm_is_scikit_learns_with_the_kernel_of_the_slow_loop(most_frames):
     pairs, same = videos(0)
-    histograms = scores_of(pairs).histograms
+    sums = torch.randint(1, most_frames + 1, (60, 1), generator=torch.Generator().manual_seed(0))
+    histograms = scores_of(pairs).histograms * sums
     folds = torch.arange(60) // 12
 
     def intersection(a, b):
@@ -142,6 +144,8 @@ def test_wrong_arguments_are_refused():
     rows = torch.eye(3)
     with pytest.raises(DataError, match="videos of 0 and 3 frames; 1 or more each"):
         scores_of([(rows[:0], rows)])
+    with pytest.raises(DataError, match="videos of 3 and 0 frames; 1 or more each"):
+        scores_of([(rows, rows[:0])])
     with pytest.raises(DataError, match="3 histograms for 2 pairs"):
         hik_svm_kfold_accuracy(rows, torch.tensor([True, False]))
     with pytest.raises(ConfigError, match="PCA to 9 components; allowed: 1 to the dimension of the embeddings, 8"):
