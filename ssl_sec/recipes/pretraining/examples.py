@@ -1,5 +1,6 @@
 """Images that a run shows: some of its first step with their views, and the nearest neighbours of some others."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,23 @@ from ssl_sec.data.samplers import Sampler
 from ssl_sec.evaluation.retrieval import examples
 from ssl_sec.files import replaced
 
+logger = logging.getLogger(__name__)
+
 NUM_EXAMPLES = 8
 NUM_NEIGHBOURS = 6
 
 # The longest side of a stored image: larger ones are shown smaller anyway.
 _LONGEST_SIDE_PX = 256
+# The brightest pixel of 14-bit images in files of 16 bits, of which the high byte is read.
+_DARK = 63
 
 
 def first_views(
     image_set: ImageSet, sampler: Sampler, views: Sequence[Views], device: torch.device, num_images: int = NUM_EXAMPLES
 ) -> dict[str, Any]:
     """The first images of step 0 and their views of that step; draws nothing from torch's generators.
+
+    A warning says if all pixels of these images are dark.
 
     Args:
         image_set: the training images.
@@ -40,6 +47,15 @@ def first_views(
     """
     chosen = sampler.indices(0)[:num_images]
     images = image_set.read(chosen).to(device).images
+    brightest = int(images.max())
+    if brightest <= _DARK:
+        logger.warning(
+            "the brightest pixel of %d images of %s is %d of 255; of files with 16 bits the high byte is read: "
+            "if yours have fewer, multiply their pixels first (12 bits by 16)",
+            len(images),
+            image_set.name,
+            brightest,
+        )
     made = [make(images, 0, slice(0, len(chosen)), sampler.global_batch_size) for make in views]
     each_view = [_stored(view) for of_a_size in made for view in of_a_size.split(len(chosen))]
     return {"images": _stored(unit_range(images)), "views": each_view}
