@@ -246,6 +246,8 @@ def test_overrides_win_over_the_experiment():
             ["image_size=64"],
             "did you mean 'data.image_size_px', with data=folder, data=parquet, data=records or data=webdataset?",
         ),
+        (["grad_clip=1"], "grad_clip: unknown key; did you mean 'optimiser.clip_norm'?"),
+        (["num_workers=4"], "did you mean 'runtime.num_loader_workers' or 'runtime.num_workers'?"),
         (["runtime=local", "gpus=2"], "gpus: unknown key; did you mean 'runtime.num_workers', with runtime=ray?"),
         (
             ["runtime=local", "runtime.num_workers=2"],
