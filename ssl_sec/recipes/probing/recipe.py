@@ -169,7 +169,8 @@ def linear_evaluation(
     extract = extractor(encoder, computation, runtime, 512, config.resident_limit_mib)
     features_of = partial(readable_rows, until_a_stop(extract, runtime), runtime.device)
     everything = torch.cat([kept, held_out])
-    log_once(runtime, "computing the features of %s training images", f"{len(everything):,}")
+    few = "" if config.labels_per_class is None else f" (probe.labels_per_class={config.labels_per_class})"
+    log_once(runtime, "computing the features of %s training images%s", f"{len(everything):,}", few)
     rows = features_of(train_set, everything)
     if rows.is_divided:
         log_once(runtime, "the features are divided among %d workers (probe.resident_limit_mib)", runtime.world_size)

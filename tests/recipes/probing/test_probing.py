@@ -160,8 +160,10 @@ def test_with_all_labels_the_chosen_probe_is_trained_again_on_the_whole_training
     assert [(labels.bincount().tolist(), rates) for labels, rates in trained_on] == [([3] * 10, QUICK.learning_rates)]
 
 
-def test_fewer_labels_score_less():
+def test_fewer_labels_score_less(caplog):
+    caplog.set_level("INFO")
     few = probe(config=dataclasses.replace(QUICK, labels_per_class=1))
+    assert "training images (probe.labels_per_class=1)" in caplog.text
     some = probe(config=dataclasses.replace(QUICK, labels_per_class=20))
     assert 0.2 < few.probe.top1 < some.probe.top1 - 0.1
     assert few.knn_top1 < some.knn_top1 - 0.1
