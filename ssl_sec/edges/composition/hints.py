@@ -89,7 +89,7 @@ def suggestion(key: str, keys: Iterable[str], others: Sequence[str] = ()) -> str
     if found := meant(key, known):
         return f"did you mean {listed_names([repr(one) for one in found])}?"
     if others:
-        return f"it is one of {listed_names([f'jobs.{job}' for job in others], 'and')}"
+        return f"it is a key of {listed_names([f'jobs.{job}' for job in others], 'and')}"
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     return nearest(key, known if close else [one for one in known if "." not in one])
 

@@ -259,9 +259,9 @@ def test_overrides_win_over_the_experiment():
         ),
         (
             ["sampler.images_per_class=2"],
-            "sampler.images_per_class: unknown key; it is one of jobs.metric_learning and",
+            "sampler.images_per_class: unknown key; it is a key of jobs.metric_learning and",
         ),
-        (["test_sets=[]"], "test_sets: unknown key; it is one of jobs.face"),
+        (["test_sets=[]"], "test_sets: unknown key; it is a key of jobs.face"),
         (["benchmarks=[]"], "benchmarks: unknown key; give test_sets, with the same values, to jobs.face"),
         (["data=parquet", "data.train=a,b"], "data.train: found several values, a,b, must be one list: 'data.train=[a"),
         (
