@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ssl_sec.evaluation.faces.roc import equal_error_rate as equal_error_rate
     from ssl_sec.evaluation.faces.roc import roc as roc
     from ssl_sec.evaluation.faces.roc import tar_at_far as tar_at_far
+    from ssl_sec.evaluation.faces.roc import thresholds_at_far as thresholds_at_far
     from ssl_sec.evaluation.faces.verification import FoldedAccuracy as FoldedAccuracy
     from ssl_sec.evaluation.faces.verification import kfold_accuracy as kfold_accuracy
     from ssl_sec.evaluation.faces.verification import kfold_accuracy_of_scores as kfold_accuracy_of_scores
@@ -165,7 +166,7 @@ _HOMES = {
     "ssl_sec.errors": "ConfigError DataError MissingDataError Stopped StorageError UserError",
     "ssl_sec.evaluation.clustering": "kmeans_assignments nmi_f1",
     "ssl_sec.evaluation.config": "ProbeConfig",
-    "ssl_sec.evaluation.faces.roc": "ROC equal_error_rate roc tar_at_far",
+    "ssl_sec.evaluation.faces.roc": "ROC equal_error_rate roc tar_at_far thresholds_at_far",
     "ssl_sec.evaluation.faces.verification": "FoldedAccuracy kfold_accuracy kfold_accuracy_of_scores",
     "ssl_sec.evaluation.features": "extract_features",
     "ssl_sec.evaluation.classification.knn": "knn_top1",

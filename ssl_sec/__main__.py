@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from typing import NoReturn
 
 
@@ -11,6 +12,9 @@ def main(*before: str) -> NoReturn:
     Args:
         before: arguments to put before those of the command line.
     """
+    if sys.platform == "win32":
+        print("error: Windows is not supported; allowed: Linux, also in WSL 2 on Windows", file=sys.stderr)
+        sys.exit(2)
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_default:  # and not ignored, as by a script that starts the command in the background
         # During the imports, a KeyboardInterrupt would be a traceback, or be taken for another error by a library.

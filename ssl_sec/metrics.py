@@ -149,6 +149,8 @@ METRICS: Mapping[str, Metric] = {
     **{f"{_TEST_SET}_{end}": _result(f"{{test_set}} {meaning} (%)") for end, meaning in _ACCURACIES.items()},
     f"{_TEST_SET}_eer": _result("{test_set} EER (%)"),
     **{f"{_TEST_SET}_{end}": _result(f"{{test_set}} {meaning} (%)") for end, meaning in _RATES.items()},
+    f"{_TEST_SET}_threshold": _result("cosine above which pairs of {test_set} are most accurately one person"),
+    f"{_TEST_SET}_threshold_at_far_{{far}}": _reported("cosine above which a pair is accepted at FAR = {far}"),
     f"{_TEST_SET}_norm_mean": _reported("mean norm of the embeddings of {test_set}"),
     f"{_TEST_SET}_norm_std": _reported("standard deviation of the norms of the embeddings of {test_set}"),
     f"{_TEST_SET}_norm_auc": _reported(

@@ -213,7 +213,7 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         return value
     if origin is tuple:
         if not isinstance(value, Sequence) or isinstance(value, str):
-            is_plain = type(value) in (str, int, float) and re.fullmatch(r"[\w./*-]+", str(value))
+            is_plain = type(value) in (str, int, float) and re.fullmatch(r"[\w.:/*-]+", str(value))
             hint = f", as in '{path}=[{value}]'" if is_plain else ""
             raise ConfigError(f"{path}: found {shown(value)}, must be a list{hint}")
         return tuple(_value(options[0], item, f"{path}[{place}]") for place, item in enumerate(value))

@@ -1,5 +1,6 @@
 """The package as a library: its names, losses of two views, and the Python of the documentation."""
 
+import json
 import re
 import subprocess
 import sys
@@ -7,8 +8,11 @@ from collections import Counter
 from pathlib import Path
 
 import lightly.loss
+import pyarrow as pa
 import pytest
 import torch
+from pyarrow import parquet
+from safetensors.torch import save_file
 from torch import nn
 
 import ssl_sec
@@ -26,6 +30,7 @@ from ssl_sec.recipes.probing.config import ProbeConfig
 from ssl_sec.recipes.probing.recipe import linear_evaluation, open_splits
 from ssl_sec.settings import to_values
 from ssl_sec.training.recipe import Computation
+from tests.data.files import plain, write_folder
 from tests.fakes import FakeRuntime
 from tests.jobs import configured
 from tests.losses.cases import PAIR_LOSSES, rows
@@ -163,13 +168,43 @@ def test_the_loop_of_the_documentation_on_two_workers_is_that_on_one(tmp_path):
 
 
 def test_the_loader_of_the_documentation_gives_every_image_once():
-    (block,) = blocks("data.md")
+    block = blocks("data.md")[1]
     seen = []
     exec(block + "    seen.append((images, labels))\n", {"seen": seen})
     images, labels = (torch.cat(each) for each in zip(*seen, strict=True))
     train = open_digits("train")
     assert images.shape == (len(train), 1, 8, 8) and images.max() == 1
     assert torch.equal(labels.sort().values, train.labels.sort().values)
+
+
+def test_the_classes_of_the_documentation_are_those_of_the_classifier(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "photos_finetuned" / "mine"
+    folder.mkdir(parents=True)
+    save_file({"fc.weight": torch.eye(3, 2), "fc.bias": torch.tensor([0.0, 0.0, 0.5])}, folder / "head.safetensors")
+    (folder / "data.json").write_text(json.dumps({"class_names": ["cat", "dog", "owl"]}))
+    rows = {"path": ["a.jpg", "b.jpg", "c.jpg"], "embedding": [[0.0, 1.0], [1.0, 0.0], [0.2, 0.3]]}
+    (tmp_path / "photos_embedded").mkdir()
+    parquet.write_table(pa.table(rows), tmp_path / "photos_embedded" / "train-00000-of-00001.parquet")
+    names = {}
+    exec(blocks("evaluation.md")[0], names)
+    assert dict(zip(rows["path"], names["rows"]["class"], strict=True)) == {
+        "a.jpg": "dog",
+        "b.jpg": "cat",
+        "c.jpg": "owl",
+    }
+
+
+def test_the_table_of_the_documentation_becomes_a_set_with_labels(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files = {f"photos/{name}.png": plain(grey) for name, grey in (("a", 1), ("b", 2), ("c", 3))}
+    write_folder(tmp_path, files)
+    table = zip(files, ("dog", "cat", "dog"), strict=True)
+    (tmp_path / "labels.csv").write_text("file,label\n" + "".join(f"{file},{label}\n" for file, label in table))
+    exec(blocks("data.md")[0], {})
+    train = ssl_sec.open_parquet("train", "train.parquet")
+    assert train.class_names == ("cat", "dog") and train.labels.tolist() == [1, 0, 1]
+    assert train.read(torch.arange(3)).images[:, 0, 0, 0].tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("page", ["metric-learning.md", "faces.md"])
@@ -206,7 +241,7 @@ def test_the_image_set_of_the_documentation_gives_the_features_of_its_images():
 
 def test_the_probe_of_the_documentation_runs(run_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    probing, of_own, *_ = blocks("evaluation.md")
+    _, probing, of_own, *_ = blocks("evaluation.md")
     names = {}
     exec(probing, names)
     exec(of_own, names)

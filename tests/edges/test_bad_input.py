@@ -170,7 +170,10 @@ def test_malformed_pairs_of_faces_leave_neither_a_folder_nor_a_run(refused, tmp_
     (tmp_path / "these.txt").write_text("10\nA 1\n")
     for test_set, message in (
         ("{name: pairs, pairs: those.csv, images: .}", "those.csv line 2: same '2'; allowed: 0, 1"),
-        ("{name: lfw_pairs, pairs: these.txt, root: .}", "these.txt line 2: found 'A 1'; allowed: name number number"),
+        (
+            "{name: lfw_pairs, pairs: these.txt, root: .}",
+            "these.txt line 2: found 'A 1'; allowed: name number number, with tabs between them if names have spaces",
+        ),
     ):
         assert refused("face", ["data=folder", "data.root=.", f"test_sets=[{test_set}]"], code=3) == message
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
+from ssl_sec.__main__ import main
 from ssl_sec.edges.commands import run_command
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from tests.jobs import pretrain
@@ -73,6 +74,14 @@ def test_a_command_exits_quickly_but_in_order():
     )
     done = subprocess.run([sys.executable, "-c", code, "more"], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout, done.stderr) == (3, "given more\nregistered\n", "")
+
+
+def test_windows_is_refused_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(SystemExit) as refused:
+        main("pretrain")
+    assert refused.value.code == 2
+    assert capsys.readouterr().err == "error: Windows is not supported; allowed: Linux, also in WSL 2 on Windows\n"
 
 
 @pytest.mark.parametrize("module", ["ssl_sec", "jobs.report"])

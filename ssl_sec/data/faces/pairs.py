@@ -27,7 +27,6 @@ from ssl_sec.data.stores import FileStore, MemoryStore, from_store
 from ssl_sec.errors import DataError, counted, first_line, printable
 
 BIN_FOLDS = 10
-
 UNKNOWN = "unknown"
 
 
@@ -204,7 +203,8 @@ def read_lfw_pairs(path: Path) -> list[NamedPair]:
     """The pairs of a list of LFW, without the endings of the images' names.
 
     The first line has the number of folds, if there are several, and the number of pairs of each kind in one. Then each
-    fold has that many lines `name number number`, of one person, and as many `name number name number`, of two.
+    fold has that many lines `name number number`, of one person, and as many `name number name number`, of two. Tabs
+    separate them, or any spaces if no name has one.
 
     Raises:
         MissingDataError: there is no such list.
@@ -223,17 +223,17 @@ def read_lfw_pairs(path: Path) -> list[NamedPair]:
     for place, line in enumerate(lines):
         where = f"{printed} line {place + 2}"
         fold, same = place // (2 * of_a_kind), place // of_a_kind % 2 == 0
-        fields = line.split()
         form = "name number number" if same else "name number name number"
+        fields = [field.strip() for field in line.strip().split("\t")]
+        fields = fields if len(fields) == len(form.split()) else line.split()
         if len(fields) != len(form.split()) or not all(map(is_number, (fields[1], fields[-1]))):
-            raise DataError(f"{where}: found {printable(' '.join(fields)[:60])!r}; allowed: {form}")
+            found = printable(" ".join(fields)[:60])
+            raise DataError(f"{where}: found {found!r}; allowed: {form}, with tabs between them if names have spaces")
         shown = ((fields[0], fields[1]), (fields[0] if same else fields[2], fields[-1]))
         first, second = (f"{person}/{person}_{int(number):04d}" for person, number in shown)
         pairs.append(NamedPair(first, second, same, fold, where))
-    if len(pairs) != 2 * of_a_kind * num_folds:
-        raise DataError(
-            f"{printed}: {counted(len(pairs), 'pair')} found, {2 * of_a_kind * num_folds} announced in line 1"
-        )
+    if len(pairs) != (announced := 2 * of_a_kind * num_folds):
+        raise DataError(f"{printed}: {counted(len(pairs), 'pair')} found, {announced} announced in line 1")
     return pairs
 
 

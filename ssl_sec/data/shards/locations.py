@@ -127,7 +127,10 @@ def one_line(what: str, action: str = "read", keys: str = _KEYS) -> Iterator[Non
         yield
     except DataError:
         raise
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        cause = error.__cause__  # fsspec takes a web server that does not answer for a missing file
+        if what.startswith("http") and isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+            raise DataError(f"{printable(what)}: cannot be {action}: {first_line(cause)}") from error
         raise MissingDataError(f"{printable(what)}: no such file; {keys}") from None
     # pyarrow, fsspec and its many back ends have no common base class for errors.
     except Exception as error:

@@ -45,7 +45,8 @@ def resume_run(recipe: RecipeRow, folder: RunFolder, config: TrainingConfig) -> 
     if is_longer and (dependent := config.tied_to_the_length()):
         raise ConfigError(
             f"{length}: found {now[length]}, but the run to resume has {before[length]}; more are possible only "
-            f"where no schedule depends on their number; here these do: {', '.join(dependent)}"
+            f"where no schedule depends on their number; here these do: {', '.join(dependent)}; a new run can begin "
+            "with the weights of a finished one, encoder.weights=<folder of the run>/encoder.safetensors"
         )
     free = free_keys(recipe.config)
     require_same_settings(before, now, free | {length} if is_longer else free)

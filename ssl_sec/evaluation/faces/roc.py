@@ -78,6 +78,27 @@ def share_accepted(
     return {far: int((genuine > _floor(highest, num_impostors, far)).sum()) / len(genuine) for far in fars}
 
 
+def thresholds_at_far(scores: Scores, same: Same, fars: Iterable[float]) -> dict[float, float]:
+    """The score that a pair must exceed to be accepted, at each false accept rate, by the rule of `tar_at_far`.
+
+    Args:
+        scores: scores of the pairs; higher is more similar.
+        same: whether each pair is genuine.
+        fars: false accept rates, each in [0, 1], read as the decimal numbers that they print as.
+
+    Returns:
+        The threshold by FAR; -inf where every impostor may be accepted.
+
+    Raises:
+        ConfigError: a FAR is outside [0, 1], or `fars` is one number.
+        DataError: the numbers differ, or there are no genuine pairs or no impostors.
+    """
+    fars = several("fars", fars, "rates")
+    _, impostors = _split(scores, same)
+    highest = impostors.topk(num_decisive(fars, len(impostors))).values
+    return {far: _floor(highest, len(impostors), far) for far in fars}
+
+
 def accepted_at_far(scores: Scores, same: Same, far: float) -> Bool[Tensor, " genuine"]:
     """Which genuine pairs are accepted at a false accept rate; the rule, the arguments and the errors of `tar_at_far`.
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ssl_sec.errors import ConfigError, first_line, nearest
+from ssl_sec.errors import ConfigError, MissingDataError, first_line, nearest
 from ssl_sec.networks.encoder import why_not_taken
 
 # What timm's models and layers call the rates of their dropout and stochastic depth.
@@ -34,6 +34,7 @@ def timm_backbone(model: str, pretrained: bool, num_channels: int, image_size_px
 
     Raises:
         ConfigError: for a name that timm does not know, with its nearest ones; for a size that the model cannot take.
+        MissingDataError: its weights cannot be downloaded.
     """
     backbone, _ = _create(model, pretrained, num_channels, image_size_px)
     _stop_random_layers(backbone)
@@ -154,6 +155,11 @@ def _create(model: str, pretrained: bool, num_channels: int, image_size_px: int)
             continue
         except (ArithmeticError, AssertionError, RuntimeError) as error:
             raise _refusal(model, image_size_px, first_line(error)) from error
+        except OSError as error:  # of the Hub's client, without a network among others
+            raise MissingDataError(
+                f"encoder.pretrained: the weights of {model!r} cannot be downloaded: {first_line(error)}; without a "
+                "network, give the file, downloaded elsewhere, as encoder.weights=<file>, too"
+            ) from error
         assert isinstance(backbone, nn.Module)
         reason = why_not_taken(backbone, num_channels, image_size_px)
         if reason is not None:

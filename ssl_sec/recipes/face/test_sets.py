@@ -24,10 +24,11 @@ from ssl_sec.evaluation.faces.identification import (
     shuffled,
 )
 from ssl_sec.evaluation.faces.quality import pair_quality, quality_auc
-from ssl_sec.evaluation.faces.roc import accepted_at_far, equal_error_rate, tar_at_far
+from ssl_sec.evaluation.faces.roc import accepted_at_far, equal_error_rate, tar_at_far, thresholds_at_far
 from ssl_sec.evaluation.faces.templates import pool_templates, template_scores
 from ssl_sec.evaluation.faces.verification import (
     FoldedAccuracy,
+    best_threshold,
     closeness,
     cosines,
     inner_products,
@@ -102,7 +103,7 @@ class PairsTestSet:
         return (self.pairs.images,)
 
     def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
-        """Accuracy over the folds, equal error rate, TAR at FAR, norms, and what they tell of refusals."""
+        """Accuracy over the folds, error rates, thresholds on the cosine, norms, and what they tell of refusals."""
         pairs = self.pairs
         embeddings = embed(pairs.images, torch.arange(len(pairs.images)))
         first, second = embeddings[pairs.first], embeddings[pairs.second]
@@ -122,6 +123,7 @@ class PairsTestSet:
             **(self._accuracies_by_similarity(first, second) if protocols.similarities else {}),
             "eer": 100 * equal_error_rate(scores, pairs.same),
             **accept_rates(tar_at_far(scores, pairs.same, protocols.fars)),
+            **_thresholds(scores, pairs.same, protocols.fars),
             "norm_mean": float(norms(embeddings).mean()),
             "norm_std": float(norms(embeddings).std(correction=0)),
             **({} if auc is None else {"norm_auc": 100 * auc}),
@@ -333,6 +335,17 @@ def power_of_ten(value: float | int) -> str:
     """A number as written in the names of metrics: 1e-3, 5e-2, 1e6."""
     digits, _, exponent = f"{value:e}".partition("e")
     return f"{float(digits):g}e{int(exponent)}"
+
+
+def _thresholds(
+    scores: Float[Tensor, " pairs"], same: Bool[Tensor, " pairs"], fars: tuple[float, ...]
+) -> dict[str, float]:
+    """The cosines above which a pair is accepted, in [-1, 1], by the ends of the metrics' names."""
+    is_finite = scores.isfinite()
+    found = {"threshold": best_threshold(scores[is_finite], same[is_finite])}
+    for far, threshold in thresholds_at_far(scores, same, fars).items():
+        found[f"threshold_at_far_{power_of_ten(far)}"] = threshold
+    return {name: min(max(threshold, -1.0), 1.0) for name, threshold in found.items()}
 
 
 def _accuracies(name: str, accuracy: FoldedAccuracy) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Images that a run shows: some of its first step with their views, and the nearest neighbours of some others."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from ssl_sec.data.samplers import Sampler
 from ssl_sec.evaluation.retrieval import examples
 from ssl_sec.files import replaced
 
+logger = logging.getLogger(__name__)
+
 # Random numbers of a step.
 Draws = Callable[[int], Int64[Tensor, " batch"]]
 
@@ -23,6 +26,8 @@ NUM_NEIGHBOURS = 6
 
 # The longest side of a stored image: larger ones are shown smaller anyway.
 _LONGEST_SIDE_PX = 256
+# The brightest pixel of 14-bit images in files of 16 bits, of which the high byte is read.
+_DARK = 63
 
 
 def first_views(
@@ -34,6 +39,8 @@ def first_views(
     draws: Draws | None = None,
 ) -> dict[str, Any]:
     """The first images of step 0 and their views of that step; draws nothing from torch's generators.
+
+    A warning says if all pixels of these images are dark.
 
     Args:
         image_set: the training images.
@@ -49,6 +56,15 @@ def first_views(
     """
     chosen = sampler.indices(0)[:num_images]
     images = image_set.read(chosen).to(device).images
+    brightest = int(images.max())
+    if brightest <= _DARK:
+        logger.warning(
+            "the brightest pixel of %d images of %s is %d of 255; of files with 16 bits the high byte is read: "
+            "if yours have fewer, multiply their pixels first (12 bits by 16)",
+            len(images),
+            image_set.name,
+            brightest,
+        )
     cropped = images if draws is None else image_set.read(chosen, draws(0)[:num_images]).to(device).images
     made = [make(cropped, 0, slice(0, len(chosen)), sampler.global_batch_size) for make in views]
     each_view = [_stored(view) for of_a_size in made for view in of_a_size.split(len(chosen))]

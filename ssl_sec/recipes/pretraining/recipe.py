@@ -67,7 +67,7 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
 def _warn_of_a_high_rate(config: PretrainConfig) -> None:
     """Names the usual rate for the batch if the run's is much higher, as a default for batches of thousands is."""
     rate, usual = config.optimiser.learning_rate, config.optimiser.usual_rate(config.global_batch_size)
-    if usual is not None and rate > _HIGH * usual and config.epochs > 0:
+    if rate > _HIGH * usual and config.epochs > 0:
         logger.warning(
             "optimiser.learning_rate: %g is %.3g times the usual rate of %s for batches of %s images, %.3g",
             *(rate, rate / usual, config.optimiser.name, f"{config.global_batch_size:,}", usual),

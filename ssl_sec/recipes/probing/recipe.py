@@ -7,7 +7,7 @@ is used once. With few labels the chosen probe is not trained again, so that it 
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -169,7 +169,8 @@ def linear_evaluation(
     extract = extractor(encoder, computation, runtime, 512, config.resident_limit_mib)
     features_of = partial(readable_rows, until_a_stop(extract, runtime), runtime.device)
     everything = torch.cat([kept, held_out])
-    log_once(runtime, "computing the features of %s training images", f"{len(everything):,}")
+    few = "" if config.labels_per_class is None else f" (probe.labels_per_class={config.labels_per_class})"
+    log_once(runtime, "computing the features of %s training images%s", f"{len(everything):,}", few)
     rows = features_of(train_set, everything)
     if rows.is_divided:
         log_once(runtime, "the features are divided among %d workers (probe.resident_limit_mib)", runtime.world_size)
@@ -186,7 +187,7 @@ def linear_evaluation(
     probes = training(subset(train_set, kept), kept_rows, config.learning_rates, first_epoch=0)
     learning_rate, held_out_top1 = select_learning_rate(probes, held_out_rows)
     if runtime.rank == 0:
-        _warn_of_an_end(learning_rate, config.learning_rates)
+        _warn_of_an_end(learning_rate, held_out_top1)
     has_all_labels = config.labels_per_class is None
     if has_all_labels:
         log_once(runtime, "training the probe again on all labels, at the best rate")
@@ -206,9 +207,10 @@ def linear_evaluation(
     )
 
 
-def _warn_of_an_end(best: float, rates: Sequence[float]) -> None:
-    """Warns that the best learning rate is the lowest or highest, so that one beyond it may be better."""
-    if len(rates) > 1 and best in (ends := {min(rates): "lowest", max(rates): "highest"}):
+def _warn_of_an_end(best: float, top1: Mapping[float, float]) -> None:
+    """Warns that the best learning rate alone is the best and the lowest or highest: one beyond it may be better."""
+    is_alone = list(top1.values()).count(top1[best]) == 1 < len(top1)
+    if is_alone and best in (ends := {min(top1): "lowest", max(top1): "highest"}):
         logger.warning(
             "the probe's best learning rate, %g, is the %s of probe.learning_rates; one beyond it may be better",
             *(best, ends[best]),

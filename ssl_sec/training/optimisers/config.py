@@ -61,10 +61,6 @@ class _WarmedUpOptimiserConfig(OptimiserConfig):
 class _CosineOptimiserConfig(_WarmedUpOptimiserConfig):
     """An optimiser whose learning rate falls along a cosine."""
 
-    def usual_rate(self, global_batch_size: int) -> float | None:
-        """The largest learning rate of the optimiser's paper for a batch; None if it has no rule."""
-        return None
-
     def schedule(self, steps_per_epoch: int, total_steps: int) -> Schedule:
         """The learning rate by global step."""
         return Cosine(self.learning_rate, total_steps, self.warmup_epochs * steps_per_epoch)
@@ -89,9 +85,9 @@ class CosineSGDConfig(_CosineOptimiserConfig):
         adapts_decaying = self.name == "lars" and self.decay_all
         check(not adapts_decaying, "optimiser.decay_all", True, "false with optimiser=lars, which adapts weights alone")
 
-    def usual_rate(self, global_batch_size: int) -> float | None:
-        """0.3 for each 256 images with LARS (Chen et al. 2020, section 2.3)."""
-        return 0.3 * global_batch_size / 256 if self.name == "lars" else None
+    def usual_rate(self, global_batch_size: int) -> float:
+        """For each 256 images 0.3 with LARS (Chen et al. 2020, section 2.3), and 0.5 with SGD, SEC's for 256."""
+        return (0.3 if self.name == "lars" else 0.5) * global_batch_size / 256
 
     def _build(self, groups: list[ParameterGroup]) -> Optimizer:
         return (lars if self.name == "lars" else sgd)(groups, self.momentum)
@@ -110,7 +106,7 @@ class CosineAdamWConfig(_CosineOptimiserConfig):
     weight_decay: Rate = 0.1
     warmup_epochs: CountOrZero = 40
 
-    def usual_rate(self, global_batch_size: int) -> float | None:
+    def usual_rate(self, global_batch_size: int) -> float:
         """1.5e-4 for each 256 images (Chen et al. 2021, section 4)."""
         return 1.5e-4 * global_batch_size / 256
 

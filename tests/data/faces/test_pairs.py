@@ -109,6 +109,18 @@ def test_lfw(tmp_path):
     assert pairs.name == "dev" and isinstance(pairs.images, EncodedImages) and pairs.images.image_shape == (1, 8, 8)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\t\n"])
+def test_names_in_a_list_of_lfw_may_have_spaces(tmp_path, end):
+    lines = ["1\t2", "Ana de la Rosa\t1\t12", "Bo 2\t3\t4", "Ana de la Rosa\t1\tBo 2\t3", "Cy\t1\tBo 2 \t 4"]
+    (tmp_path / "pairs.txt").write_bytes("".join(line + end for line in lines).encode())
+    assert [(pair.first, pair.second) for pair in read_lfw_pairs(tmp_path / "pairs.txt")] == [
+        ("Ana de la Rosa/Ana de la Rosa_0001", "Ana de la Rosa/Ana de la Rosa_0012"),
+        ("Bo 2/Bo 2_0003", "Bo 2/Bo 2_0004"),
+        ("Ana de la Rosa/Ana de la Rosa_0001", "Bo 2/Bo 2_0003"),
+        ("Cy/Cy_0001", "Bo 2/Bo 2_0004"),
+    ]
+
+
 def test_the_published_list_of_lfw_has_ten_folds(tmp_path):
     same = "".join(f"A\t{number}\t{number + 1}\n" for number in range(1, 301))
     different = "".join(f"A\t{number}\tB\t{number}\n" for number in range(1, 301))
@@ -128,7 +140,7 @@ def test_the_published_list_of_lfw_has_ten_folds(tmp_path):
             "pairs.txt line 1: found 'two'; allowed: the numbers of folds and of their pairs of a kind",
         ),
         ("2\t1\n", "0 1\n", "pairs.txt line 1: found '0 1'; allowed"),
-        ("Bo\t3\t12", "Bo\t3", "pairs.txt line 4: found 'Bo 3'; allowed: name number number"),
+        ("Bo\t3\t12", "Bo\t3", "pairs.txt line 4: found 'Bo 3'; allowed: name number number, with tabs"),
         ("Bo\t3\t12", "Bo\t3\tCy\t1", "pairs.txt line 4: found 'Bo 3 Cy 1'; allowed: name number number"),
         ("Bo\t3\t12", "Bo\t3\tx", "pairs.txt line 4: found 'Bo 3 x'; allowed"),
         ("Ann_Li\t2\tBo\t3", "Ann_Li\t2\t3", "pairs.txt line 3: found 'Ann_Li 2 3'; allowed: name number name num"),

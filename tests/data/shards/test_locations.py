@@ -46,6 +46,12 @@ def test_a_list_as_in_webdataset_is_refused(tmp_path, files):
     assert file_system.cat_file(path) == plain(1)
 
 
+def test_a_server_that_does_not_answer_is_no_missing_file():
+    location = "http://127.0.0.1:9/a.parquet"  # the port of a service that nobody runs
+    message = line(lambda: open_parquet("train", location), DataError)
+    assert message.startswith(f"{location}: cannot be read: ") and "127.0.0.1" in message.removeprefix(location)
+
+
 def test_an_empty_range_is_refused_also_beside_other_files(tmp_path, files):
     location = f"{tmp_path}/{{0..1}}-{{10..9}}.tar"
     expected = f"{location.replace('{0..1}', '0')}: the range {{10..9}} is empty; allowed: {{9..10}}"

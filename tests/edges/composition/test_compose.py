@@ -246,6 +246,8 @@ def test_overrides_win_over_the_experiment():
             ["image_size=64"],
             "did you mean 'data.image_size_px', with data=folder, data=parquet, data=records or data=webdataset?",
         ),
+        (["grad_clip=1"], "grad_clip: unknown key; did you mean 'optimiser.clip_norm'?"),
+        (["num_workers=4"], "did you mean 'runtime.num_loader_workers' or 'runtime.num_workers'?"),
         (["runtime=local", "gpus=2"], "gpus: unknown key; did you mean 'runtime.num_workers', with runtime=ray?"),
         (
             ["runtime=local", "runtime.num_workers=2"],
@@ -257,9 +259,9 @@ def test_overrides_win_over_the_experiment():
         ),
         (
             ["sampler.images_per_class=2"],
-            "sampler.images_per_class: unknown key; it is one of jobs.metric_learning and",
+            "sampler.images_per_class: unknown key; it is a key of jobs.metric_learning and",
         ),
-        (["test_sets=[]"], "test_sets: unknown key; it is one of jobs.face"),
+        (["test_sets=[]"], "test_sets: unknown key; it is a key of jobs.face"),
         (["benchmarks=[]"], "benchmarks: unknown key; give test_sets, with the same values, to jobs.face"),
         (["data=parquet", "data.train=a,b"], "data.train: found several values, a,b, must be one list: 'data.train=[a"),
         (

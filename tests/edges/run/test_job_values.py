@@ -209,6 +209,11 @@ def test_impossible_overrides_of_a_resumed_run_are_one_line(typed, code, message
     assert finished.folder.config_path.read_text() == before
 
 
+def test_a_run_that_cannot_be_longer_says_how_a_new_one_begins_with_its_weights(finished, capsys):
+    assert run_job("pretrain", pretrain, [f"resume={finished.folder.path}", "epochs=4"]) == 2
+    assert "; a new run can begin with the weights of a finished one, encoder.weights=" in capsys.readouterr().err
+
+
 def test_a_finished_run_is_unchanged(finished, output_dir, capsys, caplog):
     client = MlflowClient(finished.uri)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.faces.roc import accepted_at_far, equal_error_rate, roc, tar_at_far
+from ssl_sec.evaluation.faces.roc import accepted_at_far, equal_error_rate, roc, tar_at_far, thresholds_at_far
 
 FARS = [1.0, 0.5, 0.3, 0.1, 1e-2, 1e-3, 1e-6, 0.0]
 
@@ -53,6 +53,8 @@ def test_tar_is_that_of_the_best_threshold(case):
     expected = {far: slowly(scores.tolist(), same.tolist(), far) for far in FARS}
     assert tar_at_far(scores, same, FARS) == expected
     assert {far: accepted_at_far(scores, same, far).double().mean().item() for far in FARS} == expected
+    thresholds = thresholds_at_far(scores, same, FARS)
+    assert {far: (scores[same] > thresholds[far]).double().mean().item() for far in FARS} == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])

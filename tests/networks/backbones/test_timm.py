@@ -2,7 +2,7 @@ import pytest
 import timm
 import torch
 
-from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.errors import ConfigError, MissingDataError, StorageError
 from ssl_sec.networks import load_weights, save_weights, timm_backbone
 from ssl_sec.networks.backbones import timm as timm_module
 from ssl_sec.networks.backbones.timm import timm_scaling
@@ -57,6 +57,15 @@ def test_a_model_has_the_scaling_that_its_weights_expect():
 def test_weights_that_timm_lacks_are_refused(model):
     with pytest.raises(ConfigError, match=f"^encoder.pretrained: found true, but timm has no weights for '{model}'"):
         timm_scaling(model)
+
+
+def test_weights_that_cannot_be_downloaded_are_one_line(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(
+        MissingDataError, match=r"^encoder.pretrained: .* cannot be downloaded: .*encoder.weights=<file>"
+    ):
+        timm_backbone("test_resnet", pretrained=True, num_channels=3, image_size_px=32)
 
 
 def test_the_scaling_of_an_unknown_name_suggests_the_nearest():

@@ -54,7 +54,8 @@ def test_perfect_and_collapsed_embeddings_of_each_kind(root, kind, limit):
     best = test_set.measure(Exact(PERFECT), PROTOCOLS, None)
     worst = test_set.measure(Exact(COLLAPSED), PROTOCOLS, None)
     spreads = {name for name in best if name.endswith("_std")}
-    assert best.keys() == worst.keys() and best.keys() - spreads - {"norm_mean"} == NAMES[kind]
+    others = spreads | {"norm_mean"} | {name for name in best if name.startswith("threshold")}
+    assert best.keys() == worst.keys() and best.keys() - others == NAMES[kind]
     for name in NAMES[kind]:
         assert best[name] == pytest.approx(0 if name == "eer" else 100), name
         assert worst[name] == pytest.approx(WORST.get(name, 0)), name
@@ -80,6 +81,22 @@ def test_metrics_depend_neither_on_norms_nor_on_what_is_kept(root, kind, tmp_pat
         fars = (0.01, 0.1) if kind == "templates" else PROTOCOLS.fars
         for far, rate in tar_at_far(kept["scores"], kept["same"], fars).items():
             assert found[f"tar_at_far_{power_of_ten(far)}"] == pytest.approx(100 * rate)
+
+
+def test_thresholds_decide_as_the_rates_of_their_names(root, tmp_path):
+    table = torch.randn(256, 3, generator=torch.Generator().manual_seed(1))
+    found = opened("pairs", root).measure(Exact(table), PROTOCOLS, tmp_path / "kept.pt")
+    kept = torch.load(tmp_path / "kept.pt", weights_only=True)
+    scores, same = kept["scores"], kept["same"]
+    accepted = (scores[same] > found["threshold_at_far_1e-1"]).double().mean()
+    assert 100 * float(accepted) == pytest.approx(found["tar_at_far_1e-1"])
+    assert 0 < found["tar_at_far_1e-1"] < 100
+
+    def num_right(threshold):
+        return int(((scores > threshold) == same).sum())
+
+    assert -1 < found["threshold"] < 1
+    assert num_right(found["threshold"]) == max(map(num_right, [-1.0, *scores.tolist()]))
 
 
 def test_norms_that_tell_which_pairs_are_refused(root, tmp_path):

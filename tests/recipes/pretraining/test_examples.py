@@ -70,6 +70,15 @@ def test_large_images_are_stored_small():
     assert shown["queries"].shape == (4, 3, 256, 128) and shown["neighbours"].shape == (4, 3, 3, 256, 128)
 
 
+@pytest.mark.parametrize(("brightest", "is_warned"), [(15, True), (63, True), (64, False)])
+def test_dark_images_as_of_12_bits_in_files_of_16_are_a_warning(brightest, is_warned, caplog):
+    images = resident(10, 1, 8, 8)
+    images.images.clamp_(max=brightest)
+    views = AugmentConfig().build(8, 1, seed=0)
+    first_views(images, shuffled_batches(images, 4, 0), (views,), CPU)
+    assert (f"brightest pixel of 4 images of noise/train is {brightest} of 255" in caplog.text) == is_warned
+
+
 def test_views_of_several_sizes_are_shown_in_order():
     images = resident(20, 3, 8, 8)
     sampler = shuffled_batches(images, 10, 0)

@@ -267,7 +267,11 @@ def test_a_warm_up_longer_than_the_run_is_said(tmp_path, caplog, warmup_epochs, 
             "0.0024 is 102 times the usual rate of adamw for batches of 40 images",
         ),
         ({"name": "adamw", "learning_rate": 2.4e-5}, None),
-        ({"name": "sgd", "learning_rate": 0.5}, None),
+        (
+            {"name": "sgd", "learning_rate": 0.5},
+            "0.5 is 6.4 times the usual rate of sgd for batches of 40 images, 0.0781",
+        ),
+        ({"name": "sgd", "learning_rate": 0.3}, None),
     ],
 )
 def test_the_rate_of_a_much_larger_batch_is_named(tmp_path, caplog, optimiser, said):

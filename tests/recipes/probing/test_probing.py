@@ -124,7 +124,7 @@ def test_the_chosen_rate_is_the_best_on_held_out_training_images():
 
 
 @pytest.mark.parametrize(
-    ("rates", "end"), [((1e-3, 0.1), "highest"), ((0.1, 1e3), "lowest"), ((1e-5, 0.1, 1e3), None), ((0.1,), None)]
+    ("rates", "end"), [((1e-3, 0.1), "highest"), ((0.3, 1e3), "lowest"), ((1e-5, 0.1, 1e3), None), ((0.1,), None)]
 )
 def test_a_best_rate_at_an_end_of_the_rates_is_a_warning(rates, end, caplog):
     best = probe(config=dataclasses.replace(QUICK, learning_rates=rates)).probe.learning_rate
@@ -132,6 +132,12 @@ def test_a_best_rate_at_an_end_of_the_rates_is_a_warning(rates, end, caplog):
         f"the probe's best learning rate, {best:g}, is the {end} of probe.learning_rates; one beyond it may be better"
     )
     assert [each.message for each in caplog.records if each.levelname == "WARNING"] == ([text] if end else [])
+
+
+def test_equally_good_rates_are_no_warning(caplog):
+    """As on an easy set, where every rate is right about all images: the lowest is taken."""
+    probing._warn_of_an_end(0.1, {0.1: 1.0, 0.3: 1.0, 1.0: 1.0})
+    assert caplog.text == ""
 
 
 def test_with_all_labels_the_chosen_probe_is_trained_again_on_the_whole_training_set(monkeypatch):
@@ -154,8 +160,10 @@ def test_with_all_labels_the_chosen_probe_is_trained_again_on_the_whole_training
     assert [(labels.bincount().tolist(), rates) for labels, rates in trained_on] == [([3] * 10, QUICK.learning_rates)]
 
 
-def test_fewer_labels_score_less():
+def test_fewer_labels_score_less(caplog):
+    caplog.set_level("INFO")
     few = probe(config=dataclasses.replace(QUICK, labels_per_class=1))
+    assert "training images (probe.labels_per_class=1)" in caplog.text
     some = probe(config=dataclasses.replace(QUICK, labels_per_class=20))
     assert 0.2 < few.probe.top1 < some.probe.top1 - 0.1
     assert few.knn_top1 < some.knn_top1 - 0.1
