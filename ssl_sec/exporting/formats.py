@@ -25,14 +25,15 @@ FormatName = Literal["safetensors", "pt2", "onnx", "torchscript", "timm", "hub"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exportable:
-    """An encoder, and the head of an embedding, to export.
+    """An encoder, and the head of an embedding or a classifier, to export.
 
     Attributes:
         encoder: the encoder, on the CPU, in float32 and evaluation mode.
         architecture: architecture of its backbone.
         image_shape: channels, height and width of the training images.
-        head: the head, likewise: features -> embeddings; None to export the features.
-        dim: dimension of the features or embeddings.
+        head: the head, likewise: features -> embeddings or logits; None to export the features.
+        dim: dimension of the features, embeddings or logits.
+        class_names: names of the classes if the head is their classifier, in the order of its logits.
         record: record from which this package loads the export; None if only other programs can load it.
     """
 
@@ -41,16 +42,19 @@ class Exportable:
     image_shape: tuple[int, int, int]
     head: nn.Module | None = None
     dim: int
+    class_names: tuple[str, ...] = ()
     record: Record | None = None
 
     @property
     def network(self) -> nn.Module:
-        """Images in [0, 1] -> features or embeddings."""
+        """Images in [0, 1] -> features, embeddings or logits."""
         return self.encoder if self.head is None else nn.Sequential(self.encoder, self.head).eval()
 
     @property
     def output(self) -> str:
         """The name of the network's output, also in the Python code."""
+        if self.class_names:
+            return "logits"
         return "features" if self.head is None else "embeddings"
 
     @property
@@ -124,7 +128,7 @@ class Format(ABC):
         return self.library
 
     def use(self, exportable: Exportable) -> str:
-        """A line of Python that computes `features` or `embeddings` from `images`, pixels in [0, 1]."""
+        """A line of Python that computes the output from `images`, pixels in [0, 1]."""
         return f"{exportable.output} = encoder(images)"
 
     def input_contract(self, exportable: Exportable) -> str:
@@ -188,7 +192,7 @@ class Safetensors(Format):
     def use(self, exportable: Exportable) -> str:
         """Scales the pixels if the encoder does."""
         features = f"encoder({'images' if exportable.takes_raw_pixels else '(images - mean) / std'})"
-        return f"features = {features}" if exportable.head is None else f"embeddings = head({features})"
+        return f"{exportable.output} = {features if exportable.head is None else f'head({features})'}"
 
     def input_contract(self, exportable: Exportable) -> str:
         """The file has only weights."""
@@ -212,8 +216,8 @@ class TimmFolder(Format):
         architecture.timm_model()
         if has_head:
             raise ConfigError(
-                "format: found 'timm', but its folder holds only a backbone, and this run's embeddings are the output "
-                "of a head; allowed for this run: safetensors, pt2, onnx, torchscript, hub"
+                "format: found 'timm', but its folder holds only a backbone, and the output is that of a head; allowed "
+                "for this network: safetensors, pt2, onnx, torchscript, hub"
             )
 
     def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.errors import ConfigError, StorageError, first_line
-from ssl_sec.networks.config import EncoderConfig, HeadConfig
+from ssl_sec.networks.config import ClassifierConfig, EncoderConfig, HeadConfig
 from ssl_sec.settings import from_values, to_values
 
 # The key of the record: in the header of safetensors, in config.json, and as a file in TorchScript.
@@ -25,14 +25,14 @@ class Record:
     Attributes:
         run: id of the run in MLflow, or the name of its folder.
         encoder: configuration of the encoder, without its weights.
-        head: configuration of the head, likewise; None if features are exported.
+        head: configuration of the head or classifier, likewise; None if features are exported.
         image_shape: channels, height and width of the training images.
         crop: crop of evaluated images; None if all have one size.
     """
 
     run: str
     encoder: EncoderConfig
-    head: HeadConfig | None
+    head: HeadConfig | ClassifierConfig | None
     image_shape: tuple[int, ...]
     crop: CentreCrop | None = None
 

@@ -51,6 +51,8 @@ class RecipeRow:
         paper_figure: the metric that the help shows for an experiment, and its title there.
         network: a description of the trained network for its model card; {dim} is its dimension, {labels} `with labels`
             or `without labels`, as it has learned.
+        classifier: likewise, of the network with the classifier that a run keeps beside it, in head.safetensors; {dim}
+            is the number of classes. Empty if it keeps none.
         hub_tags: tags of the model card.
         hub_tags_without_labels: more of them for an encoder that has learned without labels.
         curves: the metrics that reports draw as curves: the first one that most of the runs have.
@@ -73,6 +75,7 @@ class RecipeRow:
     tags: tuple[str, ...] = ()
     paper_figure: tuple[str, str] | None = None
     network: str = ""
+    classifier: str = ""
     hub_tags: tuple[str, ...] = ()
     hub_tags_without_labels: tuple[str, ...] = ()
     curves: tuple[str, ...] = ()
@@ -236,6 +239,8 @@ FINETUNE = RecipeRow(
     tags=("labels", "start"),
     paper_figure=("finetune/top1", "top-1 %"),
     network="An image encoder, trained as the features of a classifier; {dim} features an image.",
+    classifier="A classifier of images into {dim} classes: its output is a logit for each, in the order of "
+    "classes.json. Their softmax has the probabilities.",
     hub_tags=("image-classification",),
     curves=("val/top1", "train/top1"),
     is_probed=True,

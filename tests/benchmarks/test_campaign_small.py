@@ -61,6 +61,7 @@ def test_runs_have_the_values_of_their_arms(plan, study):
         assert found["seed"] == 3
 
 
+@pytest.mark.slow
 def test_a_searched_study_runs_and_its_figures_are_kept(plan, tmp_path):
     part = next(each for each in small.list_small_parts(TINY) if each.name == "cells-sec_cpu")
     sheet = Sheet(plan, part.name)

@@ -35,6 +35,8 @@ class ExportConfig(Settings):
         run: the training's MLflow run id, its name, a prefix of one, or its folder; or a registered model,
             models:/<name>@<alias> or models:/<name>/<version>.
         format: format of the files; see `ssl_sec.exporting`.
+        classifier: whether the classifier of a fine-tuning is exported with its encoder; the output is then a logit for
+            each class.
         checkpoint: the encoder of the run: `last`, `best` (by its held-out score), or the steps of one that was kept.
         output: a new folder, or with format=hub a new repository, hf://<owner>/<name>; None, or a repository without a
             token of the Hub, makes a folder in output_dir/exports, or in runs/exports if that is a URL.
@@ -48,6 +50,7 @@ class ExportConfig(Settings):
 
     run: str
     format: FormatName
+    classifier: bool = False
     checkpoint: Checkpoint = "last"
     output: Annotated[str, ExportPlace()] | None = None
     overwrite: bool = False
@@ -61,6 +64,8 @@ class ExportConfig(Settings):
         super().__post_init__()
         if self.output is not None and self.output.startswith(HUB_SCHEME):
             check(self.format == "hub", "format", self.format, "'hub' with output=hf://…")
+        if self.classifier:
+            check(self.checkpoint == "last", "checkpoint", self.checkpoint, "'last' with classifier=true")
         if self.license is not None:
             fits = re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,60}", self.license) is not None
             check(fits, "license", self.license, "the Hub's name of a license, such as apache-2.0 or cc-by-nc-4.0")

@@ -1,7 +1,9 @@
 """Exports the encoder of a run, and the head of an embedding, with a check and a model card."""
 
+import json
 import logging
 import shutil
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from jaxtyping import Float
 from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from torch import Tensor
 
@@ -34,6 +37,7 @@ from ssl_sec.networks.config import TimmConfig
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import trainings
 from ssl_sec.recipes.tracking import Checkpoint
+from ssl_sec.rules import check
 
 if TYPE_CHECKING:
     from ssl_sec.edges.export.hub import HubRepository
@@ -81,6 +85,8 @@ class Exported:
 def run_export(config: ExportConfig) -> Exported:
     """Exports the encoder of a training run, from MLflow or its folder; with the head if embeddings were trained.
 
+    With `classifier=true`, the classifier of a fine-tuning is its head.
+
     Raises:
         ConfigError: if there is no such run, the format does not support its encoder, the output already exists, or the
             files do not give the output of the trained network.
@@ -93,8 +99,11 @@ def run_export(config: ExportConfig) -> Exported:
         trained = source.config
         destination = _destination(config, source)
         destination.require_replaceable(config.overwrite)
+        if config.classifier:
+            _require_classifier(source)
         if (shape := source.image_shape) is not None:  # before the images are read
-            form.require_fit(trained.encoder.architecture(shape[0], min(shape[1:])), source.recipe.leaves_head)
+            has_head = source.recipe.leaves_head or config.classifier
+            form.require_fit(trained.encoder.architecture(shape[0], min(shape[1:])), has_head)
         image_set = _checked_set(config, trained, shape)
         channels, height, width = image_set.image_shape
         network = load_network(source.recipe, trained, image_set.image_shape, source.files)
@@ -105,11 +114,16 @@ def run_export(config: ExportConfig) -> Exported:
             head=network.head,
             dim=network.dim,
         )
+        if config.classifier:
+            exportable = _with_classifier(exportable, source)
         exportable = replace(exportable, record=_network_record(source, exportable))
         run, probes = _record(source, config)
     images = _some_images(image_set)
     with destination.filled(config.overwrite) as folder:
         form.write(exportable, images, folder)
+        if exportable.class_names:
+            text = json.dumps(exportable.class_names, ensure_ascii=False, indent=2)
+            (folder / "classes.json").write_text(f"{text}\n", encoding="utf-8")
         check = check_export(form, exportable, images, folder)
         card = model_card(
             run,
@@ -138,6 +152,7 @@ def _destination(config: ExportConfig, source: FoundNetwork) -> "ExportFolder | 
         hub_name, output = output.removeprefix(HUB_SCHEME), None
     near = "runs" if is_remote(config.output_dir) else config.output_dir
     of = "" if config.checkpoint == "last" else f"-{config.checkpoint}"
+    of += "-classifier" if config.classifier else ""
     default = f"{near}/exports/{source.config.recipe_name}-{source.short_name}{of}-{config.format}"
     folder = Path(output or default).expanduser().resolve()
     if hub_name is not None:
@@ -175,6 +190,43 @@ def _checked_set(config: ExportConfig, trained: TrainingConfig, shape: tuple[int
     return image_set
 
 
+def _require_classifier(source: FoundNetwork) -> None:
+    """Raises a ConfigError unless the run keeps a classifier of the encoder that is exported."""
+    name, version = source.recipe.name, source.version
+    check(source.recipe.classifier != "", "classifier", True, f"false with a run of jobs.{name}, which keeps none")
+    check(
+        version is None, "classifier", True, f"false with run={version}, an encoder alone; a run keeps its classifier"
+    )
+
+
+def _with_classifier(exportable: Exportable, source: FoundNetwork) -> Exportable:
+    """The encoder with the classifier that its run keeps, and the names of the classes.
+
+    Raises:
+        ConfigError: if the run's folder, or MLflow, does not have them.
+    """
+    weights, names = "head.safetensors", "confusion.json"
+    with tempfile.TemporaryDirectory() as made:
+        try:
+            if source.folder is not None:
+                place = source.folder.path
+            else:
+                assert source.archive is not None and source.run_id is not None
+                place = Path(made)
+                for name in (weights, names):
+                    source.archive.client.download_artifacts(source.run_id, name, made)
+            class_names = tuple(json.loads((place / names).read_text(encoding="utf-8"))["class_names"])
+            head = replace(source.config.head, weights=str(place / weights), dim=len(class_names))
+            classifier = head.build(exportable.dim, seed=0).eval()
+        except (MlflowException, OSError) as error:
+            raise ConfigError(
+                f"classifier: found true, but run {source.short_name} has no {weights} or no {names} that can be read"
+                f"{' in MLflow; its folder may have them, run=<folder>' if source.folder is None else ''}: "
+                f"{first_line(error)}"
+            ) from error
+    return replace(exportable, head=classifier, dim=len(class_names), class_names=class_names)
+
+
 def _network_record(source: FoundNetwork, exportable: Exportable) -> Record:
     """The record by which a run's network is built without the files that its training started from."""
     trained = source.config
@@ -185,7 +237,7 @@ def _network_record(source: FoundNetwork, exportable: Exportable) -> Record:
     return Record(
         run=source.run_id or source.short_name,
         encoder=replace(encoder, pretrained=False) if isinstance(encoder, TimmConfig) else encoder,
-        head=replace(trained.head, weights=None) if source.recipe.leaves_head else None,
+        head=None if exportable.head is None else replace(trained.head, weights=None, dim=exportable.dim),
         image_shape=exportable.image_shape,
         crop=crop if isinstance(crop, CentreCrop) else None,
     )

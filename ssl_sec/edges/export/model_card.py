@@ -88,16 +88,23 @@ def model_card(
     parameters = current_parameters(run)
     recipe, group = RECIPES[run.data.tags["job"]], parameters.get("recipe", run.data.tags.get("recipe", "custom"))
     inputs = [] if (trained_on := data_of(run)) is None else [trained_on]
+    described, task = recipe.network, "image-feature-extraction"
+    if exportable.class_names:
+        described, task = recipe.classifier, "image-classification"
     metadata = {
         **({} if license is None else {"license": license}),
         "library_name": form.library_of(exportable),
-        "pipeline_tag": "image-feature-extraction",
-        "tags": [
-            *(() if has_learned_labels else recipe.hub_tags_without_labels),
-            *recipe.hub_tags,
-            "image-feature-extraction",
-            form.name,
-        ],
+        "pipeline_tag": task,
+        "tags": list(
+            dict.fromkeys(
+                [
+                    *(() if has_learned_labels else recipe.hub_tags_without_labels),
+                    *recipe.hub_tags,
+                    task,
+                    form.name,
+                ]
+            )
+        ),
         **({"datasets": ids} if (ids := hub_datasets(inputs)) else {}),
         **({"metrics": ["accuracy"]} if probes or "val/knn_top1" in _own_metrics(run, checkpoint) else {}),
     }
@@ -113,7 +120,7 @@ def model_card(
     parts = [
         f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---",
         f"# {printable(group)}: {printable(exportable.architecture.title)}",
-        recipe.network.format(dim=exportable.dim, labels=f"with{'' if has_learned_labels else 'out'} labels"),
+        described.format(dim=exportable.dim, labels=f"with{'' if has_learned_labels else 'out'} labels"),
     ]
     for title, paragraphs in sections.items():
         parts += [f"## {title}", *paragraphs]

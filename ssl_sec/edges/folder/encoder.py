@@ -15,7 +15,7 @@ from ssl_sec.edges.folder.unfinished import require_finished
 from ssl_sec.errors import ConfigError
 from ssl_sec.exporting.record import Record, read_record
 from ssl_sec.networks import Encoder
-from ssl_sec.networks.config import EncoderConfig, HeadConfig
+from ssl_sec.networks.config import ClassifierConfig, EncoderConfig, HeadConfig
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import RECIPES, RecipeRow
 from ssl_sec.settings import from_values
@@ -141,12 +141,17 @@ def exported_network(record: Record, image_shape: tuple[int, ...], path: Path) -
 
 
 def _network(
-    config: EncoderConfig, head_config: HeadConfig | None, image_shape: tuple[int, ...], path: Path, head_path: Path
+    config: EncoderConfig,
+    head_config: HeadConfig | ClassifierConfig | None,
+    image_shape: tuple[int, ...],
+    path: Path,
+    head_path: Path,
 ) -> TrainedNetwork:
     """The network with the weights of two files; without a head if it has no configuration."""
     channels, height, width = image_shape
     encoder = replace(config, weights=str(path)).build(channels, min(height, width)).eval()
     if head_config is None:
         return TrainedNetwork(encoder=encoder, head=None, dim=encoder.num_features)
+    assert head_config.dim is not None, "an export's record has the number of classes"
     head = replace(head_config, weights=str(head_path)).build(encoder.num_features, seed=0)  # replaced by the file's
     return TrainedNetwork(encoder=encoder, head=head.eval(), dim=head_config.dim)

@@ -91,8 +91,9 @@ class Upload:
             folder.norms_path.write_text(json.dumps([asdict(histogram) for histogram in folder.histograms()]))
             for name in sorted({each.artifact for each in spec.recipe.comparisons.values()}):
                 self._try(lambda name=name: tracked.log_file(folder.path / name))
-            if folder.head_path.is_file():
-                self._try(lambda: tracked.log_file(folder.head_path))
+            for path in (folder.head_path, folder.confusion_path):
+                if path.is_file():
+                    self._try(lambda path=path: tracked.log_file(path))
             if spec.config.tracking.register_model:
                 name, shape = model_name(spec.group), folder.data().image_shape
                 logger.info("registering the network in MLflow as %s", name)

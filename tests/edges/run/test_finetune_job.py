@@ -104,7 +104,7 @@ def test_mlflow_has_a_runs_starting_point_and_metrics(pretrained, finished):
     plots = {file.path for file in client.list_artifacts(finished.run_id, "plots")}
     assert plots == {f"plots/{name}.png" for name in ("curves", "norms", "confusion", "reliability")}
     files = {file.path for file in client.list_artifacts(finished.run_id)}
-    assert {"encoder.safetensors", "head.safetensors", "config.yaml"} <= files
+    assert {"encoder.safetensors", "head.safetensors", "confusion.json", "config.yaml"} <= files
     assert "top-1 on the test set (%): " in str(finished)
     assert [name for name in finished.metrics if metric(name) is None] == []
     assert finished.folder.path.parent.name == "digits_finetuned"

@@ -140,7 +140,11 @@ LOCKING = """
 
 @pytest.mark.parametrize(
     ("pid", "more", "is_closed"),
-    [("os.getpid()", {}, True), ("os.getpid()", {"status": "FINISHED"}, False), ("1", {}, False)],
+    [
+        ("os.getpid()", {}, True),
+        pytest.param("os.getpid()", {"status": "FINISHED"}, False, marks=pytest.mark.slow),
+        ("1", {}, False),
+    ],
 )
 def test_a_job_that_a_library_ends_is_one_line_and_its_run_is_closed(pid, more, is_closed, tmp_path: Path):
     process = started(LOCKING.format(lock=tmp_path / "lock", pid=pid, more=more, end="os._exit(1)"))

@@ -205,6 +205,7 @@ def write_photos(root, num_bad):
     return str(root)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_images_that_cannot_be_read_are_left_out_of_the_measures(tmp_path):
     root = write_photos(tmp_path / "photos", num_bad=5)

@@ -215,6 +215,7 @@ def test_a_resumed_run_does_not_check_again(tmp_path, monkeypatch):
     assert store.check_path.read_text() == before
 
 
+@pytest.mark.slow
 def test_the_check_does_not_change_the_run(tmp_path):
     data = written(tmp_path, "folder", contents([*range(12), 3, -1, -2, 5]), resident_limit_mib=0)
     (tmp_path / "one").mkdir(), (tmp_path / "other").mkdir()

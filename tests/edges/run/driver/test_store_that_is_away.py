@@ -112,6 +112,7 @@ def test_a_store_has_every_point_once_after_an_outage(quick, monkeypatch, caplog
     assert told_of_loss == (len(calls) == 2)
 
 
+@pytest.mark.slow
 def test_a_store_too_slow_for_files_has_the_end_of_the_run_and_a_replay_that_fails_says_so(quick, monkeypatch, caplog):
     log_artifact, limits, wait_s = MlflowClient.log_artifact, [], 2.2
 
