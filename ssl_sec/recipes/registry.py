@@ -240,7 +240,7 @@ FINETUNE = RecipeRow(
     paper_figure=("finetune/top1", "top-1 %"),
     network="An image encoder, trained as the features of a classifier; {dim} features an image.",
     classifier="A classifier of images into {dim} classes: its output is a logit for each, in the order of "
-    "classes.json. Their softmax has the probabilities.",
+    "classes.json. Their softmax gives the probabilities.",
     hub_tags=("image-classification",),
     curves=("val/top1", "train/top1"),
     is_probed=True,
