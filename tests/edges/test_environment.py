@@ -94,6 +94,27 @@ def test_without_a_home_a_temporary_folder_is_used(environment, monkeypatch, tmp
     assert Path("~").expanduser().is_dir()
 
 
+def test_threads_that_wait_spin_briefly_unless_the_user_has_chosen(environment):
+    for given, found in (
+        ({}, "10000"),
+        ({"GOMP_SPINCOUNT": "7"}, "7"),
+        ({"OMP_WAIT_POLICY": "active"}, None),
+    ):
+        for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+            environment.delenv(name, raising=False)
+        for name, value in given.items():
+            environment.setenv(name, value)
+        complete()
+        assert os.environ.get("GOMP_SPINCOUNT") == found
+
+
+def test_threads_are_told_so_before_torch_starts_them():
+    code = "import os, sys, ssl_sec.edges; print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)"
+    without = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=without)
+    assert done.stdout.split() == ["10000", "False"], done.stderr
+
+
 def test_an_unwritable_home_does_not_affect_drawing(environment):
     environment.delenv("MPLCONFIGDIR")
     environment.setenv("HOME", "/proc")

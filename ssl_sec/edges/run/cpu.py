@@ -7,9 +7,11 @@ from pathlib import Path
 
 import psutil
 
+from ssl_sec.edges.environment import SPINS
+
 # Needed from the start of a process that trains in another thread than the main one, as Ray's workers do: glibc gives
 # such a thread a heap of 64 MiB pieces, and releases each piece as soon as it is empty, whatever the settings.
-ENVIRONMENT = {"MALLOC_ARENA_MAX": "1"}
+ENVIRONMENT = {"MALLOC_ARENA_MAX": "1", **SPINS}
 
 # From <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
