@@ -49,10 +49,7 @@ def tar_at_far(scores: Scores, same: Same, fars: Iterable[float]) -> dict[float,
         ConfigError: a FAR is outside [0, 1], or `fars` is one number.
         DataError: the numbers differ, or there are no genuine pairs or no impostors.
     """
-    fars = several("fars", fars, "rates")
-    genuine, impostors = _split(scores, same)
-    highest = impostors.topk(num_decisive(fars, len(impostors))).values
-    return share_accepted(genuine, highest, len(impostors), fars)
+    return share_accepted(*_decisive(scores, same, fars))
 
 
 def num_decisive(fars: Iterable[float], num_impostors: int) -> int:
@@ -93,10 +90,17 @@ def thresholds_at_far(scores: Scores, same: Same, fars: Iterable[float]) -> dict
         ConfigError: a FAR is outside [0, 1], or `fars` is one number.
         DataError: the numbers differ, or there are no genuine pairs or no impostors.
     """
+    _, highest, num_impostors, fars = _decisive(scores, same, fars)
+    return {far: _floor(highest, num_impostors, far) for far in fars}
+
+
+def _decisive(
+    scores: Scores, same: Same, fars: Iterable[float]
+) -> tuple[Float[Tensor, " genuine"], Float[Tensor, " highest"], int, list[float]]:
+    """The arguments of `share_accepted`."""
     fars = several("fars", fars, "rates")
-    _, impostors = _split(scores, same)
-    highest = impostors.topk(num_decisive(fars, len(impostors))).values
-    return {far: _floor(highest, len(impostors), far) for far in fars}
+    genuine, impostors = _split(scores, same)
+    return genuine, impostors.topk(num_decisive(fars, len(impostors))).values, len(impostors), fars
 
 
 def accepted_at_far(scores: Scores, same: Same, far: float) -> Bool[Tensor, " genuine"]:
