@@ -117,6 +117,9 @@ METRICS: Mapping[str, Metric] = {
     "probe/top1": _result("linear probe top-1 on the test set (%)", "probe top-1 %"),
     "probe/top5": _result("linear probe top-5 on the test set (%)", "probe top-5 %"),
     "probe/knn_top1": _result("kNN top-1 on the test set (%)", "kNN top-1 %"),
+    "probe/mean_per_class": _result(
+        "linear probe, mean of the classes' accuracies on the test set (%)", "probe mean per class %"
+    ),
     "probe/ece": _result("expected calibration error of the linear probe on the test set (%)", "probe ECE %"),
     "probe/logistic_top1": _result("logistic regression top-1 on the test set (%)", "logistic regression top-1 %"),
     "probe/logistic_mean_per_class": _result(
@@ -134,12 +137,19 @@ METRICS: Mapping[str, Metric] = {
     "probe/corruption/{kind}_{strength}_top1": _reported("linear probe top-1 with {kind} of strength {strength} (%)"),
     "val/top1": _result(f"top-1 on {_HELD_OUT} (%)", "held-out top-1 %"),
     "train/top1": _reported("top-1 on training images (%)", "training top-1 %"),
+    "val/mean_per_class": _result(f"mean of the classes' accuracies on {_HELD_OUT} (%)", "held-out mean per class %"),
+    "train/mean_per_class": _reported(
+        "mean of the classes' accuracies on training images (%)", "training mean per class %"
+    ),
     "finetune/top1": _result("top-1 on the test set (%)", "top-1 %"),
     "finetune/top5": _result("top-5 on the test set (%)", "top-5 %"),
     "finetune/mean_per_class": _result("mean of the classes' accuracies on the test set (%)", "mean per class %"),
     "finetune/ece": _result("expected calibration error on the test set (%)", "ECE %"),
     "finetune/epoch": _result("epoch whose network was measured"),
     "finetune/val_top1": _result("top-1 of that network on the held-out training images (%)"),
+    "finetune/val_mean_per_class": _result(
+        "mean of the classes' accuracies of that network on the held-out training images (%)"
+    ),
     "probe/learning_rate": _result("learning rate of the probe, chosen on held-out training images"),
     "probe/held_out_top1_lr_{rate}": _reported("linear probe top-1 on these images with a learning rate of {rate} (%)"),
     "probe/loss": _reported("least loss of the probes at all learning rates", "loss of the probe"),

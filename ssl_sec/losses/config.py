@@ -1,7 +1,7 @@
 """The options of the losses: each is declared by the constructor of its class, and checked by calling it."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
 
@@ -43,6 +43,14 @@ class _LossConfig(Declared, key="loss"):
     def build(self) -> losses.Loss:
         """The loss."""
         return self._construct()
+
+
+class _LogitsLossConfig(_LossConfig, key="loss"):
+    """A loss of logits."""
+
+    def build(self, class_sizes: Sequence[int] | None = None) -> losses.Loss:
+        """The loss; with the number of rows of each class, the one that is balanced by them."""
+        return self._construct(class_sizes=class_sizes)
 
 
 class _ClassLossConfig(Declared, key="loss"):
@@ -118,11 +126,11 @@ class MoCoV3Config(Settings, key="loss"):
 TeacherLossConfig = BYOLConfig | MoCoV3Config
 if TYPE_CHECKING:
     PairLossConfig = _LossConfig
-    CrossEntropyConfig = _LossConfig
+    CrossEntropyConfig = _LogitsLossConfig
     _OneClassLossConfig = _ClassLossConfig
     _OneLossConfig = _ClassLossConfig
 else:
-    CrossEntropyConfig = declare_settings(losses.CrossEntropyLoss, "cross_entropy", _LossConfig, ())
+    CrossEntropyConfig = declare_settings(losses.CrossEntropyLoss, "cross_entropy", _LogitsLossConfig, ("class_sizes",))
     PairLossConfig = Union[tuple(CONFIGS[name] for name in losses.PAIR_LOSSES)]  # noqa: UP007
     _OneClassLossConfig = Union[tuple(CONFIGS[name] for name in losses.CLASS_LOSSES)]  # noqa: UP007
     # A loss without classes is refused for what it is, not as a misspelt name.

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from ssl_sec.collectives import rank, world_size
 from ssl_sec.data.config import DigitsConfig
+from ssl_sec.data.image_set import subset
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.errors import ConfigError, MissingDataError, Stopped, StorageError
 from ssl_sec.evaluation.classification.scores import scores_of
@@ -148,7 +149,7 @@ def test_reports_come_at_their_intervals(whole):
     assert [step for step, _ in runtime.saves] == [3, 6, 9]
     step, at_the_end, _ = runtime.reports[-1]
     assert step == steps
-    names = ("top1", "top5", "mean_per_class", "ece", "epoch", "val_top1")
+    names = ("top1", "top5", "mean_per_class", "ece", "epoch", "val_top1", "val_mean_per_class")
     assert set(at_the_end) == {f"finetune/{name}" for name in names}
     assert at_the_end["finetune/val_top1"] == max(runtime.series("val/top1").values())
     assert at_the_end["finetune/top1"] <= at_the_end["finetune/top5"] <= 100
@@ -161,15 +162,26 @@ def test_reports_come_at_their_intervals(whole):
     assert runtime.reports[0][1]["train/loss"] == pytest.approx(math.log(10))  # all classes are equally probable
 
 
-def with_scores(monkeypatch, *scores):
-    """Held-out images whose accuracies are these, epoch by epoch."""
+def with_scores(monkeypatch, *scores, measure="top1"):
+    """Held-out images whose accuracies by a measure are these, epoch by epoch."""
     left = list(scores)
-    measure = finetuning.top_k_accuracy
 
-    def measured(logits, labels, k):
-        return left.pop(0) if len(labels) == 142 else measure(logits, labels, k)
+    def measured(hits, labels):
+        assert len(hits) == len(labels) == 142
+        return left.pop(0)
 
-    monkeypatch.setattr(finetuning, "top_k_accuracy", measured)
+    monkeypatch.setattr(finetuning, measure, measured)
+
+
+@pytest.mark.parametrize("measure", ["top1", "mean_per_class"])
+def test_the_measure_by_which_the_best_epoch_is_chosen(tmp_path, monkeypatch, measure):
+    other = {"top1": "mean_per_class", "mean_per_class": "top1"}[measure]
+    with_scores(monkeypatch, 0.2, 0.5, 0.4, measure=measure)
+    with_scores(monkeypatch, 0.7, 0.6, 0.8, measure=other)
+    runtime, _ = run(tmp_path, balanced=measure == "mean_per_class")
+    assert runtime.series("finetune/epoch") == {9: 2.0}
+    assert runtime.series(f"finetune/val_{measure}") == {9: 50.0}
+    assert runtime.series(f"finetune/val_{other}") == {9: 60.0}
 
 
 @pytest.mark.parametrize("stop_at", [None, 7])
@@ -196,6 +208,26 @@ def test_the_network_of_the_best_epoch_is_measured_and_saved(tmp_path, monkeypat
     assert_identical(load_file(other.head_path), dict(state["head"]))
     assert not torch.equal(encoder["conv1.weight"], state["encoder"]["backbone.conv1.weight"])
     assert "best" not in state
+
+
+def test_balanced_classes_count_alike(tmp_path, monkeypatch):
+    """Digits below 5 have twenty times the images of the others."""
+
+    def open_split(self, split, crop):
+        images = open_digits(split)
+        is_kept = (images.labels < 5) | (torch.arange(len(images)) % 20 == 0) | (split == "test")
+        return subset(images, is_kept.nonzero().flatten(), "uneven")
+
+    monkeypatch.setattr(DigitsConfig, "_open", open_split)
+    found = {}
+    for balanced in (False, True):
+        (tmp_path / str(balanced)).mkdir()
+        changes = {"labels_share": 1.0, "mixup": 0.0, "held_out_share": 0, "evaluated": "last", "balanced": balanced}
+        runtime, store = run(tmp_path / str(balanced), epochs=4, **changes)
+        assert list(runtime.series("train/mean_per_class")) == list(runtime.series("train/top1"))
+        confusion = torch.tensor(json.loads(store.confusion_path.read_text())["confusion"])
+        found[balanced] = float((confusion.diag() / confusion.sum(1))[5:].mean())
+    assert found[True] > found[False] + 0.2, found
 
 
 def test_test_labels_decide_the_score_and_not_the_choice(tmp_path, monkeypatch, whole):

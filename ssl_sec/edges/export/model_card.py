@@ -215,8 +215,8 @@ def _own_metrics(run: Run, checkpoint: Checkpoint | str) -> Mapping[str, float]:
     if checkpoint != "last":
         return {}
     # Of a fine-tuning whose best epoch was saved, this is of the last epoch.
-    left_out = {"val/top1"} if "finetune/val_top1" in run.data.metrics else set[str]()
-    return {name: value for name, value in run.data.metrics.items() if name not in left_out}
+    chosen = {"val/top1", "val/mean_per_class"} if "finetune/val_top1" in run.data.metrics else set[str]()
+    return {name: value for name, value in run.data.metrics.items() if name not in chosen}
 
 
 def _metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str, str]]:

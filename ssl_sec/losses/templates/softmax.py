@@ -11,6 +11,7 @@ All are means over the rows. Cross-entropy itself, of logits that the network co
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float
@@ -289,14 +290,27 @@ class CrossEntropyLoss(Loss):
     −Σ_k q_k log softmax(f)_k with q_k = (1 − ε) [k = y] + ε / n for n classes (Szegedy et al. 2016, section 7): the
     network has a classifier of its own.
 
+    With the sizes of the classes it is the balanced softmax (Ren et al. 2020, Eq. 4): f + log π in place of f, with the
+    shares π of the classes among the rows that are trained on. The logits f alone then classify rows of classes that
+    are equally frequent, whatever π is.
+
     Args:
         label_smoothing: ε in [0, 1), the share of a label that is spread evenly over all classes.
+        class_sizes: number of rows of each class that are trained on, ≥ 1; None takes the logits as they are.
     """
 
-    def __init__(self, label_smoothing: float = 0.0) -> None:
+    _log_shares: Tensor | None
+
+    def __init__(self, label_smoothing: float = 0.0, class_sizes: Sequence[int] | None = None) -> None:
         super().__init__()
         Range(ge=0, lt=1).check("label_smoothing", label_smoothing)
         self.label_smoothing = label_smoothing
+        log_shares = None
+        if class_sizes is not None:
+            check(min(class_sizes, default=0) > 0, "class_sizes", list(class_sizes), "one row or more of each class")
+            sizes = torch.tensor(class_sizes, dtype=torch.float64, device="cpu")
+            log_shares = (sizes / sizes.sum()).log()
+        self.register_buffer("_log_shares", log_shares, persistent=False)
 
     def compares(self, labels: Labels) -> Bool[Tensor, ""]:
         """Whether there is any row."""
@@ -306,6 +320,8 @@ class CrossEntropyLoss(Loss):
         if len(labels) == 0:
             raise ValueError(f"CrossEntropyLoss needs one row or more: the batch is {list(embeddings.shape)}")
         require_classes("CrossEntropyLoss", labels, embeddings.shape[1])
-        own = embeddings[anchors], labels[anchors]
-        terms = functional.cross_entropy(*own, label_smoothing=self.label_smoothing, reduction="sum")
+        logits = embeddings[anchors]
+        if self._log_shares is not None:
+            logits = logits + self._log_shares.to(logits.dtype)
+        terms = functional.cross_entropy(logits, labels[anchors], label_smoothing=self.label_smoothing, reduction="sum")
         return terms / len(labels)

@@ -76,6 +76,9 @@ class FinetuneConfig(TrainingConfig):
         trained_stages: how many of the encoder's last stages are trained, ≥ 0; the others keep their weights, and their
             batch norms the running statistics. `all` for all of them.
         mixup: α of the mixing of two images and their labels, ≥ 0; 0 mixes none.
+        balanced: whether all classes count alike, however many labelled images each has: in the loss, which becomes
+            the balanced softmax (Ren et al. 2020), and in the choice of the best epoch, by the mean of the classes'
+            held-out accuracies.
         evaluated: the network that is measured on the test images and saved: that of the epoch with the highest
             held-out accuracy (the first of equal ones), or that of the last epoch.
     """
@@ -94,6 +97,7 @@ class FinetuneConfig(TrainingConfig):
     start_labels: NoEffect[tuple[str, ...]] = ()
     trained_stages: CountOrZero | Literal["all"] = "all"
     mixup: Annotated[float, Range(ge=0, le=100)] = 0.0
+    balanced: bool = False
     evaluated: Literal["best", "last"] = "best"
     constraint: NoConstraintConfig = field(default_factory=NoConstraintConfig)
     monitor: FinetuneMonitorConfig = field(default_factory=FinetuneMonitorConfig)

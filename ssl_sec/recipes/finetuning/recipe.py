@@ -5,7 +5,7 @@ best epoch is chosen by its accuracy on the held-out tenth, and the test set is 
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,16 @@ from ssl_sec.data.samplers import ShuffledBatches, worker_rows
 from ssl_sec.data.shards.streamed import require_any_order
 from ssl_sec.data.stores import with_crop
 from ssl_sec.errors import ConfigError
-from ssl_sec.evaluation.classification.scores import Scores, confusion_values, in_parts, scores_of, top_k_accuracy
+from ssl_sec.evaluation.classification.scores import (
+    Part,
+    Scores,
+    confusion_values,
+    hits_of,
+    in_parts,
+    mean_per_class,
+    scores_of,
+    top1,
+)
 from ssl_sec.evaluation.feature_table import FeatureTable
 from ssl_sec.evaluation.features import readable_rows
 from ssl_sec.evaluation.splits import opening_test_images, require_same_classes, with_test_images
@@ -85,25 +94,32 @@ class BestNetwork:
     Args:
         encoder: the encoder whose state is kept and restored.
         head: the head, likewise.
+        score: the metric that is the score.
 
     Attributes:
-        score: the highest score so far; None before the first one.
-        epoch: epoch after which it was measured; None before the first score.
+        found: the metrics of these weights; empty before the first ones.
+        epoch: epoch after which they were measured; None before the first ones.
     """
 
-    def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
+    def __init__(self, encoder: nn.Module, head: nn.Module, score: str) -> None:
         self._network = nn.ModuleDict({"encoder": encoder, "head": head})
         self._weights: Mapping[str, Tensor] = {}
-        self.score: float | None = None
+        self._score = score
+        self.found: Mapping[str, float] = {}
         self.epoch: float | None = None
 
-    def offer(self, score: float, epoch: float) -> None:
-        """Keeps the network's weights if the score is the highest so far."""
-        if self.score is None or score > self.score:
+    def offer(self, found: Mapping[str, float], epoch: float) -> None:
+        """Keeps the network's weights if their score is the highest so far.
+
+        Args:
+            found: metrics of the weights, the score among them.
+            epoch: epoch after which they were measured.
+        """
+        if not self.found or found[self._score] > self.found[self._score]:
             self._weights = {
                 name: value.detach().to("cpu", copy=True) for name, value in self._network.state_dict().items()
             }
-            self.score, self.epoch = score, epoch
+            self.found, self.epoch = dict(found), epoch
 
     def restore(self) -> None:
         """Puts the best weights into the network, if there are some."""
@@ -111,13 +127,13 @@ class BestNetwork:
             self._network.load_state_dict(self._weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best weights, their score and their epoch."""
-        return {"weights": self._weights, "score": self.score, "epoch": self.epoch}
+        """The best weights, their metrics and their epoch."""
+        return {"weights": self._weights, "found": self.found, "epoch": self.epoch}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes over a state."""
         self._weights = {name: value.cpu() for name, value in state_dict["weights"].items()}
-        self.score, self.epoch = state_dict["score"], state_dict["epoch"]
+        self.found, self.epoch = state_dict["found"], state_dict["epoch"]
 
 
 def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
@@ -149,7 +165,9 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
         config = replace(config, encoder=replace(config.encoder, weights=str(store.initial_path)))
     with building_for(images.trained_on.image_shape, config.run, "data.image_size_px is their size"):
         recipe = build_recipe(config, images.trained_on, runtime)
-    best = BestNetwork(recipe.encoder, recipe.head) if config.evaluated == "best" else None
+    best = None
+    if config.evaluated == "best":
+        best = BestNetwork(recipe.encoder, recipe.head, "mean_per_class" if config.balanced else "top1")
     recipe = replace(recipe, best=best)
     extract = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=256)
     classify = partial(readable_rows, extract, runtime.device)
@@ -159,13 +177,13 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
         best.restore()
     log_once(runtime, "measuring the classifier on %s test images", f"{len(test):,}")
     logits = readable_rows(until_a_stop(extract, runtime), runtime.device, test)
-    found = Classified(**vars(scores_of(in_parts(lambda rows: rows, logits, logits.dim))))
+    found = Classified(**vars(scores_of(_parts_of(logits))))
     if runtime.rank == 0:
         store.describe_test_data({f"{config.data.title}/test": test})
         epoch = config.epochs if best is None or best.epoch is None else best.epoch
         metrics = {**found.metrics(), "finetune/epoch": float(epoch)}
-        if best is not None and best.score is not None:
-            metrics["finetune/val_top1"] = best.score
+        if best is not None:
+            metrics |= {f"finetune/val_{name}": value for name, value in best.found.items()}
         runtime.report(recipe.total_steps, metrics)
         save_network(recipe, store, with_head=True)
         record = {
@@ -222,12 +240,21 @@ def build_recipe(config: FinetuneConfig, image_set: ImageSet, runtime: Runtime) 
         runtime,
         sampler=sampler,
         total_steps=config.epochs * sampler.steps_per_epoch,
-        loss=config.loss.build(),
+        loss=config.loss.build(class_sizes=_class_sizes(image_set) if config.balanced else None),
         views=views,
         objective_of=objective_of,
         prepare=freeze,
         draws=partial(row_draws, seed, global_batch_size=batch_size),
     )
+
+
+def _parts_of(logits: FeatureTable) -> Iterator[Part]:
+    return in_parts(lambda rows: rows, logits, logits.dim)
+
+
+def _class_sizes(image_set: ImageSet) -> list[int]:
+    """The number of images of each class; a class without images counts as if it had one."""
+    return image_set.labels.cpu().bincount(minlength=len(image_set.class_names)).clamp(min=1).tolist()
 
 
 def _require_pairs(config: FinetuneConfig, runtime: Runtime) -> None:
@@ -241,7 +268,7 @@ def _require_pairs(config: FinetuneConfig, runtime: Runtime) -> None:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Monitor:
-    """Top-1 accuracy of the watched images; offers the network to the best ones."""
+    """The accuracies of the watched images; offers the network to the best ones."""
 
     images: LabelledImages
     classify: Callable[[ImageSet], FeatureTable]
@@ -252,7 +279,8 @@ class _Monitor:
     def __call__(self, steps_taken: int) -> dict[str, float]:
         log_once(self.runtime, "measuring the accuracy on %s images", f"{len(self.images.watched):,}")
         logits = self.classify(self.images.watched)
-        top1 = 100 * top_k_accuracy(logits.features, logits.labels, 1)
+        hits = hits_of(_parts_of(logits))
+        found = {"top1": 100 * top1(*hits), "mean_per_class": 100 * mean_per_class(*hits)}
         if self.best is not None:
-            self.best.offer(top1, steps_taken / self.steps_per_epoch)
-        return {f"{self.images.watched_name}/top1": top1}
+            self.best.offer(found, steps_taken / self.steps_per_epoch)
+        return {f"{self.images.watched_name}/{name}": value for name, value in found.items()}

@@ -76,6 +76,7 @@ class ProbeFindings:
             "probe/top1": 100 * self.probe.top1,
             **({} if self.probe.top5 is None else {"probe/top5": 100 * self.probe.top5}),
             "probe/knn_top1": 100 * self.knn_top1,
+            "probe/mean_per_class": 100 * self.probe.mean_per_class,
             "probe/learning_rate": self.probe.learning_rate,
             "probe/ece": 100 * self.probe.calibration.ece,
             **self.transfer,

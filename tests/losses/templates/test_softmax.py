@@ -94,10 +94,13 @@ def slow_cross_entropy(rows, labels, smoothing):
     return sum(terms) / len(terms)
 
 
+@pytest.mark.parametrize("sizes", [None, [40, 1, 3, 9, 2, 2]])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
-def test_cross_entropy_is_the_slow_loop_and_its_shares_add_up(smoothing):
-    loss, logits = CrossEntropyLoss(smoothing), 3 * rows(dim=6)
-    expected = slow_cross_entropy(logits.tolist(), CLASSES_OF_ROWS.tolist(), smoothing)
+def test_cross_entropy_is_the_slow_loop_and_its_shares_add_up(smoothing, sizes):
+    """Balanced by the sizes of the classes, exp f_k is multiplied by n_k (Ren et al. 2020, Eq. 4)."""
+    loss, logits = CrossEntropyLoss(smoothing, sizes), 3 * rows(dim=6)
+    shifted = [[z + math.log(n) for z, n in zip(row, sizes or [1] * 6, strict=True)] for row in logits.tolist()]
+    expected = slow_cross_entropy(shifted, CLASSES_OF_ROWS.tolist(), smoothing)
     assert loss(logits, CLASSES_OF_ROWS).item() == pytest.approx(expected, rel=1e-12)
     shares = [loss(logits, CLASSES_OF_ROWS, anchors=part).item() for part in (slice(0, 5), slice(5, 6), slice(6, 12))]
     assert sum(shares) == pytest.approx(expected, rel=1e-12)
@@ -123,6 +126,12 @@ def test_a_label_that_is_no_column_of_the_logits_is_refused(label):
 def test_no_logits_are_refused():
     with pytest.raises(ValueError, match=r"CrossEntropyLoss needs one row or more: the batch is \[0, 6\]"):
         CrossEntropyLoss()(torch.zeros(0, 6), torch.zeros(0, dtype=torch.long))
+
+
+@pytest.mark.parametrize("sizes", [[], [3, 0], [-1, 2]])
+def test_a_class_without_rows_is_refused(sizes):
+    with pytest.raises(ValueError, match=r"class_sizes: found \[.*, must be one row or more of each class"):
+        CrossEntropyLoss(class_sizes=sizes)
 
 
 @pytest.mark.parametrize("smoothing", [-0.1, 1.0, math.nan])

@@ -246,6 +246,7 @@ def test_the_metrics_are_percentages_by_name():
         "probe/top5": 90.0,
         "probe/knn_top1": 25.0,
         "probe/learning_rate": 2.0,
+        "probe/mean_per_class": 40.0,
         "probe/ece": 25.0,
         "probe/held_out_top1_lr_1": 50.0,
         "probe/held_out_top1_lr_2": 75.0,
