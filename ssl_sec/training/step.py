@@ -30,6 +30,7 @@ from ssl_sec.networks.dropout import draw_dropout
 from ssl_sec.networks.encoder import Network
 from ssl_sec.training.cadence import Cadence
 from ssl_sec.training.class_sharding import held_templates
+from ssl_sec.training.divergence import DivergenceWarning
 from ssl_sec.training.norms import NormHistogram, norm_histogram
 from ssl_sec.training.objective import Terms
 from ssl_sec.training.optimisers.clipping import clip_gradients
@@ -38,9 +39,6 @@ from ssl_sec.training.recipe import Precision, Recipe
 from ssl_sec.training.replaying import CUDAGraphs, Graphs, Replayed
 
 logger = logging.getLogger(__name__)
-
-# What a user may try whose training diverged or collapsed.
-SMALLER_STEPS = "a lower optimiser.learning_rate, optimiser.warmup_epochs or optimiser.clip_norm may prevent it"
 
 
 class Request(IntEnum):
@@ -235,6 +233,7 @@ def train(
     is_rounded = recipe.computation.precision == "bfloat16"
     recipe.model.train()
     recipe.objective.train()
+    divergence = DivergenceWarning()
     clock, clock_step = time.perf_counter(), first_step
     for step, batch in zip(steps, loaded, strict=True):
         due = cadence.after(step, sampler.steps_per_epoch, recipe.total_steps)
@@ -259,6 +258,8 @@ def train(
             more |= _step_angle_metrics(before, _embedded(recipe, views))
         metrics = _metrics(recipe, terms, step, more)
         _require_finite(recipe, metrics, step)
+        if runtime.rank == 0:
+            divergence.check(metrics["train/loss"], step)
         seconds = time.perf_counter() - clock
         metrics["train/images_per_s"] = (step + 1 - clock_step) * sampler.global_batch_size / seconds
         metrics["train/epoch"] = (step + 1) / sampler.steps_per_epoch

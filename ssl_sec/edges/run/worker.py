@@ -17,8 +17,9 @@ from ssl_sec.errors import Stopped, StorageError, UserError, out_of_memory, out_
 from ssl_sec.recipes.registry import RECIPES, SCORES
 from ssl_sec.settings import from_values
 from ssl_sec.training.checkpoint import CheckpointWriter, save_part, without_held_rows
+from ssl_sec.training.divergence import SMALLER_STEPS
 from ssl_sec.training.norms import NormHistogram
-from ssl_sec.training.step import SMALLER_STEPS, Request
+from ssl_sec.training.step import Request
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,9 @@ from ssl_sec.networks import Encoder
 from ssl_sec.recipes.assembly import extractor
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.seeding import derived_seed
+from ssl_sec.training.divergence import SMALLER_STEPS
 from ssl_sec.training.recipe import Recipe
-from ssl_sec.training.step import SMALLER_STEPS, Runtime, log_once
+from ssl_sec.training.step import Runtime, log_once
 
 logger = logging.getLogger(__name__)
 
