@@ -117,7 +117,7 @@ class AugmentConfig(Settings, key="augment"):
 
         Args:
             image_size_px: the short side of the images.
-            num_channels: channels of the images, 1 or 3.
+            num_channels: channels of the images.
             seed: the run's seed.
             num_views: views of each image; None takes the key `num_views`.
             device: device of the images.

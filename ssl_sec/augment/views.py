@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ssl_sec.compilers import why_no_triton
 from ssl_sec.data.crops import RandomResizedCrop
+from ssl_sec.errors import counted
 from ssl_sec.rules import Range, check
 from ssl_sec.seeding import derived_seed
 
@@ -141,7 +142,8 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
 
     Args:
         image_size_px: side of the views, pixels.
-        num_channels: 3, or 1 for grey images, whose only colour distortions are brightness and contrast.
+        num_channels: channels of the images; the only colour distortions of other images than those of 3 are
+            brightness and contrast.
         seed: the run's seed.
         num_views: views of each image, ≥ 1.
         min_scale: smallest crop, as a share of the image's area, in (0, 1].
@@ -185,7 +187,7 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
         )
 
         check(image_size_px >= 1, "image_size_px", image_size_px, "≥ 1")
-        check(num_channels in (1, 3), "num_channels", num_channels, "1 or 3")
+        check(num_channels >= 1, "num_channels", num_channels, "≥ 1")
         check(num_views >= 1, "num_views", num_views, "≥ 1")
         Range(gt=0, le=1).check("min_scale", min_scale)
         Range(ge=min_scale, le=1).check("max_scale", max_scale)
@@ -279,7 +281,7 @@ def why_not_fused(image_size_px: int, num_channels: int, device: torch.device) -
     if device.type != "cuda":
         return f"the device is {device.type}, and the kernel runs on GPUs"
     if num_channels != 3:
-        return f"the images have {num_channels} channel, and the kernel makes colour images"
+        return f"the images have {counted(num_channels, 'channel')}, and the kernel makes colour images"
     if image_size_px > LARGEST_FUSED_VIEW_PX:
         return f"the views are {image_size_px} pixels wide, and the kernel makes at most {LARGEST_FUSED_VIEW_PX}"
     return why_no_triton(device)

@@ -5,8 +5,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Self
 
+from ssl_sec.data.bands import ValueRanges, check_value_ranges
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
 from ssl_sec.data.encoded_images import EncodedImages
@@ -16,7 +17,7 @@ from ssl_sec.data.selection.left_out import require_lists, without_listed
 from ssl_sec.data.stores import from_store, limit_images
 from ssl_sec.effects import NoEffect
 from ssl_sec.errors import ConfigError, require_path
-from ssl_sec.rules import Count, CountOrZero, Side
+from ssl_sec.rules import Count, CountOrZero, Range, Side
 from ssl_sec.settings import Settings
 
 # Words that name folders and files of any data set.
@@ -85,8 +86,13 @@ class DataSetConfig(Settings, key="data", is_base=True):
 
     @property
     def channels(self) -> int:
-        """Channels of the images: 3 for colours, 1 for grey."""
+        """Channels of the images."""
         return 3
+
+    @property
+    def ranges(self) -> ValueRanges | None:
+        """Lowest and highest value of the pixels, where files are read with such; see `FilesConfig.value_ranges`."""
+        return None
 
     def opens_at_once(self, num_images: int) -> bool:
         """Whether the set opens at once, so that a configuration may be checked with its number of images.
@@ -102,12 +108,18 @@ class DataSetConfig(Settings, key="data", is_base=True):
         """Side that all images are resized and cropped to as they are read; None if they keep their own."""
         return None
 
-    def read_as(self, image_size_px: int | None = None, num_channels: int | None = None) -> Self:
-        """The set with its files read at this size, unless it has one, and with these channels; others as they are.
+    def read_as(
+        self,
+        image_size_px: int | None = None,
+        num_channels: int | None = None,
+        value_ranges: ValueRanges | None = None,
+    ) -> Self:
+        """The set with its files read so; sets that are no files as they are.
 
         Args:
-            image_size_px: side of the images; None leaves it.
-            num_channels: of the images; None leaves them.
+            image_size_px: side of the images, unless the set has one; None leaves it.
+            num_channels: channels of the images; None leaves them.
+            value_ranges: lowest and highest value of the pixels, unless the set has such ranges.
         """
         return self
 
@@ -182,7 +194,10 @@ class FilesConfig(DataSetConfig, is_base=True):
     Attributes:
         image_size_px: side that images are resized and cropped to; None if all images have one size, or, in metric
             learning, are cut by its crop.
-        num_channels: channels of the images: 3 for colours, 1 for grey.
+        num_channels: channels of the images: 3 for colours, 1 for grey; another number for files of so many channels,
+            such as those of satellites and microscopes.
+        value_ranges: lowest and highest value of the pixels, which become 0 and 255: one pair for all channels, or one
+            for each; None takes 8 bits as they are, and the high byte of 16.
         on_bad_image: action on an unreadable image: raise stops; skip leaves it out and counts it.
         resident_limit_mib: a set that is no larger once decoded is kept on the device; a larger one is streamed.
         scaled_decoding: whether JPEGs whose sides are 8 times image_size_px or more are decoded at a part of their
@@ -190,14 +205,15 @@ class FilesConfig(DataSetConfig, is_base=True):
     """
 
     image_size_px: Side | None = None
-    num_channels: Literal[1, 3] = 3
+    num_channels: Annotated[int, Range(ge=1, le=1024)] = 3
+    value_ranges: ValueRanges | None = None
     on_bad_image: OnBadImage = "raise"
     resident_limit_mib: NoEffect[CountOrZero] = Decoding.resident_limit_mib
     scaled_decoding: bool = Decoding.scaled_decoding
 
     @property
     def channels(self) -> int:
-        """Channels of the images: 3 for colours, 1 for grey."""
+        """Channels of the images."""
         return self.num_channels
 
     @property
@@ -205,11 +221,31 @@ class FilesConfig(DataSetConfig, is_base=True):
         """Side that all images are resized and cropped to as they are read; None if they keep their own."""
         return self.image_size_px
 
-    def read_as(self, image_size_px: int | None = None, num_channels: int | None = None) -> Self:
-        """The set with its files read at this size, unless it has one, and with these channels."""
-        size_px = image_size_px if self.image_size_px is None else self.image_size_px
-        channels = self.num_channels if num_channels is None else 1 if num_channels == 1 else 3
-        return replace(self, image_size_px=size_px, num_channels=channels)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_value_ranges(self.value_ranges, self.num_channels)
+
+    @property
+    def ranges(self) -> ValueRanges | None:
+        """Lowest and highest value of the pixels."""
+        return self.value_ranges
+
+    def read_as(
+        self,
+        image_size_px: int | None = None,
+        num_channels: int | None = None,
+        value_ranges: ValueRanges | None = None,
+    ) -> Self:
+        """The set with its files read at this size and with these ranges, unless it has such, and these channels."""
+        channels = self.num_channels if num_channels is None else num_channels
+        # Ranges of other channels than the set's do not fit it.
+        fits = value_ranges is not None and len(value_ranges) in (1, channels)
+        return replace(
+            self,
+            image_size_px=image_size_px if self.image_size_px is None else self.image_size_px,
+            num_channels=channels,
+            value_ranges=value_ranges if fits and self.value_ranges is None else self.value_ranges,
+        )
 
     def undecoded(self) -> Self:
         """The set as one whose images are decoded when they are read."""
@@ -219,6 +255,7 @@ class FilesConfig(DataSetConfig, is_base=True):
         return Decoding(
             image_size_px=self.image_size_px,
             num_channels=self.num_channels,
+            value_ranges=self.value_ranges,
             on_bad_image=self.on_bad_image,
             resident_limit_mib=self.resident_limit_mib,
             scaled_decoding=self.scaled_decoding,

@@ -9,6 +9,8 @@ The rules for each kind of file:
 - The EXIF orientation is applied. A broken EXIF block is ignored: the pixels are intact.
 - Of an animated file, or one with several pages, the first frame is read.
 - The number of pixels is read from the header and refused above a limit before anything is decompressed.
+- Images of other numbers of channels than 1 and 3, and of values with a range, are read by `ssl_sec.data.bands`, and so
+  are NumPy's files.
 
 The result neither depends on Pillow's global state nor changes it, so that threads may decode concurrently.
 """
@@ -18,8 +20,9 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -33,6 +36,17 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
+from ssl_sec.data.bands import (
+    NUMPY_EXTENSION,
+    ValueRanges,
+    as_bytes,
+    check_value_ranges,
+    is_numpy_file,
+    is_tiff,
+    read_numpy_file,
+    read_opened,
+    read_tiff,
+)
 from ssl_sec.data.crops import CentreSquare, Crop, ViewCrops
 from ssl_sec.errors import ConfigError, DataError, check_option, first_line, printable
 
@@ -45,7 +59,9 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 # Pillow can open more, some of it by starting other programs (EPS runs Ghostscript).
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-EXTENSIONS = frozenset(".bmp .gif .jfif .jpe .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split())
+EXTENSIONS = frozenset(
+    (*".bmp .gif .jfif .jpe .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split(), NUMPY_EXTENSION)
+)
 # Formats of photos that are not read.
 UNREAD_EXTENSIONS = frozenset(".arw .avif .cr2 .cr3 .dng .heic .heif .jp2 .jxl .nef .orf .raf .rw2".split())
 
@@ -69,7 +85,9 @@ class Decoding:
 
     Attributes:
         image_size_px: side to which the largest centred square of an image is resized; None leaves that to `crop`.
-        num_channels: channels of the images: 3 for RGB, 1 for grey.
+        num_channels: channels of the images: 3 for RGB, 1 for grey, others for images of so many channels.
+        value_ranges: lowest and highest value of the pixels, which become 0 and 255: one pair for all channels, or one
+            for each; None takes 8 bits as they are, and the high byte of 16.
         on_bad_image: action on an unreadable image: raise an error, or skip it: drop it from a resident set, replace it
             in a streamed one; None raises an error if no option can skip the image.
         resident_limit_mib: largest size of the pixels at which a set is decoded into memory.
@@ -81,14 +99,16 @@ class Decoding:
 
     image_size_px: int | None = None
     num_channels: int = 3
+    value_ranges: ValueRanges | None = None
     on_bad_image: OnBadImage | None = None
     resident_limit_mib: int = 4096
     scaled_decoding: bool = False
     crop: Crop | None = None
 
     def __post_init__(self) -> None:
-        if self.num_channels not in (1, 3):
-            raise ConfigError(f"data.num_channels: found {self.num_channels}, must be 1 or 3")
+        if self.num_channels < 1:
+            raise ConfigError(f"data.num_channels: found {self.num_channels}, must be ≥ 1")
+        check_value_ranges(self.value_ranges, self.num_channels)
         if self.image_size_px is not None and self.image_size_px < 1:
             raise ConfigError(f"data.image_size_px: found {self.image_size_px}, must be ≥ 1, or null")
         if self.on_bad_image is not None:
@@ -122,16 +142,22 @@ Result = TypeVar("Result")
 
 
 def decode_image(
-    source: Path | bytes, name: str, num_channels: int, crop: Crop | None = None, draw: int | None = None
+    source: Path | bytes,
+    name: str,
+    num_channels: int,
+    crop: Crop | None = None,
+    draw: int | None = None,
+    value_ranges: ValueRanges | None = None,
 ) -> UInt8[Tensor, "channels height width"] | UInt8[Tensor, " values"]:
     """The pixels of one encoded image.
 
     Args:
         source: a file's path, or the encoded bytes.
         name: name of the image in errors: the path, or the Parquet file and row.
-        num_channels: 3 for RGB, 1 for grey (ITU-R 601 luma).
+        num_channels: 3 for RGB, 1 for grey (ITU-R 601 luma), others for images of so many channels.
         crop: the crop of the upright image; None keeps the whole image.
         draw: random number for a random crop.
+        value_ranges: lowest and highest value, of all channels or of each; None for 8 bits and the high byte of 16.
 
     Returns:
         Pixels, 0-255, of shape [num_channels, crop.size_px, crop.size_px] if there is a crop. The parts that
@@ -139,46 +165,86 @@ def decode_image(
 
     Raises:
         DataError: the file cannot be opened, is not an image of a known format, is truncated, has too many
-            pixels or pixels of 32 bits; one line that names it.
+            pixels, other channels, or pixels of 32 bits without a range; one line that names it.
+        ConfigError: it is a TIFF, and the package that reads its channels is not installed.
     """
-    pixels, stored_size, orientation = _read(source, printable(name), num_channels, crop)
+    name = printable(name)
+    if is_numpy_file(source) or num_channels not in (1, 3) or value_ranges is not None:
+        planes, orientation = _read_planes(source, name, num_channels, value_ranges)
+        stored_size = planes[0].size
+    else:
+        pixels, stored_size, orientation = _read(source, name, num_channels, crop)
+        planes = [pixels]
     upright = partial(_turned, orientation=orientation)
     if isinstance(crop, ViewCrops) and draw is not None:
-        parts = crop.parts(upright(pixels), draw)
-        return torch.from_numpy(np.concatenate([_as_array(part, num_channels).ravel() for part in parts]))
-    if isinstance(crop, CentreSquare) and pixels.size != stored_size:
+        of_planes = (crop.parts(upright(plane), draw) for plane in planes)
+        return torch.from_numpy(np.concatenate([_as_array(part).ravel() for part in zip(*of_planes, strict=True)]))
+    if isinstance(crop, CentreSquare) and planes[0].size != stored_size:
         is_mirrored = orientation in _FROM_THE_RIGHT, orientation in _FROM_BELOW
-        pixels = upright(crop.of_reduced(pixels, stored_size, is_mirrored))
+        planes = [upright(crop.of_reduced(plane, stored_size, is_mirrored)) for plane in planes]
     else:
-        pixels = upright(pixels) if crop is None else crop(upright(pixels), draw)
-    return torch.from_numpy(_as_array(pixels, num_channels))
+        planes = [upright(plane) if crop is None else crop(upright(plane), draw) for plane in planes]
+    return torch.from_numpy(_as_array(planes))
+
+
+def _read_planes(
+    source: Path | bytes, name: str, num_channels: int, value_ranges: ValueRanges | None
+) -> tuple[list[Image.Image], int]:
+    """The channels, each as an image, and the EXIF orientation."""
+    orientation = 1
+    with _reading(name):
+        if is_numpy_file(source):
+            array = read_numpy_file(source, MAX_PIXELS)
+        elif is_tiff(source):
+            array = read_tiff(source, MAX_PIXELS)
+        else:
+            with _opened(source) as image:
+                image.load()
+                orientation, array = _orientation(image), read_opened(image)
+        return [Image.fromarray(plane) for plane in as_bytes(array, num_channels, value_ranges)], orientation
+
+
+@contextmanager
+def _opened(source: Path | bytes) -> Iterator[Image.Image]:
+    """The image, of which the header alone has been read."""
+    with Image.open(source if isinstance(source, Path) else BytesIO(source), formats=FORMATS) as image:
+        width, height = image.size
+        if width * height > MAX_PIXELS:
+            raise DataError(f"{width} x {height} pixels found, at most {MAX_PIXELS} allowed")
+        yield image
 
 
 def _read(
     source: Path | bytes, name: str, num_channels: int, crop: Crop | None
 ) -> tuple[Image.Image, tuple[int, int], int]:
     """The pixels as they are stored, perhaps at a part of their size; their whole size, and their EXIF orientation."""
+    with _reading(name), _opened(source) as image:
+        width, height = image.size
+        if isinstance(crop, CentreSquare) and (factor := crop.reduction(image.size)) > 1:
+            image.draft(None, (width // factor, height // factor))  # pyright: ignore[reportArgumentType]
+        image.load()
+        orientation = _orientation(image)
+        pixels, mode = _to_8_bit(image), "L" if num_channels == 1 else "RGB"
+        # To convert is to copy.
+        return pixels if pixels.mode == mode else pixels.convert(mode), (width, height), orientation
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """A context that turns the errors of a file into one line that names it."""
     try:
-        with Image.open(source if isinstance(source, Path) else BytesIO(source), formats=FORMATS) as image:
-            width, height = image.size
-            if width * height > MAX_PIXELS:
-                raise DataError(f"{name}: {width} x {height} pixels found, at most {MAX_PIXELS} allowed")
-            if isinstance(crop, CentreSquare) and (factor := crop.reduction(image.size)) > 1:
-                image.draft(None, (width // factor, height // factor))  # pyright: ignore[reportArgumentType]
-            image.load()
-            orientation = _orientation(image)
-            pixels, mode = _to_8_bit(image, name), "L" if num_channels == 1 else "RGB"
-            # To convert is to copy.
-            return pixels if pixels.mode == mode else pixels.convert(mode), (width, height), orientation
-    except DataError:
+        yield
+    except ConfigError:
         raise
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from error.__cause__
     except UnidentifiedImageError:
-        raise DataError(f"{name}: not an image; allowed: {', '.join(FORMATS)}") from None
+        raise DataError(f"{name}: not an image; allowed: {', '.join((*FORMATS, 'NPY'))}") from None
     except Image.DecompressionBombError as error:
         found = re.findall(r"\d+", str(error))[0]
         raise DataError(f"{name}: {found} pixels found, at most {MAX_PIXELS} allowed") from None
-    # For a malformed file Pillow's plugins raise errors of any kind: OSError, SyntaxError, struct.error,
-    # ValueError, IndexError, …; nothing but Pillow runs above.
+    # For a malformed file the readers raise errors of any kind: OSError, SyntaxError, struct.error, ValueError,
+    # IndexError, ….
     except Exception as error:
         raise DataError(f"{name}: cannot be decoded: {first_line(error)}") from error
 
@@ -187,11 +253,10 @@ def _turned(pixels: Image.Image, orientation: int) -> Image.Image:
     return pixels.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else pixels
 
 
-def _as_array(pixels: Image.Image, num_channels: int) -> NDArray[np.uint8]:
-    """Pixels of shape [num_channels, height, width]; with NumPy, as torch would start threads in each thread."""
-    array = np.array(pixels)
-    in_order = array.reshape(*array.shape[:2], num_channels).transpose(2, 0, 1)
-    return np.ascontiguousarray(in_order)
+def _as_array(planes: Sequence[Image.Image]) -> NDArray[np.uint8]:
+    """Pixels of shape [channels, height, width]; with NumPy, as torch would start threads in each thread."""
+    arrays = (np.array(plane) for plane in planes)
+    return np.concatenate([array.reshape(*array.shape[:2], -1).transpose(2, 0, 1) for array in arrays])
 
 
 def map_in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
@@ -217,12 +282,12 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
-def _to_8_bit(image: Image.Image, name: str) -> Image.Image:
+def _to_8_bit(image: Image.Image) -> Image.Image:
     # Pillow holds 16-bit grey in these modes; it reduces 16-bit colours itself, also to the high byte.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise DataError(f"{name}: 32-bit pixels found; allowed: at most 16 bits per channel")
+        raise DataError("32-bit pixels found; allowed: at most 16 bits per channel, or data.value_ranges")
     if image.mode in ("L", "RGB"):
         return image
     # Grey with alpha stays grey; Pillow converts everything else by way of RGB, or of RGBA where a palette

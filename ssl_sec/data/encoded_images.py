@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
 
 from ssl_sec.batch import Batch
+from ssl_sec.data.bands import ValueRanges
 from ssl_sec.data.crops import Crop, ViewCrops
 from ssl_sec.data.decode import OnBadImage, decode_image
 from ssl_sec.data.image_set import check_shape, representation
@@ -61,6 +62,7 @@ class DecodedImages(ABC):
         name: name of the split.
         description: source of the images.
         crop: the crop of each image; None if all must have `image_shape` already.
+        value_ranges: lowest and highest value of the pixels, of all channels or of each; see `Decoding`.
         on_bad_image: action on an unreadable image; None raises an error if no option can skip the image.
         queries: mask of the queries, with the others as the gallery, on the CPU; None: each image is both.
         rows: number of each image of this set among those that are stored; None for all of them in order.
@@ -73,6 +75,7 @@ class DecodedImages(ABC):
     name: str
     description: str
     crop: Crop | None = None
+    value_ranges: ValueRanges | None = None
     on_bad_image: OnBadImage | None = None
     queries: Bool[Tensor, " images"] | None = None
     rows: Int64[Tensor, " images"] | None = None
@@ -188,7 +191,7 @@ def first_readable(
     reasons: list[str] = []
     for index, name, source in candidates:
         try:
-            image = decode_image(source(), name, image_set.image_shape[0], image_set.crop, draw)
+            image = decode_image(source(), name, image_set.image_shape[0], image_set.crop, draw, image_set.value_ranges)
         except DataError as error:
             if image_set.on_bad_image != "skip":
                 raise unreadable(error, image_set.on_bad_image) from error.__cause__

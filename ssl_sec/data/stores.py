@@ -184,6 +184,7 @@ def from_store(
         class_names=class_names,
         image_shape=image_shape,
         crop=decoding.square,
+        value_ranges=decoding.value_ranges,
         name=name,
         description=description,
         on_bad_image=decoding.on_bad_image,
@@ -252,12 +253,12 @@ def first_shape(encoded: Iterator[Encoded], decoding: Decoding) -> tuple[list[En
         taken.append(item)
         name, source, _ = item
         try:
-            _, height, width = decode_image(source, name, decoding.num_channels).shape
+            image = decode_image(source, name, decoding.num_channels, value_ranges=decoding.value_ranges)
         except DataError as error:
             if decoding.on_bad_image != "skip":
                 raise unreadable(error, decoding.on_bad_image) from error.__cause__
         else:
-            return taken, (decoding.num_channels, height, width)
+            return taken, (image.shape[0], image.shape[1], image.shape[2])
     raise DataError(f"{counted(len(taken), 'image')}, and none can be read, the first being {taken[0][0]}")
 
 
@@ -309,7 +310,9 @@ def decode_all(
 
     def decode(item: Encoded) -> Tensor | DataError:
         try:
-            return decode_image(item[1], item[0], decoding.num_channels, decoding.square)
+            return decode_image(
+                item[1], item[0], decoding.num_channels, decoding.square, value_ranges=decoding.value_ranges
+            )
         except DataError as error:
             return error
 

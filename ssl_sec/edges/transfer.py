@@ -98,12 +98,12 @@ def _probes(config: TransferConfig, found: FoundNetwork) -> dict[str, ProbeJobCo
             mean_per_class=data.title in config.mean_per_class,
             test_share=share,
             image_size_px=size,
-            num_channels=1 if channels == 1 else 3,
+            num_channels=channels,
         )
         made = ProbeJobConfig(
             run=config.run,
             checkpoint=config.checkpoint,
-            data=data.read_as(size, channels) if data.read_size_px is None else data,  # else it has its own size
+            data=data if data.read_size_px is not None else data.read_as(size, channels, found.config.data.ranges),
             probe=probe,
             runtime=config.runtime,
             output_dir=config.output_dir,

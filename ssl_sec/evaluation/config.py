@@ -1,7 +1,7 @@
 """The options of a linear probe."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from ssl_sec.effects import NoEffect
 from ssl_sec.rules import BelowOne, Count, CountOrZero, NotEmpty, Range, Seed, Share, Side
@@ -35,7 +35,7 @@ class ProbeConfig(Settings, key="probe"):
         test_share: share of each class of the training split that is held out as the test images; None takes the test
             split.
         image_size_px: side to which images are resized and cropped on the device, pixels; None leaves them as they are.
-        num_channels: number of channels, 1 or 3, to which images are converted; None leaves them as they are.
+        num_channels: number of channels to which images are converted; None leaves them as they are.
         resident_limit_mib: size of the features of a split, MiB, up to which every worker holds them all; those of a
             larger one are divided among the workers, which exchange each batch's.
     """
@@ -61,5 +61,5 @@ class ProbeConfig(Settings, key="probe"):
     mean_per_class: bool = False
     test_share: Annotated[float, Range(gt=0, lt=1)] | None = None
     image_size_px: Side | None = None
-    num_channels: Literal[1, 3] | None = None
+    num_channels: Annotated[int, Range(ge=1, le=1024)] | None = None
     resident_limit_mib: NoEffect[CountOrZero] = 16384

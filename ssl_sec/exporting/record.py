@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 import torch
 from safetensors import SafetensorError, safe_open
 
+from ssl_sec.data.bands import ValueRanges
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.errors import ConfigError, StorageError, first_line
 from ssl_sec.networks.config import ClassifierConfig, EncoderConfig, HeadConfig
@@ -28,6 +29,7 @@ class Record:
         head: configuration of the head or classifier, likewise; None if features are exported.
         image_shape: channels, height and width of the training images.
         crop: crop of evaluated images; None if all have one size.
+        value_ranges: lowest and highest value of the pixels of the files, which become 0 and 1; None for others.
     """
 
     run: str
@@ -35,6 +37,7 @@ class Record:
     head: HeadConfig | ClassifierConfig | None
     image_shape: tuple[int, ...]
     crop: CentreCrop | None = None
+    value_ranges: ValueRanges | None = None
 
     def as_json(self) -> str:
         """The record as one line of JSON."""

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
+from ssl_sec.data.bands import as_picture
 from ssl_sec.figures.drawing import GREEN, message, wrapped
 
 # From Tol's vibrant set: distinct from the green with colour blindness.
@@ -150,4 +151,4 @@ def show_image(axes: Axes, image: UInt8[Tensor, "channels height width"]) -> Non
 
 
 def _draw(axes: Axes, image: Tensor, extent: tuple[float, float, float, float] | None = None) -> None:
-    axes.imshow(image.cpu().permute(1, 2, 0).numpy(), cmap="gray", vmin=0, vmax=255, extent=extent)
+    axes.imshow(as_picture(image).cpu().permute(1, 2, 0).numpy(), cmap="gray", vmin=0, vmax=255, extent=extent)

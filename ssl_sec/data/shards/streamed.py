@@ -235,6 +235,7 @@ def streamed(
         class_names=class_names,
         image_shape=image_shape,
         crop=decoding.square,
+        value_ranges=decoding.value_ranges,
         name=name,
         description=f"{description}; read by blocks, {window} images shuffled at once",
         window=window,

@@ -270,7 +270,7 @@ class EmbeddingWork:
 def _data(config: EmbedConfig, network: TravellingNetwork) -> DataConfig:
     """The set of the job, its files read at the size of the training images; or that of the run, as it is."""
     if config.data is not None:
-        return config.data.read_as(network.image_size_px)
+        return config.data.read_as(network.image_size_px, value_ranges=network.value_ranges)
     if network.data is None:
         raise ConfigError(
             f"data: missing, as the export {config.run} does not say where images are; give it as data=<set>"

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from ssl_sec.data.bands import ValueRanges
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.crops import Crop
 from ssl_sec.edges.config.embed import EmbedConfig
@@ -40,6 +41,7 @@ class TravellingNetwork:
         num_channels: channels of the images that it was trained on; None if that is not known.
         image_size_px: side of those images; None if that is not known, or a crop's.
         crop: the crop of evaluated images; None if all have one size.
+        value_ranges: lowest and highest value of the pixels of these images, if they were read with such.
     """
 
     run: str
@@ -49,6 +51,7 @@ class TravellingNetwork:
     num_channels: int | None = None
     image_size_px: int | None = None
     crop: Crop | None = None
+    value_ranges: ValueRanges | None = None
 
     def digest(self, loaded: nn.Module) -> str:
         """Sixteen hexadecimal digits of the weights and the scale of pixels; the same for a run and its exports.
@@ -156,6 +159,7 @@ def found_network_and_source(config: EmbedConfig) -> tuple[TravellingNetwork, So
             num_channels=None if trained_shape is None else trained_shape[0],
             image_size_px=found.config.size_px_of(trained_shape),
             crop=found.config.crop_of(trained_shape),
+            value_ranges=found.config.data.ranges,
         )
         return network, Source(
             tracking=tracking,
@@ -189,4 +193,5 @@ def _exported(folder: Path, checkpoint: int | str) -> TravellingNetwork | None:
         num_channels=record.image_shape[0],
         image_size_px=None if record.crop is not None else min(record.image_shape[1:]),
         crop=record.crop,
+        value_ranges=record.value_ranges,
     )

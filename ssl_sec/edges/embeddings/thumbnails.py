@@ -13,6 +13,7 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
+from ssl_sec.data.bands import as_picture
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.crops import CentreSquare
 from ssl_sec.data.decode import decode_image
@@ -109,7 +110,7 @@ def _from_files(keys: list[Key]) -> dict[Key, str]:
 
 def _address(pixels: UInt8[Tensor, "channels height width"]) -> str:
     """The picture as PNG, encoded in the address itself."""
-    array = pixels.permute(1, 2, 0).numpy()
+    array = as_picture(pixels).permute(1, 2, 0).numpy()
     image = Image.fromarray(array.squeeze(2) if array.shape[2] == 1 else array)
     image.thumbnail((_SIDE_PX, _SIDE_PX))
     file = io.BytesIO()

@@ -176,7 +176,7 @@ def _checked_set(config: ExportConfig, trained: TrainingConfig, shape: tuple[int
     data = trained.data
     if config.data is not None:  # files are read as squares, or as they are
         size_px = trained.size_px_of(shape) if shape is None or shape[1] == shape[2] else None
-        data = config.data.read_as(size_px, None if shape is None else shape[0])
+        data = config.data.read_as(size_px, None if shape is None else shape[0], trained.data.ranges)
     try:
         image_set = trained.open_examples(data)
     except MissingDataError as error:
@@ -240,6 +240,7 @@ def _network_record(source: FoundNetwork, exportable: Exportable) -> Record:
         head=None if exportable.head is None else replace(trained.head, weights=None, dim=exportable.dim),
         image_shape=exportable.image_shape,
         crop=crop if isinstance(crop, CentreCrop) else None,
+        value_ranges=trained.data.ranges,
     )
 
 

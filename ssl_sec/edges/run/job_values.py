@@ -269,7 +269,7 @@ def _probed_data(
 ) -> "DataConfig":
     """Images as the encoder takes them, unless the probe converts them to another size or other channels."""
     channels, size_px = probe.get("num_channels"), probe.get("image_size_px")
-    data = _read_as(data, size_px or run.side_px, channels or run.channels, overrides)
+    data = _read_as(data, size_px or run.side_px, channels or run.channels, run, overrides)
     if channels is None:
         _require_channels(data, run, f"; probe.num_channels={run.channels} converts the images")
     else:
@@ -323,15 +323,17 @@ def _finetuned_data(data: "DataConfig", run: _StoredRun, overrides: Sequence[str
     """Images as the encoder takes them."""
     # A run on crops of photos has no size of its own; the crop of `augment` is then the job's.
     is_cropped = any(text.startswith(("augment=", "augment.size_px=", "augment.short_side_px=")) for text in overrides)
-    data = _read_as(data, None if is_cropped else run.config.size_px_of(run.image_shape), run.channels, overrides)
+    data = _read_as(data, None if is_cropped else run.config.size_px_of(run.image_shape), run.channels, run, overrides)
     _require_channels(data, run)
     return data
 
 
-def _read_as(data: "DataConfig", size_px: int | None, channels: int, overrides: Sequence[str]) -> "DataConfig":
+def _read_as(
+    data: "DataConfig", size_px: int | None, channels: int, run: _StoredRun, overrides: Sequence[str]
+) -> "DataConfig":
     """The set with its files read at a size and with the channels that a run was trained on, unless they are given."""
     is_given = _value_of("data.num_channels", overrides) is not None
-    taken = data.read_as(size_px, None if is_given else channels)
+    taken = data.read_as(size_px, None if is_given else channels, run.config.data.ranges)
     before = to_values(data)
     for key, value in to_values(taken).items():
         if value != before[key]:

@@ -71,7 +71,7 @@ class BNInception(nn.Module):
     """BN-Inception without its classifier; parameter names are those of the published weights.
 
     Args:
-        num_channels: channels of the images, 1 or 3.
+        num_channels: channels of the images.
     """
 
     def __init__(self, num_channels: int = 3) -> None:
@@ -141,7 +141,7 @@ def bn_inception(num_channels: int, image_size_px: int) -> tuple[nn.Module, int]
     """A BN-Inception backbone and the width of its features.
 
     Args:
-        num_channels: channels of the images, 1 or 3.
+        num_channels: channels of the images.
         image_size_px: shorter side of the images, ≥ 7; the network was published for 224.
 
     Raises:

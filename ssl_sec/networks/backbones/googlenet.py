@@ -25,7 +25,7 @@ def googlenet(num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
     """Torchvision's GoogLeNet without its classifiers, and the width of its features; key names are torchvision's.
 
     Args:
-        num_channels: channels of the images, 1 or 3.
+        num_channels: channels of the images.
         image_size_px: shorter side of the images, ≥ 15; the network was published for 224.
 
     Raises:
@@ -44,7 +44,7 @@ def published_googlenet(num_channels: int, image_size_px: int) -> tuple[nn.Modul
     """The published GoogLeNet without its classifiers and without batch norm, and the width of its features.
 
     Args:
-        num_channels: channels of the images, 1 or 3.
+        num_channels: channels of the images.
         image_size_px: shorter side of the images, ≥ 31; the network was published for 224.
 
     Raises:

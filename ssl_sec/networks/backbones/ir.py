@@ -83,7 +83,7 @@ class IRNet(nn.Module):
     Args:
         name: name of the network.
         width: multiplies the number of channels of every layer, > 0.
-        num_channels: channels of the images, 1 or 3.
+        num_channels: channels of the images.
         image_size_px: side of the square images; 112 as published.
     """
 

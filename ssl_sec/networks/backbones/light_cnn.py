@@ -50,7 +50,7 @@ class LightCNN(nn.Module):
 
     Args:
         width: multiplies the number of channels of every layer, > 0.
-        num_channels: channels of the images, 1 or 3.
+        num_channels: channels of the images.
         image_size_px: side of the square images; 128 as published.
     """
 

@@ -40,7 +40,7 @@ class ResNet(nn.Module):
         depth: 18, 34 or 50.
         stem: "cifar" or "imagenet".
         width: multiplies the number of channels of every layer, > 0.
-        num_channels: channels of the images, 1 or 3.
+        num_channels: channels of the images.
     """
 
     def __init__(self, depth: int, stem: Stem, width: float = 1.0, num_channels: int = 3) -> None:

@@ -44,7 +44,7 @@ class SphereFaceNet(nn.Module):
     Args:
         units: residual units of each of the four stages, ≥ 0.
         width: multiplies the number of channels of every layer, > 0.
-        num_channels: channels of the images, 1 or 3.
+        num_channels: channels of the images.
         image_size_px: side of the square images.
     """
 

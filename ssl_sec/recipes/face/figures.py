@@ -15,6 +15,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
+from ssl_sec.data.bands import as_picture
 from ssl_sec.errors import DataError, counted
 from ssl_sec.evaluation.directions import PairCosines, pair_cosines
 from ssl_sec.evaluation.faces.quality import quality_auc, refused_after_discards
@@ -255,7 +256,7 @@ def _show_pairs(figure: SubFigure, pairs: HardPairs, columns: int, title: str) -
     for column, score in enumerate(pairs.scores.tolist()):
         grid[0, column].set_title(f"{score:.2f}", fontsize=9)
         for axes, images in zip(grid[:, column], (pairs.first, pairs.second), strict=True):
-            axes.imshow(images[column].permute(1, 2, 0).numpy(), cmap="gray", vmin=0, vmax=255)
+            axes.imshow(as_picture(images[column]).permute(1, 2, 0).numpy(), cmap="gray", vmin=0, vmax=255)
 
 
 def _test_set_norms_figure(norms: Mapping[str, torch.Tensor]) -> Figure:

@@ -202,7 +202,8 @@ def _look(image_set: DecodedImages, decodes: bool, candidate: Candidate) -> tupl
         return digest, None
     try:
         reduces = isinstance(image_set.crop, CentreSquare) and image_set.crop.scaled_decoding
-        image = decode_image(content, name, image_set.image_shape[0], image_set.crop if reduces else None)
+        crop, channels = image_set.crop if reduces else None, image_set.image_shape[0]
+        image = decode_image(content, name, channels, crop, value_ranges=image_set.value_ranges)
     except DataError as error:
         return digest, error
     if image_set.crop is None:

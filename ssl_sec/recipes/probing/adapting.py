@@ -13,12 +13,13 @@ class Adapted(nn.Module):
     """An encoder that first converts its images.
 
     As in SimCLR (appendix B.8), the shorter side is resized by a bicubic filter, and the centre is cut out. Grey images
-    are repeated for each of three channels, and coloured ones become grey for one.
+    are repeated for each channel, coloured ones become grey for other numbers of channels, and so do images of other
+    channels, which are averaged.
 
     Args:
         encoder: images in [0, 1] -> features.
         image_size_px: side of the images that the encoder gets; None leaves their size as it is.
-        num_channels: number of channels of those images, 1 or 3.
+        num_channels: number of channels of those images.
     """
 
     def __init__(self, encoder: nn.Module, image_size_px: int | None, num_channels: int) -> None:
@@ -30,12 +31,13 @@ class Adapted(nn.Module):
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Tensor:
         """The features of converted images."""
         if images.shape[1] != self.num_channels:
-            grey = images if images.shape[1] == 1 else _grey(images)
-            images = grey.expand(-1, self.num_channels, -1, -1)
+            images = _grey(images).expand(-1, self.num_channels, -1, -1)
         return self.encoder(images if self.image_size_px is None else _resized(images, self.image_size_px))
 
 
 def _grey(images: Tensor) -> Tensor:
+    if images.shape[1] != 3:
+        return images.mean(1, keepdim=True)
     return (images * images.new_tensor(_LUMA).view(3, 1, 1)).sum(1, keepdim=True)
 
 
