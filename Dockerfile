@@ -46,8 +46,8 @@ COPY pyproject.toml ./
 RUN --mount=type=cache,target=/root/.cache/pip \
     python -c "import tomllib; \
         project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-        storage = sum((project['optional-dependencies'][name] for name in ('s3', 'gcs', 'azure')), []); \
-        print(*project['dependencies'], *storage, sep='\n')" \
+        optional = sum((project['optional-dependencies'][name] for name in ('s3', 'gcs', 'azure', 'tiff')), []); \
+        print(*project['dependencies'], *optional, sep='\n')" \
         > requirements.txt \
     && python -m pip install --constraint constraints.txt --requirement requirements.txt
 COPY README.md LICENSE ./

@@ -4,7 +4,6 @@ Each channel becomes 8 bits by itself: with a range of values, low to high is ma
 is clipped. Without one, 8 bits stay as they are, and of 16 bits the high byte is kept, as of other images.
 """
 
-import math
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import ImageFile
 from torch import Tensor
 
 from ssl_sec.errors import ConfigError, DataError, counted
@@ -29,7 +28,7 @@ _MODES = ("L", "LA", "RGB", "RGBA", "I", "F")
 
 
 def check_value_ranges(ranges: ValueRanges | None, num_channels: int) -> None:
-    """Checks that there is one range, or one for each channel, each from a finite value to a higher one.
+    """Checks that there is one range, or one for each channel, each from a value to a higher one.
 
     Raises:
         ConfigError: it is not so.
@@ -40,7 +39,7 @@ def check_value_ranges(ranges: ValueRanges | None, num_channels: int) -> None:
         allowed = f"one range, or one for each of {counted(num_channels, 'channel')}"
         raise ConfigError(f"data.value_ranges: found {counted(len(ranges), 'range')}, must be {allowed}")
     for low, high in ranges:
-        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        if not low < high:
             raise ConfigError(f"data.value_ranges: found [{low:g}, {high:g}], must be from a value to a higher one")
 
 
@@ -108,14 +107,20 @@ def read_tiff(source: Path | bytes, max_pixels: int) -> NDArray[Any]:
     return array.reshape(-1, *array.shape[-2:])
 
 
-def read_opened(image: Image.Image) -> NDArray[Any]:
-    """The channels of an image that Pillow has loaded, [channels, height, width].
+def read_opened(image: ImageFile.ImageFile, has_ranges: bool) -> NDArray[Any]:
+    """The channels of an image that Pillow has opened, [channels, height, width].
+
+    Args:
+        image: the image, not yet loaded.
+        has_ranges: whether its values have a range.
 
     Raises:
-        DataError: its mode is a palette or another colour space, or it has 16-bit colours, of which Pillow keeps 8.
+        DataError: it has a palette or another colour space, or 16-bit colours and ranges: Pillow keeps their high byte.
     """
     if image.mode not in _MODES and not image.mode.startswith("I;16"):
         raise DataError(f"pixels of mode {image.mode} found; allowed: {', '.join((*_MODES, 'I;16'))}")
+    if has_ranges and len(image.getbands()) > 1 and any("16" in str(tile.args) for tile in image.tile):
+        raise DataError("colours of 16 bits found; allowed with data.value_ranges: TIFF, or NumPy's files")
     array = np.asarray(image)
     return array[None] if array.ndim == 2 else np.moveaxis(array, 2, 0)
 
@@ -151,7 +156,7 @@ def as_bytes(
     raise DataError(f"values of type {array.dtype} found; allowed: uint8, uint16, or others with data.value_ranges")
 
 
-def as_picture(pixels: UInt8[Tensor, "*rest height width"]) -> UInt8[Tensor, "*rest height width"]:
+def as_picture(pixels: UInt8[Tensor, "*rest _ height width"]) -> UInt8[Tensor, "*rest _ height width"]:
     """The channels that a picture shows, in the third dimension from the end: of two the first, of others three."""
     num_channels = pixels.shape[-3]
     return pixels if num_channels in (1, 3) else pixels[..., : 3 if num_channels > 3 else 1, :, :]

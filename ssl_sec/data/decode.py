@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 from torch import Tensor
 
 from ssl_sec.data.bands import (
@@ -199,13 +199,13 @@ def _read_planes(
             array = read_tiff(source, MAX_PIXELS)
         else:
             with _opened(source) as image:
-                image.load()
-                orientation, array = _orientation(image), read_opened(image)
+                array = read_opened(image, value_ranges is not None)
+                orientation = _orientation(image)
         return [Image.fromarray(plane) for plane in as_bytes(array, num_channels, value_ranges)], orientation
 
 
 @contextmanager
-def _opened(source: Path | bytes) -> Iterator[Image.Image]:
+def _opened(source: Path | bytes) -> Iterator[ImageFile.ImageFile]:
     """The image, of which the header alone has been read."""
     with Image.open(source if isinstance(source, Path) else BytesIO(source), formats=FORMATS) as image:
         width, height = image.size
@@ -256,7 +256,8 @@ def _turned(pixels: Image.Image, orientation: int) -> Image.Image:
 def _as_array(planes: Sequence[Image.Image]) -> NDArray[np.uint8]:
     """Pixels of shape [channels, height, width]; with NumPy, as torch would start threads in each thread."""
     arrays = (np.array(plane) for plane in planes)
-    return np.concatenate([array.reshape(*array.shape[:2], -1).transpose(2, 0, 1) for array in arrays])
+    ordered = [array.reshape(*array.shape[:2], -1).transpose(2, 0, 1) for array in arrays]
+    return np.concatenate(ordered) if len(ordered) > 1 else np.ascontiguousarray(ordered[0])
 
 
 def map_in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:

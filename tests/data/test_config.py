@@ -213,7 +213,7 @@ def test_only_the_images_of_a_subset_are_decoded(tmp_path, monkeypatch, resident
     data = FolderConfig(root=str(tmp_path), image_size_px=4, resident_limit_mib=resident_limit_mib)
     expected = limit_images(data.open("train"), 6, seed=0)
     decoded, decode = [], stores.decode_image
-    monkeypatch.setattr(stores, "decode_image", lambda *args: decoded.append(args[1]) or decode(*args))
+    monkeypatch.setattr(stores, "decode_image", lambda *args, **more: decoded.append(args[1]) or decode(*args, **more))
     images = dataclasses.replace(data, max_images=6).open("train")
     assert len(decoded) == 6 * resident_limit_mib
     assert isinstance(images, ResidentImages if resident_limit_mib else EncodedImages)

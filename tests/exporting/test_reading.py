@@ -51,6 +51,39 @@ def test_the_lines_for_a_file_make_the_images_that_this_package_reads(
     torch.testing.assert_close(images, ours / 255, rtol=0, atol=0 if crop is None else 1.01 / 255)
 
 
+@pytest.mark.parametrize("crop", [None, CentreCrop(short_side_px=36, size_px=32, keep_aspect=True)])
+@pytest.mark.parametrize(
+    ("num_channels", "value_ranges", "dtype"),
+    [
+        (5, None, "uint8"),
+        (5, None, "uint16"),
+        (5, ((0.0, 40000.0),), "uint16"),
+        (2, ((-1.0, 1.0), (0.0, 0.5)), "float32"),
+        (3, ((0.0, 40000.0),), "uint16"),
+    ],
+)
+def test_the_lines_for_an_array_make_the_images_that_this_package_reads(
+    num_channels, value_ranges, dtype, crop, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    shape, top = (num_channels, 50, 77), 1 if dtype == "float32" else np.iinfo(dtype).max
+    np.save("image.npy", (top * random.random(shape)).astype(dtype))
+    exportable = exportable_resnet(18, "cifar", 0.125, num_channels, size=32)
+    record = Record(
+        run="a",
+        encoder=ResNetConfig(name="resnet18", stem="cifar", width=0.125),
+        head=None,
+        image_shape=exportable.image_shape,
+        crop=crop,
+        value_ranges=value_ranges,
+    )
+    exec(reading(replace(exportable, record=record)), names := {})
+    square = crop or CentreSquare(size_px=32)
+    ours = decode_image(tmp_path / "image.npy", "x", num_channels, square, value_ranges=value_ranges)[None]
+    torch.testing.assert_close(names["images"], ours / 255, rtol=0, atol=0 if crop is None else 1.01 / 255)
+
+
 @pytest.mark.parametrize("num_channels", [1, 3])
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr", "LAB"])
 def test_the_lines_convert_every_colour_space_as_this_package_does(num_channels, mode, tmp_path, monkeypatch):

@@ -60,7 +60,7 @@ def first_views(
     if brightest <= _DARK:
         logger.warning(
             "the brightest pixel of %d images of %s is %d of 255; of files with 16 bits the high byte is read: "
-            "if yours have fewer, multiply their pixels first (12 bits by 16)",
+            "if yours have fewer, give the range of their values, of 12 bits data.value_ranges=[[0,4095]]",
             len(images),
             image_set.name,
             brightest,

@@ -103,7 +103,7 @@ def test_findings_are_logged_and_kept(tmp_path, caplog):
     assert record.getMessage() == (
         f"folder/train: checked 8 images: 4 duplicates, first: {root}/002.png repeats {root}/000.png; "
         f"{root}/005.png repeats {root}/001.png; {root}/006.png repeats {root}/000.png; "
-        f"1 unreadable, first: {root}/004.png: not an image; allowed: BMP, GIF, JPEG, PNG, PPM, TIFF, WEBP"
+        f"1 unreadable, first: {root}/004.png: not an image; allowed: BMP, GIF, JPEG, PNG, PPM, TIFF, WEBP, NPY"
     )
     kept = json.loads(store.check_path.read_text())
     assert (kept["num_images"], kept["num_checked"]) == (8, 8)
@@ -190,7 +190,9 @@ def test_only_the_requested_number_of_images_is_read(tmp_path, monkeypatch, most
     data = written(tmp_path, "folder", contents(list(range(20))), resident_limit_mib=0)
     seen = []
     decode = checking.decode_image
-    monkeypatch.setattr(checking, "decode_image", lambda *given: seen.append(given[1]) or decode(*given))
+    monkeypatch.setattr(
+        checking, "decode_image", lambda *given, **more: seen.append(given[1]) or decode(*given, **more)
+    )
     found = checked(data, check_images=most)
     assert found is not None and found.num_checked == len(set(seen)) == expected
     if most == 5:
