@@ -209,7 +209,7 @@ def sets(tmp_path_factory):
     arrays = RNG.integers(0, 4096, (8, 5, 6, 6), dtype=np.uint16)
     encoded = [npy(array) if number % 2 else tiff(array) for number, array in enumerate(arrays)]
     names = [f"{number}.{'npy' if number % 2 else 'tif'}" for number in range(8)]
-    write_folder(root / "folder" / "train", dict(zip(names, encoded, strict=True)))
+    write_folder(root / "folder" / "train", {f"{number}.tif": tiff(array) for number, array in enumerate(arrays)})
     write_parquet(root / "train.parquet", encoded, [0] * 8)
     write_tar(root / "train.tar", dict(zip(names, encoded, strict=True)))
     return root, torch.stack([slow_bytes(array, RANGES) for array in arrays])
@@ -234,6 +234,20 @@ def test_every_kind_of_set_reads_them(sets, kind, window, limit_mib, monkeypatch
     assert isinstance(image_set, StreamedImages) == (limit_mib == 0 and is_by_blocks)
     found = image_set.read(torch.arange(8)).images
     assert (found.int() - expected.int()).abs().max() <= 1
+
+
+def test_arrays_beside_images_are_no_images(tmp_path, monkeypatch):
+    monkeypatch.setenv("SSL_SEC_CACHE", str(tmp_path))
+    names = ["a.jpg", "a.npy", "b.npy", "b.png"]
+    files = {name: npy(VALUES) if name.endswith("npy") else encode(noise(4, 4)) for name in names}
+    folder = FolderConfig(root=str(write_folder(tmp_path / "folder" / "train", files).parent)).open("train")
+    classes = {f"train/{name[0]}/{name}": content for name, content in files.items()}
+    root = write_folder(tmp_path / "classes", {"train/features.npy": npy(VALUES), **classes})
+    labelled = FolderConfig(root=str(root)).open("train")
+    assert len(labelled) == 2 and labelled.class_names == ("a", "b")
+    shard = WebDatasetConfig(train=(str(write_tar(tmp_path / "train.tar", files)),)).open("train")
+    for image_set in (folder, shard):
+        assert len(image_set) == 2 and image_set.image_shape == (3, 4, 4)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,8 @@ def test_a_tree_is_aligned_and_resumed(tmp_path, num_workers, caplog):
         [
             "bo/2.png: no landmarks, left out",
             "zoe/7.png: has landmarks, but the image is missing",
-            f"{tmp_path / 'photos/bo/1.png'}: not an image; allowed: BMP, GIF, JPEG, PNG, PPM, TIFF, WEBP, NPY; left out",
+            f"{tmp_path / 'photos/bo/1.png'}: not an image; allowed: "
+            "BMP, GIF, JPEG, PNG, PPM, TIFF, WEBP, NPY; left out",
         ]
     )
     (tmp_path / "faces/ann/1.png").unlink()

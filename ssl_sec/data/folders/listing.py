@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ssl_sec.data.bands import NUMPY_EXTENSION
 from ssl_sec.data.decode import EXTENSIONS, UNREAD_EXTENSIONS
 from ssl_sec.data.log import log_once
 from ssl_sec.errors import DataError, MissingDataError, counted, first_line, printable
@@ -147,6 +148,7 @@ def _find_images(folder: Path, root: Path) -> _Found:
                 found.images.append(path)
             elif _extension(name) in UNREAD_EXTENSIONS:
                 found.unread.add(path)
+    found.images[:] = [path for path in found.images if not is_array(path)] or found.images
     return found
 
 
@@ -273,6 +275,11 @@ def names_inside(folder: Path, root: Path) -> dict[str, bool]:
 def is_image(name: str) -> bool:
     """Whether a file's name has the extension of an image that is read."""
     return _extension(name) in EXTENSIONS
+
+
+def is_array(name: str) -> bool:
+    """Whether a file is an array of NumPy's; beside images these are features, masks or labels."""
+    return _extension(name) == NUMPY_EXTENSION
 
 
 def _extension(name: str) -> str:

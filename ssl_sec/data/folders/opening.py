@@ -13,6 +13,7 @@ from ssl_sec.data.folders.listing import (
     display,
     holds_images,
     images_below,
+    is_array,
     is_image,
     names_inside,
     relative,
@@ -210,7 +211,7 @@ def _has_classes(folder: Path, root: Path) -> bool:
     has_folders = any(
         is_image(file) for name, is_folder in names.items() if is_folder for file in names_inside(folder / name, root)
     )
-    beside = [name for name, is_folder in names.items() if is_image(name) and not is_folder]
+    beside = [name for name, is_folder in names.items() if is_image(name) and not is_array(name) and not is_folder]
     if has_folders and beside:
         shown = display(str(folder)), counted(len(beside), "image"), display(beside[0])
         log_once(

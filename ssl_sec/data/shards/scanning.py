@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from ssl_sec.data.bands import NUMPY_EXTENSION
 from ssl_sec.data.decode import EXTENSIONS, UNREAD_EXTENSIONS
 from ssl_sec.data.image_set import MAX_CLASSES, UNLABELLED
 from ssl_sec.data.shards.locations import File, one_line
@@ -89,7 +90,10 @@ class _Members:
             self._left_out[_UNREAD].append(member.name)
 
     def _add_image(self, key: str, member: tarfile.TarInfo) -> None:
-        if key in self._images:
+        # An array beside an image is a feature, a mask or a label.
+        if key in self._images and member.name.lower().endswith(NUMPY_EXTENSION):
+            return
+        if key in self._images and not self._images[key][0].lower().endswith(NUMPY_EXTENSION):
             raise DataError(f"{self._name(member)}: a second image of its key")
         if member.issparse():  # the shard has only its parts that are not zero
             raise DataError(f"{self._name(member)}: is sparse; allowed: whole files")
