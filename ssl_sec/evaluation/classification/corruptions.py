@@ -79,11 +79,14 @@ def _noisy(indices: Tensor, seed: int, images: Tensor, sigma: float) -> Tensor:
 
 
 def _coded(images: Tensor, quality: float) -> Tensor:
-    """JPEG with halved chroma, by kornia, whose rounding is a cubic near each step and keeps a little more."""
-    grey = images.shape[1] == 1
-    coloured = images.expand(-1, 3, -1, -1) if grey else images
+    """JPEG with halved chroma, by kornia, whose rounding is a cubic near each step and keeps a little more.
+
+    Channels that are no colours are coded as grey images.
+    """
+    is_coloured = images.shape[1] == 3
+    coloured = images if is_coloured else images.flatten(0, 1).unsqueeze(1).expand(-1, 3, -1, -1)
     coded = jpeg_codec_differentiable(coloured.float(), torch.tensor([quality], device=images.device)).to(images)
-    return coded.mean(1, keepdim=True) if grey else coded
+    return coded if is_coloured else coded.mean(1).view_as(images)
 
 
 def _faded(images: Tensor, factor: float) -> Tensor:

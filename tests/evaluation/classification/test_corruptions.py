@@ -21,7 +21,7 @@ def corrupt(kind, strength, images, indices=None, seed=0):
     return Corruption(kind=kind, strength=strength, seed=seed)(images, indices)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels", [1, 3, 5])
 @pytest.mark.parametrize("side", [8, 32, 41])
 @pytest.mark.parametrize("kind", STRENGTHS)
 def test_each_strength_moves_the_images_further_and_keeps_their_range(kind, side, channels):
