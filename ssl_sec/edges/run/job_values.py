@@ -313,9 +313,8 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
     if values.get("data") is None:
         require_whole_data(stored["data"])
         values["data"] = {**stored["data"], "max_images": None}
-    else:
-        config: Any = from_values(FINETUNE.config, values)
-        values["data"] = to_values(_finetuned_data(config.data, run, overrides))
+    config: Any = from_values(FINETUNE.config, values)
+    values["data"] = to_values(_finetuned_data(config.data, run, overrides))
     return values
 
 

@@ -76,17 +76,21 @@ def test_files_are_read_at_the_size_that_the_run_was_trained_on_unless_one_is_gi
     shutil.copytree(pretrained.folder.path, folder)
     stored = yaml.safe_load((folder / "config.yaml").read_text())
 
-    def data_of(size: int | None, *typed: str) -> tuple[int | None, int]:
+    def data_of(size: int | None, *typed: str, other: bool = True) -> tuple[int | None, int]:
         stored["data"] = {**compose("pretrain", ["data=folder", "data.root=x"])["data"], "num_channels": 1}
         stored["data"]["image_size_px"] = size
         (folder / "config.yaml").write_text(yaml.safe_dump(stored))
-        data = values_of("finetune", [f"run={folder}", "data=parquet", "data.train=[a.parquet]", *typed])["data"]
+        given = ["data=parquet", "data.train=[a.parquet]"] if other else []
+        data = values_of("finetune", [f"run={folder}", *given, *typed])["data"]
         return data["image_size_px"], data["num_channels"]
 
     assert data_of(8) == data_of(8, "augment.min_scale=0.5") == (8, 1)
     assert data_of(8, "data.image_size_px=16") == (16, 1)
     assert data_of(8, "augment.size_px=64") == (None, 1)  # crops of photos
     assert data_of(None) == (8, 1)  # that all images had
+    # The images of the run itself, without a size of their own, are no photos to be cropped either.
+    assert data_of(None, other=False) == (8, 1)
+    assert data_of(None, "augment.size_px=64", other=False) == (None, 1)
 
 
 def test_mlflow_has_a_runs_starting_point_and_metrics(pretrained, finished):
