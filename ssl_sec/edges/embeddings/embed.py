@@ -37,7 +37,10 @@ from ssl_sec.training.config import LocalConfig, RuntimeConfig
 logger = logging.getLogger("ssl_sec")
 
 # Keys of the origin that must be equal for two files to belong together, as must the precision, which devices decide.
-_DECIDING = ("weights", "images", "digest", "file_sizes", "split", "image_shape", "crop", "rows_per_part", "dim")
+_DECIDING = (
+    *("weights", "images", "digest", "file_sizes", "split", "image_shape", "crop", "value_ranges", "rows_per_part"),
+    "dim",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -307,6 +310,7 @@ def _origin(
         "images": len(image_set),
         "image_shape": list(image_set.image_shape),
         "crop": to_values(image_set.crop) if isinstance(image_set, DecodedImages) and image_set.crop else None,
+        "value_ranges": None if data.ranges is None else [list(each) for each in data.ranges],
         "rows_per_part": config.rows_per_part,
         "dim": dim,
         "precision": _precision(config.runtime),

@@ -9,6 +9,7 @@ from ssl_sec.edges.export.export import run_export
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.summary import Finished
+from ssl_sec.errors import ConfigError
 from ssl_sec.exporting.record import read_record
 from ssl_sec.recipes.registry import PRETRAIN
 from tests.edges.conftest import QUICK
@@ -52,6 +53,9 @@ def test_other_files_are_read_with_the_range_of_the_run_and_of_its_export(traine
     assert 'numpy.load("image.npy")  # [5, height, width]' in (tmp_path / "export" / "README.md").read_text()
     for word in (run, tmp_path / "export"):
         np.testing.assert_array_equal(embeddings(word, tmp_path / f"of {word.name}", *data), expected)
+    with pytest.raises(ConfigError, match="other embeddings of the test split, with value_ranges"):
+        embeddings(run, tmp_path / "given", *data, "data.value_ranges=[[0,30000]]", "data.resident_limit_mib=0")
+    np.testing.assert_array_equal(embeddings(run, tmp_path / "given", *data), expected)  # nothing is left to do
     other = embeddings(run, tmp_path / "other", *data, "data.value_ranges=[[0,30000]]")
     assert np.abs(other - expected).max() > 1e-3
 
