@@ -134,6 +134,12 @@ def test_a_class_without_rows_is_refused(sizes):
         CrossEntropyLoss(class_sizes=sizes)
 
 
+@pytest.mark.parametrize(("sizes", "named"), [([4], "1 class"), ([4] * 5, "5 classes")])
+def test_sizes_of_another_number_of_classes_than_the_logits_have_are_refused(sizes, named):
+    with pytest.raises(ValueError, match=rf"CrossEntropyLoss has the sizes of {named}: the batch is \[12, 6\]"):
+        CrossEntropyLoss(class_sizes=sizes)(rows(dim=6), CLASSES_OF_ROWS)
+
+
 @pytest.mark.parametrize("smoothing", [-0.1, 1.0, math.nan])
 def test_a_smoothing_outside_its_range_is_refused(smoothing):
     with pytest.raises(ValueError, match="label_smoothing: found "):
