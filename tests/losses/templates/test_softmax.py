@@ -79,6 +79,8 @@ def test_probabilities_are_those_that_the_loss_takes_without_its_margin():
         own = class_probabilities(CombinedLoss(CContrastiveLoss(6, 5), loss, 1.0), embeddings)[torch.arange(12), labels]
         assert -own.log().mean().item() == pytest.approx(loss(embeddings, labels).item(), rel=1e-10)
     assert class_probabilities(CContrastiveLoss(6, 5), embeddings) is None
+    loss.hold(0, loss.weight.detach()[:3], OnlyWorker())  # probabilities of a part of the classes are none
+    assert class_probabilities(loss, embeddings) is None
 
 
 CLASSES_OF_ROWS = torch.tensor([0, 3, 1, 1, 2, 5, 5, 0, 4, 3, 2, 1])
