@@ -158,11 +158,12 @@ class OnlyWorker:
         return values.detach()
 
 
-def test_large_logits_of_sharded_templates_do_not_overflow():
+@pytest.mark.parametrize(("factor", "expected"), [(200, 100), (-1e5, 5e4)])
+def test_large_logits_are_exact_also_of_sharded_templates(factor, expected):
     loss, templates = SoftmaxLoss(3, 2), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    embeddings, labels = 200 * torch.tensor([[1.0, 0.5], [0.5, 1.0]]), torch.tensor([0, 1])
+    embeddings, labels = factor * torch.tensor([[1.0, 0.5], [0.5, 1.0]]), torch.tensor([0, 1])
     values = []
     for parts in (None, OnlyWorker()):
         loss.hold(0, templates, parts)
         values.append(loss(embeddings, labels).item())
-    assert values[0] == values[1] == pytest.approx(100)
+    assert values[0] == values[1] == pytest.approx(expected)
