@@ -300,6 +300,14 @@ def test_ties_with_a_bound_are_left_out(name, values):
         assert case.build()(embeddings, labels).item() == pytest.approx(expected, rel=1e-12, abs=1e-14)
 
 
+@pytest.mark.parametrize("scale", [1.0, 80.0, 1e5])
+def test_circles_loss_of_equal_rows_is_exact_at_any_scale(scale):
+    """Each row has a positive and two negatives of similarity 1: log(1 + 2 exp(s (1 - m²)) exp(-s m²))."""
+    excess = math.log(2) + scale * (1 - 2 * 0.4**2)
+    value = pair.CircleLoss(scale, margin=0.4)(torch.ones(4, 3, dtype=torch.float64), torch.tensor([0, 0, 1, 1]))
+    assert value.item() == pytest.approx(excess + math.log1p(math.exp(-excess)), rel=1e-12)
+
+
 @every
 def test_each_loss_states_which_batches_it_accepts(case):
     loss, taken = case.build(), set()
