@@ -295,6 +295,10 @@ def test_it_computes_in_single_precision_under_autocast():
             "tail_classes: found [5], must be one class or more in [0, 4], not all",
         ),
         (
+            {"tail_classes": torch.tensor([-1, 2])},
+            "tail_classes: found [-1, 2], must be one class or more in [0, 4], not all",
+        ),
+        (
             {"tail_classes": torch.arange(5)},
             "tail_classes: found [0, 1, 2, 3, 4], must be one class or more in [0, 4], not all",
         ),
