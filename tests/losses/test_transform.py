@@ -206,6 +206,7 @@ def test_tail_classes_need_not_be_in_the_batch_but_need_a_centre():
     targets = torch.cat([transform(rows(10, 4), LABELS, step)[1] for step in range(20)])
     assert set(targets.tolist()) == {7}
     assert len(targets) < 20 * 8
+    assert not any(len(transform(rows(4, 4), LABELS.new_zeros(4), step)[1]) for step in range(20))  # nor without one
 
 
 def test_a_batch_of_tail_classes_generates_nothing():
