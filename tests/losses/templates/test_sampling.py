@@ -137,7 +137,7 @@ def gradients(sharded):
     objective = Objective(loss, losses.SphericalConstraint(), 0.1).double()
     average_parameter_gradients(objective, [each.rows for each in held_templates(objective).values()])
     draw_classes(loss, step=2)
-    batch, labels = rows(12, DIM).requires_grad_(), torch.tensor([0, 3, 3, 22, 5, 6, 0, 9, 4, 2, 2, 17])
+    batch, labels = rows(12, DIM).requires_grad_(), torch.tensor([0, 3, 3, 22, 11, 7, 0, 9, 15, 2, 2, 17])
     own = own_rows(12)
     total = objective(batch[own], labels[own], step=2).total
     total.backward()
