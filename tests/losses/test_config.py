@@ -80,12 +80,22 @@ def test_combined_losses_have_their_own_values():
     loss.second.centres.normal_()
     expected = loss.first(embeddings, labels) + 0.5 * loss.second(embeddings, labels)
     assert loss(embeddings, labels).item() == pytest.approx(expected.item(), rel=1e-12)
+    shares = [loss(embeddings, labels, part).item() for part in (slice(0, 2), slice(2, 6))]
+    assert sum(shares) == pytest.approx(expected.item(), rel=1e-12)
     with pytest.raises(ConfigError, match="loss.weight: found -1.0, must be ≥ 0"):
         from_values(CLASS["combined"], {**values, "weight": -1.0})
     allowed = "one with a template or centre for each class: adaface, arcface, c_contrastive, .*, sphereface$"
     for key in ("first", "second"):
         with pytest.raises(ConfigError, match=f"^loss.{key}: found 'triplet', must be {allowed}"):
             from_values(CLASS["combined"], {**values, "weight": 1.0, key: {"name": "triplet"}})
+
+
+@pytest.mark.parametrize("first_is_pickier", [True, False])
+def test_combined_losses_compare_what_both_compare(first_is_pickier):
+    """Of rows of one class each, only one of the two has something to compare."""
+    both = losses.TripletLoss(), losses.ContrastiveLoss()
+    loss = losses.CombinedLoss(*(both if first_is_pickier else both[::-1]), 1.0)
+    assert [bool(loss.compares(torch.tensor(labels))) for labels in ([0, 0, 1], [0, 1, 2])] == [True, False]
 
 
 @pytest.mark.parametrize(

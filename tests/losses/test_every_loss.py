@@ -3,6 +3,7 @@
 import json
 import math
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -276,6 +277,35 @@ def test_a_loss_over_pairs_takes_a_batch_of_only_positives_or_only_negatives(nam
     value = case.build()(rows(), labels).item()
     assert value == pytest.approx(sum(case.slow_terms(case.build(), rows(), labels)), rel=1e-12)
     assert value > 0
+    broken = rows()
+    broken[0] = math.nan
+    assert case.build()(broken, labels).isnan()
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("multi_similarity", {"epsilon": 0.0}),
+        ("multi_similarity", {"epsilon": 1.0}),
+        ("ranked_list", {"alpha": 2.0, "margin": 2.0}),
+    ],
+)
+def test_ties_with_a_bound_are_left_out(name, values):
+    """All similarities are exactly -1, 0 or 1; a pair at a bound would count in a sum of weights."""
+    (case,) = [replace(case, values=case.values | values) for case in PAIR_LOSSES if case.name == name]
+    axes, labels = torch.cat([torch.eye(2), -torch.eye(2)]).double(), torch.arange(12) // 3
+    for seed in range(5):
+        embeddings = axes[torch.randint(4, (12,), generator=torch.Generator().manual_seed(seed))]
+        expected = sum(case.slow_terms(None, embeddings, labels))
+        assert case.build()(embeddings, labels).item() == pytest.approx(expected, rel=1e-12, abs=1e-14)
+
+
+@pytest.mark.parametrize("scale", [1.0, 80.0, 1e5])
+def test_circles_loss_of_equal_rows_is_exact_at_any_scale(scale):
+    """Each row has a positive and two negatives of similarity 1: log(1 + 2 exp(s (1 - m²)) exp(-s m²))."""
+    excess = math.log(2) + scale * (1 - 2 * 0.4**2)
+    value = pair.CircleLoss(scale, margin=0.4)(torch.ones(4, 3, dtype=torch.float64), torch.tensor([0, 0, 1, 1]))
+    assert value.item() == pytest.approx(excess + math.log1p(math.exp(-excess)), rel=1e-12)
 
 
 @every

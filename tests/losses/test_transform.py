@@ -206,6 +206,7 @@ def test_tail_classes_need_not_be_in_the_batch_but_need_a_centre():
     targets = torch.cat([transform(rows(10, 4), LABELS, step)[1] for step in range(20)])
     assert set(targets.tolist()) == {7}
     assert len(targets) < 20 * 8
+    assert not any(len(transform(rows(4, 4), LABELS.new_zeros(4), step)[1]) for step in range(20))  # nor without one
 
 
 def test_a_batch_of_tail_classes_generates_nothing():
@@ -293,6 +294,10 @@ def test_it_computes_in_single_precision_under_autocast():
         (
             {"tail_classes": torch.tensor([5])},
             "tail_classes: found [5], must be one class or more in [0, 4], not all",
+        ),
+        (
+            {"tail_classes": torch.tensor([-1, 2])},
+            "tail_classes: found [-1, 2], must be one class or more in [0, 4], not all",
         ),
         (
             {"tail_classes": torch.arange(5)},

@@ -67,7 +67,7 @@ class SphereFaceLoss(TemplateSoftmaxLoss):
         for _ in range(self.margin - 1):
             before, multiple = multiple, 2 * similarities * multiple - before
         angles = similarities.detach().clamp(-1, 1).acos()
-        piece = (self.margin * angles / math.pi).floor()
+        piece = (self.margin * angles / math.pi).floor().clamp(max=self.margin - 1)  # π belongs to the last piece
         return (1 - 2 * (piece % 2)) * multiple - 2 * piece
 
 

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ssl_sec.errors import counted
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, require_classes
 from ssl_sec.losses.classes import classes_of, take_rows
 from ssl_sec.losses.geometry import in_full_precision
@@ -322,6 +323,9 @@ class CrossEntropyLoss(Loss):
         require_classes("CrossEntropyLoss", labels, embeddings.shape[1])
         logits = embeddings[anchors]
         if self._log_shares is not None:
+            if len(self._log_shares) != logits.shape[1]:
+                sized = counted(len(self._log_shares), "class")
+                raise ValueError(f"CrossEntropyLoss has the sizes of {sized}: the batch is {list(embeddings.shape)}")
             logits = logits + self._log_shares.to(logits.dtype)
         terms = functional.cross_entropy(logits, labels[anchors], label_smoothing=self.label_smoothing, reduction="sum")
         return terms / len(labels)

@@ -24,6 +24,19 @@ def head():
     return nn.Linear(FEATURES, DIM).double()
 
 
+def under_autocast(generator, loss):
+    """The shares of all anchors in float32, without and with autocast."""
+    double, embed = batch(), head().float()
+    given = GlobalBatch(
+        features=double.features.float(), embeddings=double.embeddings.float(), labels=LABELS, step=double.step
+    )
+    shares = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            shares.append(torch.stack(generator.float()(given, slice(0, len(LABELS)), embed, loss)))
+    return shares
+
+
 def moved(total, named):
     """The names of the tensors that a sum has gradients for other than 0."""
     gradients = torch.autograd.grad(total, list(named.values()), retain_graph=True, allow_unused=True)

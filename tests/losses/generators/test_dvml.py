@@ -8,7 +8,7 @@ from ssl_sec.losses import TripletLoss
 from ssl_sec.losses.generators.base import GlobalBatch
 from ssl_sec.losses.generators.dvml import VariationalSynthesis
 from tests.losses.cases import DIM, rows
-from tests.losses.generators.batches import CASES, FEATURES, LABELS, batch, head, moved
+from tests.losses.generators.batches import CASES, FEATURES, LABELS, batch, head, moved, under_autocast
 
 ALL = slice(0, len(LABELS))
 FIRST, SECOND = (0.7, 1.3, 0.1, 1.0), (0.8, 1.1, 0.2, 0.9)
@@ -124,6 +124,11 @@ def test_draws_depend_on_seed_step_draw_and_row_alone():
     assert few.unique().numel() == few.numel()
     assert not torch.isin(few, found._noise(5, rows(4, DIM))).any()
     assert not torch.isin(few, synthesis(seed=2)._noise(4, rows(4, DIM))).any()
+
+
+def test_it_computes_in_single_precision_under_autocast():
+    without, under = under_autocast(synthesis(), TripletLoss())
+    assert torch.equal(without, under)
 
 
 def test_equal_reconstructions_have_a_finite_gradient():

@@ -11,7 +11,7 @@ from ssl_sec.losses.generators.hdml import HardnessAwareSynthesis
 from ssl_sec.losses.geometry import directions
 from ssl_sec.networks.heads import BatchNormLinearHead
 from tests.losses.cases import DIM, rows
-from tests.losses.generators.batches import CASES, CLASSES, FEATURES, LABELS, batch, head, moved
+from tests.losses.generators.batches import CASES, CLASSES, FEATURES, LABELS, batch, head, moved, under_autocast
 
 ALL = slice(0, len(LABELS))
 
@@ -138,6 +138,11 @@ def test_negatives_come_from_where_they_are_to_the_positives_distance(average, e
             is_moved = expected and LABELS[i] != LABELS[anchor] and distances[anchor, i] > to_positive
             wanted = to_positive if is_moved else distances[anchor, i]
             torch.testing.assert_close((row - z[anchor]).norm(), wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_it_computes_in_single_precision_under_autocast():
+    without, under = under_autocast(synthesis(), TripletLoss())
+    assert torch.equal(without, under)
 
 
 def test_the_norms_of_the_rows_do_not_matter():

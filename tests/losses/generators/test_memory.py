@@ -86,6 +86,11 @@ def test_it_is_used_from_its_step_on_once_it_is_full(step, from_step, is_used):
     assert memory.weights(step) == (1.0, 1.0) and filled(weight=0.3).weights(step) == (1.0, 0.3)
 
 
+def test_it_is_full_after_as_many_steps_as_its_rows_need():
+    memories = [CrossBatchMemory(DIM, size, from_step=0) for size in (1, 10, 11, 20, 21)]
+    assert [memory.first_step(batch_size=10) for memory in memories] == [1, 1, 2, 2, 3]
+
+
 def test_evaluation_remembers_nothing():
     memory = filled().eval()
     before = memory.rows.clone()

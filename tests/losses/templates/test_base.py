@@ -6,10 +6,11 @@ from ssl_sec.losses.templates.base import TemplateLoss
 from tests.losses.cases import ALL_LOSSES, NUM_CLASSES, rows
 
 
-def test_templates_are_rows_of_weight_and_start_small_and_different():
+@pytest.mark.parametrize("bias", [False, True])
+def test_templates_are_rows_of_weight_and_start_small_and_different(bias):
     torch.manual_seed(0)
-    loss = SoftmaxLoss(200, 64)
-    assert loss.weight.shape == (200, 64)
+    loss = SoftmaxLoss(200, 64, bias)
+    assert loss.weight.shape == (200, 64 + bias)
     assert loss.weight.std().item() == pytest.approx(0.01, rel=0.05)
     assert loss.weight.mean().abs() < 1e-3
 

@@ -17,10 +17,12 @@ def test_the_own_agent_pulls_a_row_once_whether_or_not_a_hinge_acts():
     loss = CTripletLoss(3, 2, margin=0.8, add_center=True).double()
     loss.weight.data = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
     between = torch.tensor([[1.0, 0.9]], dtype=torch.float64)
+    just_within = torch.tensor([[1.0, 0.5446]], dtype=torch.float64)  # of the margin
     near = torch.tensor([[1.0, 0.1]], dtype=torch.float64)
     labels = torch.tensor([0])
     assert [name for name, _ in loss.named_parameters()] == ["weight"]
     assert loss(between, labels).item() == _without_center(loss)(between, labels).item()
+    assert loss(just_within, labels).item() == _without_center(loss)(just_within, labels).item() < 1e-3
     assert _without_center(loss)(near, labels).item() == 0
     assert loss(near, labels).item() == pytest.approx(2 - 2 / 1.01**0.5)
 

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from ssl_sec.losses import ProxyAnchorLoss
+from ssl_sec.training.class_sharding import draw_templates
 
 
 @pytest.mark.parametrize("scale", [1e-3, 32.0, 1e4])
@@ -19,4 +20,7 @@ def test_proxy_anchor_neither_overflows_nor_vanishes(scale):
 
 def test_proxies_are_drawn_by_hes_rule_for_as_many_outputs_as_classes():
     torch.manual_seed(0)
-    assert ProxyAnchorLoss(50, 400).weight.std().item() == pytest.approx((2 / 50) ** 0.5, rel=0.02)
+    loss = ProxyAnchorLoss(50, 400)
+    assert loss.weight.std().item() == pytest.approx((2 / 50) ** 0.5, rel=0.02)
+    draw_templates(loss, seed=1, sharded=False)  # as a run does
+    assert loss.weight.std().item() == pytest.approx((2 / 50) ** 0.5, rel=0.02)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ssl_sec import losses
 from ssl_sec.collectives import average_parameter_gradients, own_rows, world_size
+from ssl_sec.losses import tiles
 from ssl_sec.losses.templates.sampling import ClassSample
 from ssl_sec.losses.templates.softmax import draw_classes, sample_classes
 from ssl_sec.training.class_sharding import draw_templates, held_templates
@@ -69,12 +70,18 @@ def test_it_is_the_loss_with_the_drawn_classes_and_those_of_the_batch_alone(name
     torch.testing.assert_close(sum(shares), built(name, num_classes).eval()(batch, labels))  # of all classes
 
 
-def test_the_shares_of_anchors_add_up():
-    batch, labels = rows(9, DIM, 1), torch.arange(9) % 4
+@pytest.mark.parametrize("entries", [tiles.TILE_ENTRIES, 20])
+def test_the_shares_of_anchors_add_up_also_in_tiles_of_classes(entries, monkeypatch):
+    batch, labels = rows(9, DIM, 1).requires_grad_(), torch.arange(9) % 4
     loss = built("cosface", 20)
     sample_classes(loss, 0.2, seed=3)
     draw_classes(loss, step=5)
-    torch.testing.assert_close(loss(batch, labels, slice(0, 2)) + loss(batch, labels, slice(2, 9)), loss(batch, labels))
+    found = []
+    for parts in ([slice(None)], [slice(0, 2), slice(2, 9)]):
+        value = sum(loss(batch, labels, part) for part in parts)
+        found.append((value, *torch.autograd.grad(value, [batch, loss.weight])))
+        monkeypatch.setattr(tiles, "TILE_ENTRIES", entries)
+    torch.testing.assert_close(found[1], found[0])
 
 
 @given(
@@ -130,7 +137,7 @@ def gradients(sharded):
     objective = Objective(loss, losses.SphericalConstraint(), 0.1).double()
     average_parameter_gradients(objective, [each.rows for each in held_templates(objective).values()])
     draw_classes(loss, step=2)
-    batch, labels = rows(12, DIM).requires_grad_(), torch.tensor([0, 3, 3, 22, 5, 6, 0, 9, 4, 2, 2, 17])
+    batch, labels = rows(12, DIM).requires_grad_(), torch.tensor([0, 3, 3, 22, 11, 7, 0, 9, 15, 2, 2, 17])
     own = own_rows(12)
     total = objective(batch[own], labels[own], step=2).total
     total.backward()

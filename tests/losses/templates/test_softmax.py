@@ -79,6 +79,8 @@ def test_probabilities_are_those_that_the_loss_takes_without_its_margin():
         own = class_probabilities(CombinedLoss(CContrastiveLoss(6, 5), loss, 1.0), embeddings)[torch.arange(12), labels]
         assert -own.log().mean().item() == pytest.approx(loss(embeddings, labels).item(), rel=1e-10)
     assert class_probabilities(CContrastiveLoss(6, 5), embeddings) is None
+    loss.hold(0, loss.weight.detach()[:3], OnlyWorker())  # probabilities of a part of the classes are none
+    assert class_probabilities(loss, embeddings) is None
 
 
 CLASSES_OF_ROWS = torch.tensor([0, 3, 1, 1, 2, 5, 5, 0, 4, 3, 2, 1])
@@ -112,7 +114,7 @@ def test_cross_entropy_of_equal_logits_is_the_log_of_the_number_of_classes():
 
 
 def test_any_batch_of_logits_has_something_to_compare():
-    assert bool(CrossEntropyLoss().compares(torch.zeros(3, dtype=torch.long)))
+    assert bool(CrossEntropyLoss().compares(torch.zeros(1, dtype=torch.long)))
     assert not bool(CrossEntropyLoss().compares(torch.zeros(0, dtype=torch.long)))
 
 
@@ -134,6 +136,17 @@ def test_a_class_without_rows_is_refused(sizes):
         CrossEntropyLoss(class_sizes=sizes)
 
 
+def test_the_sizes_of_the_classes_are_no_part_of_the_state():
+    """They are the data's, which a resumed run reads again."""
+    assert not CrossEntropyLoss(class_sizes=[3, 2]).state_dict()
+
+
+@pytest.mark.parametrize(("sizes", "named"), [([4], "1 class"), ([4] * 5, "5 classes")])
+def test_sizes_of_another_number_of_classes_than_the_logits_have_are_refused(sizes, named):
+    with pytest.raises(ValueError, match=rf"CrossEntropyLoss has the sizes of {named}: the batch is \[12, 6\]"):
+        CrossEntropyLoss(class_sizes=sizes)(rows(dim=6), CLASSES_OF_ROWS)
+
+
 @pytest.mark.parametrize("smoothing", [-0.1, 1.0, math.nan])
 def test_a_smoothing_outside_its_range_is_refused(smoothing):
     with pytest.raises(ValueError, match="label_smoothing: found "):
@@ -150,11 +163,12 @@ class OnlyWorker:
         return values.detach()
 
 
-def test_large_logits_of_sharded_templates_do_not_overflow():
+@pytest.mark.parametrize(("factor", "expected"), [(200, 100), (-1e5, 5e4)])
+def test_large_logits_are_exact_also_of_sharded_templates(factor, expected):
     loss, templates = SoftmaxLoss(3, 2), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    embeddings, labels = 200 * torch.tensor([[1.0, 0.5], [0.5, 1.0]]), torch.tensor([0, 1])
+    embeddings, labels = factor * torch.tensor([[1.0, 0.5], [0.5, 1.0]]), torch.tensor([0, 1])
     values = []
     for parts in (None, OnlyWorker()):
         loss.hold(0, templates, parts)
         values.append(loss(embeddings, labels).item())
-    assert values[0] == values[1] == pytest.approx(100)
+    assert values[0] == values[1] == pytest.approx(expected)
