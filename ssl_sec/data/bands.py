@@ -4,6 +4,7 @@ Each channel becomes 8 bits by itself: with a range of values, low to high is ma
 is clipped. Without one, 8 bits stay as they are, and of 16 bits the high byte is kept, as of other images.
 """
 
+import math
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -83,15 +84,16 @@ def read_numpy_file(source: Path | bytes, max_pixels: int) -> NDArray[Any]:
     return array
 
 
-def read_tiff(source: Path | bytes, max_pixels: int) -> NDArray[Any]:
+def read_tiff(source: Path | bytes, num_channels: int, max_pixels: int) -> NDArray[Any]:
     """The channels of the first image of a TIFF, [channels, height, width]: its samples, its pages, or both.
 
     Args:
         source: a file's path, or the encoded bytes.
+        num_channels: as for `as_bytes`; nothing is decompressed of a file with others.
         max_pixels: largest number of pixels.
 
     Raises:
-        DataError: it has more pixels.
+        DataError: it has other channels, or more pixels.
         ConfigError: tifffile is not installed.
     """
     try:
@@ -102,7 +104,9 @@ def read_tiff(source: Path | bytes, max_pixels: int) -> NDArray[Any]:
     with tifffile.TiffFile(source if isinstance(source, Path) else BytesIO(source)) as file:
         series = file.series[0]
         height, width = series.axes.index("Y"), series.axes.index("X")
-        _check_pixels((series.shape[height], series.shape[width]), max_pixels)
+        shape = series.shape[height], series.shape[width]
+        _check_pixels(shape, max_pixels)
+        _check_channels(series.size // math.prod(shape), num_channels)
         array = np.moveaxis(series.asarray(maxworkers=1), (height, width), (-2, -1))
     return array.reshape(-1, *array.shape[-2:])
 
@@ -138,10 +142,9 @@ def as_bytes(
     Raises:
         DataError: it has other channels, or values that need a range.
     """
-    if len(array) == 1 and num_channels == 3:
-        array = array.repeat(3, 0)
+    _check_channels(len(array), num_channels)
     if len(array) != num_channels:
-        raise DataError(f"{counted(len(array), 'channel')} found; allowed: {num_channels}, as data.num_channels says")
+        array = array.repeat(num_channels, 0)
     if ranges is not None:
         if array.dtype.kind not in "uif":
             raise DataError(f"values of type {array.dtype} found; allowed: integers and floats")
@@ -160,6 +163,12 @@ def as_picture(pixels: UInt8[Tensor, "*rest _ height width"]) -> UInt8[Tensor, "
     """The channels that a picture shows, in the third dimension from the end: of two the first, of others three."""
     num_channels = pixels.shape[-3]
     return pixels if num_channels in (1, 3) else pixels[..., : 3 if num_channels > 3 else 1, :, :]
+
+
+def _check_channels(found: int, num_channels: int) -> None:
+    """Raises a DataError unless there are so many channels, or one for each of three."""
+    if found != num_channels and (found, num_channels) != (1, 3):
+        raise DataError(f"{counted(found, 'channel')} found; allowed: {num_channels}, as data.num_channels says")
 
 
 def _check_pixels(shape: Sequence[int], max_pixels: int) -> None:

@@ -196,7 +196,7 @@ def _read_planes(
         if is_numpy_file(source):
             array = read_numpy_file(source, MAX_PIXELS)
         elif is_tiff(source):
-            array = read_tiff(source, MAX_PIXELS)
+            array = read_tiff(source, num_channels, MAX_PIXELS)
         else:
             with _opened(source) as image:
                 array = read_opened(image, value_ranges is not None)

@@ -195,6 +195,12 @@ def test_too_many_pixels_are_refused_before_they_are_read(monkeypatch, tmp_path)
             decode_image(source, "x", 5)
 
 
+def test_a_tiff_of_other_channels_is_not_decompressed(monkeypatch):
+    monkeypatch.setattr(tifffile.TiffPageSeries, "asarray", None)
+    with pytest.raises(DataError, match="^x: 5 channels found; allowed: 4, as data.num_channels says$"):
+        decode_image(tiff(VALUES, compression="zlib"), "x", 4)
+
+
 def test_a_tiff_without_the_package_that_reads_it_is_no_bad_image(monkeypatch):
     monkeypatch.setitem(sys.modules, "tifffile", None)
     with pytest.raises(ConfigError, match=r"^tifffile is not installed, which .* need: pip install 'ssl_sec\[tiff\]'$"):
