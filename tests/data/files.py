@@ -53,12 +53,17 @@ def noise(width: int = 64, height: int = 64) -> Image.Image:
 
 def bomb(width: int = 20_000, height: int = 20_000) -> bytes:
     """A PNG of a few bytes whose header claims many pixels."""
+    return coloured_png(width, height, 8, b"")
+
+
+def coloured_png(width: int, height: int, bits: int, rows: bytes) -> bytes:
+    """A PNG of colours of 8 or 16 bits, as Pillow cannot write them; each row begins with a byte of 0."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    header = struct.pack(">IIBBBBB", width, height, bits, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def write_parquet(

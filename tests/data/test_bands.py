@@ -16,12 +16,13 @@ from ssl_sec.data.decode import decode_image
 from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.settings import from_values
-from tests.data.files import encode, noise, write_folder, write_parquet
+from tests.data.files import coloured_png, encode, noise, write_folder, write_parquet
 from tests.data.shards.test_tar import write_tar
 
 RNG = np.random.default_rng(0)
 # As a satellite's: 5 channels of 12 bits.
 VALUES = RNG.integers(0, 4096, (5, 9, 7), dtype=np.uint16)
+RGB_OF_16_BITS = coloured_png(4, 4, 16, b"".join(b"\0" + RNG.bytes(2 * 3 * 4) for _ in range(4)))
 RANGES = ((0.0, 4095.0), (100.0, 900.0), (0.0, 1.0), (-50.0, 5000.0), (2000.0, 2001.0))
 
 
@@ -149,19 +150,6 @@ def test_each_channel_is_cropped_as_a_grey_image(crop, draw):
         assert torch.equal(found, torch.cat(alone))
 
 
-def rgb_of_16_bits() -> bytes:
-    """A PNG of 16-bit colours, which Pillow cannot write."""
-    import struct
-    import zlib
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    rows = b"".join(b"\0" + RNG.bytes(2 * 3 * 4) for _ in range(4))
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 4, 16, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-
-
 @pytest.mark.parametrize(
     ("source", "options", "found"),
     [
@@ -177,7 +165,7 @@ def rgb_of_16_bits() -> bytes:
         (tiff(VALUES)[:100], {}, "cannot be decoded: "),
         (npy(VALUES[:, :0]), {}, "7 x 0 pixels found; allowed: 1 or more"),
         (encode(noise(4, 4).convert("P")), {}, "pixels of mode P found; allowed: L, LA, RGB"),
-        (rgb_of_16_bits(), {"num_channels": 3, "value_ranges": ((0.0, 9.0),)}, "colours of 16 bits found; allowed "),
+        (RGB_OF_16_BITS, {"num_channels": 3, "value_ranges": ((0.0, 9.0),)}, "colours of 16 bits found; allowed "),
         (b"no image", {}, "not an image; allowed: BMP, .*, NPY"),
     ],
 )
