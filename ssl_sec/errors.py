@@ -88,7 +88,8 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
         For example ``did you mean 'momentum'?`` or ``allowed: lr, momentum``.
     """
     names = sorted(allowed)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    begins = sorted((one for one in names if len(name) > 2 and one.startswith(name)), key=len)
+    close = list(dict.fromkeys([*begins, *difflib.get_close_matches(name, names, n=3, cutoff=0.6)]))[:3]
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else ""
     if close and len(names) > 8:
         return hint

@@ -101,6 +101,7 @@ def test_a_url_that_is_no_object_storage_is_refused(refused, job, key, url):
         ("pretrain", [f"seed={2**64}"], f"seed: found {2**64}, must be in [0, {2**63 - 1}]"),
         ("pretrain", [f"seed={'9' * 5000}"], "'seed=999"),
         ("pretrain", [f"seed={'[' * 1000}{']' * 1000}"], "'seed=[[["),
+        ("pretrain", ["encoder=vit_small"], "encoder: found 'vit_small'; allowed: bn_inception, "),
         ("pretrain", ["encoder.width=inf"], "encoder.width: found inf, must be in (0, 64]"),
         ("pretrain", ["encoder.width=1e9"], "encoder.width: found 1000000000.0, must be in (0, 64]"),
         ("pretrain", ["head.dim=1000000000000"], "head.dim: found 1000000000000, must be in [1, 1048576]"),

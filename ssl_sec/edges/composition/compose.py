@@ -295,7 +295,8 @@ def _check_options(job: str, choice: Choice) -> None:
         where = f"{own.file.shown}: " if own is not None and group not in choice.typed else ""
         file = option(group, name, job)
         if file is None and name != primary(job).options[group]:
-            raise ConfigError(f"{where}{group}: found {name!r}; {nearest(name, options_of(job)[group])}")
+            others = "; encoder=timm encoder.model=NAME for any network of timm" if group == "encoder" else ""
+            raise ConfigError(f"{where}{group}: found {name!r}; {nearest(name, options_of(job)[group])}{others}")
         wrong = None if file is None else misfit(job, group, values_of_file(group, file, job), is_whole=not file.is_own)
         if wrong is not None:
             assert file is not None

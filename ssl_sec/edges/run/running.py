@@ -147,9 +147,11 @@ class RunLock:
         Args:
             left: the status and the reason with which a later job ends the run in MLflow; None if it has ended.
         """
-        if left is not None:
-            _write_record(self._descriptor, {**self._record, **left})
-        self._unlock(removes=left is None)
+        try:
+            if left is not None:
+                _write_record(self._descriptor, {**self._record, **left})
+        finally:
+            self._unlock(removes=left is None)
 
     def _unlock(self, *, removes: bool) -> None:
         if removes:
@@ -329,7 +331,8 @@ def _record_of(descriptor: int) -> Mapping[str, Any] | None:
 
 def _write_record(descriptor: int, record: Mapping[str, Any]) -> None:
     content = json.dumps(record).encode()
-    os.pwrite(descriptor, content, 0)  # first, as the disk may be full
+    # One write covers a longer record with spaces, so that the file can be read whenever this process dies.
+    os.pwrite(descriptor, content.ljust(os.fstat(descriptor).st_size), 0)
     os.ftruncate(descriptor, len(content))
 
 

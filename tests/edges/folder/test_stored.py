@@ -1,5 +1,7 @@
-"""What a resume of a run in object storage takes from there, and from the folder of an earlier process."""
+"""What a resume of a run in object storage takes from there and from the folder of an earlier process; its removal."""
 
+import atexit
+import json
 from pathlib import Path
 
 import pytest
@@ -7,11 +9,12 @@ import torch
 import torch.distributed as dist
 
 from ssl_sec.edges.folder.stored import StoredFolder, open_folder
+from ssl_sec.edges.run.running import _lock_path, remove_staged, running
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.checkpoints import WAITING
 from ssl_sec.edges.storage.holder import HOLDER, holder_of
 from ssl_sec.edges.storage.places import local_folder, split_url
-from ssl_sec.errors import StorageError
+from ssl_sec.errors import Stopped, StorageError
 from ssl_sec.training.checkpoint import defect_of, save_checkpoint
 from tests.workers import on_workers
 
@@ -123,3 +126,54 @@ def test_a_checkpoint_is_not_kept_if_another_process_has_held_the_run_since(left
     with left.held():
         assert not left.checkpoints_path.exists() and left.checkpoint_names()[-1] == NEWEST
     assert "another process has held the run since" in caplog.text and "it is kept in" not in caplog.text
+
+
+@pytest.fixture
+def staged(tmp_path: Path, monkeypatch) -> StoredFolder:
+    """The folder of a run in object storage, before its process has started."""
+    monkeypatch.setenv("SSL_SEC_STAGING", str(tmp_path))
+    url = f"memory://{tmp_path.name}/runs"
+    folder = open_folder(local_folder(url) / "recipe" / "run")
+    assert isinstance(folder, StoredFolder)
+    return folder
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_the_folder_of_a_run_that_is_stored_is_removed_at_the_end_of_its_process(staged, monkeypatch, is_stopped):
+    at_end = []
+    monkeypatch.setattr(atexit, "register", lambda call, *arguments: at_end.append(lambda: call(*arguments)))
+    try:
+        with running(staged), staged.held():
+            staged.start({"epochs": 3})
+            remove_staged(staged)  # not while a process holds the run
+            if is_stopped:
+                raise Stopped
+    except Stopped:
+        assert is_stopped
+    assert staged.config_path.exists()  # for what follows in the process
+    at_end[0]()
+    assert not staged.path.exists() and not list(staged.path.parent.parent.glob(".running"))
+    assert Bucket(staged.location).read("config.yaml") is not None
+    staged.refresh()
+    assert staged.holds_run
+
+
+@pytest.mark.parametrize("needed_for", ["an upload", "a checkpoint", "another process", "a later job"])
+def test_a_folder_that_is_still_needed_is_not_removed(staged, needed_for):
+    with staged.held():
+        staged.start({"epochs": 3})
+    if needed_for == "an upload":
+        (staged.path / ".holder").write_text("word")
+    elif needed_for == "a checkpoint":
+        (staged.checkpoints_path / ".uploads" / "step-000000010").mkdir(parents=True)
+    elif needed_for == "another process":
+        with running(staged):
+            remove_staged(staged)
+            assert staged.holds_run
+        return
+    else:
+        lock = _lock_path(staged)
+        lock.parent.mkdir()
+        lock.write_text(json.dumps({"folder": str(staged.path)}))
+    remove_staged(staged)
+    assert staged.holds_run

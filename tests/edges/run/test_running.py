@@ -1,6 +1,5 @@
 """Locks that end with their processes, and runs closed in MLflow after their processes ended."""
 
-import atexit
 import errno
 import json
 import os
@@ -15,15 +14,12 @@ from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.folder.stored import StoredFolder, open_folder
 from ssl_sec.edges.run import running as module
 from ssl_sec.edges.run.resuming import is_probed
-from ssl_sec.edges.run.running import close_abandoned, close_in_its_store, remove_staged, running
+from ssl_sec.edges.run.running import close_abandoned, close_in_its_store, running
 from ssl_sec.edges.run.sweeps import Sweep
-from ssl_sec.edges.storage.bucket import Bucket
-from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tracking.tracker import TrackedRun
-from ssl_sec.errors import ConfigError, Stopped, StorageError
+from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.recipes.tracking import TrackingConfig
 from tests.edges.run.test_sweeps import wait_for_closing
 
@@ -150,6 +146,33 @@ def test_a_full_disk_leaves_no_lock(folder: RunFolder, monkeypatch, is_left):
     assert [path.read_text() for path in locks.glob("*")] == before and len(before) == is_left
     with running(folder) as lock:
         assert (lock.before is None) != is_left
+
+
+def test_an_end_that_cannot_be_recorded_ends_the_lock(folder: RunFolder, monkeypatch):
+    lock = module.RunLock(lock_of(folder), {"folder": str(folder.path)})
+    begun = lock_of(folder).read_text()
+
+    def pwrite(descriptor, content, offset):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output"):
+        patch.setattr(module.os, "pwrite", pwrite)
+        lock.release({"status": "FAILED", "reason": "killed"})
+    assert lock_of(folder).read_text() == begun
+    with running(folder):
+        pass
+
+
+def test_a_record_can_be_read_at_every_moment(folder: RunFolder, monkeypatch):
+    with killed(folder):
+        pass
+    longer = {**json.loads(lock_of(folder).read_text()), "reason": "r" * 100}
+    lock_of(folder).write_text(json.dumps(longer))
+    found: list[int] = []
+    monkeypatch.setattr(module.os, "ftruncate", lambda *_: found.append(json.loads(lock_of(folder).read_text())["pid"]))
+    with running(folder):
+        pass
+    assert found == [os.getpid()]
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path):
@@ -342,54 +365,3 @@ def test_a_resumed_run_has_no_end(store: Store):
         close_in_its_store(lock_of(folder), "killed by SIGKILL")
     TrackedRun.reopen(store.uri, folder.run_id_path.read_text())
     assert (store.of(folder).info.status, "ended" in store.of(folder).data.tags) == ("RUNNING", False)
-
-
-@pytest.fixture
-def staged(tmp_path: Path, monkeypatch) -> StoredFolder:
-    """The folder of a run in object storage, before its process has started."""
-    monkeypatch.setenv("SSL_SEC_STAGING", str(tmp_path))
-    url = f"memory://{tmp_path.name}/runs"
-    folder = open_folder(local_folder(url) / "recipe" / "run")
-    assert isinstance(folder, StoredFolder)
-    return folder
-
-
-@pytest.mark.parametrize("is_stopped", [False, True])
-def test_the_folder_of_a_run_that_is_stored_is_removed_at_the_end_of_its_process(staged, monkeypatch, is_stopped):
-    at_end = []
-    monkeypatch.setattr(atexit, "register", lambda call, *arguments: at_end.append(lambda: call(*arguments)))
-    try:
-        with running(staged), staged.held():
-            staged.start({"epochs": 3})
-            remove_staged(staged)  # not while a process holds the run
-            if is_stopped:
-                raise Stopped
-    except Stopped:
-        assert is_stopped
-    assert staged.config_path.exists()  # for what follows in the process
-    at_end[0]()
-    assert not staged.path.exists() and not list(staged.path.parent.parent.glob(".running"))
-    assert Bucket(staged.location).read("config.yaml") is not None
-    staged.refresh()
-    assert staged.holds_run
-
-
-@pytest.mark.parametrize("needed_for", ["an upload", "a checkpoint", "another process", "a later job"])
-def test_a_folder_that_is_still_needed_is_not_removed(staged, needed_for):
-    with staged.held():
-        staged.start({"epochs": 3})
-    if needed_for == "an upload":
-        (staged.path / ".holder").write_text("word")
-    elif needed_for == "a checkpoint":
-        (staged.checkpoints_path / ".uploads" / "step-000000010").mkdir(parents=True)
-    elif needed_for == "another process":
-        with running(staged):
-            remove_staged(staged)
-            assert staged.holds_run
-        return
-    else:
-        lock = module._lock_path(staged)
-        lock.parent.mkdir()
-        lock.write_text(json.dumps({"folder": str(staged.path)}))
-    remove_staged(staged)
-    assert staged.holds_run

@@ -47,6 +47,11 @@ def test_an_unknown_name_suggests_the_nearest():
         timm_backbone("resnet51", pretrained=False, num_channels=3, image_size_px=32)
 
 
+def test_a_part_of_a_name_suggests_those_that_begin_with_it():
+    with pytest.raises(ConfigError, match=r"no 'vit_smal'; did you mean 'vit_small_patch8_224' or 'vit_small_patch"):
+        timm_backbone("vit_smal", pretrained=False, num_channels=3, image_size_px=32)
+
+
 def test_a_model_has_the_scaling_that_its_weights_expect():
     imagenet = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     assert timm_scaling("resnet50") == timm_scaling("resnet50.tv_in1k") == imagenet
