@@ -2,9 +2,10 @@
 
 import fcntl
 import os
+import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -13,6 +14,7 @@ def replaced(path: Path, sync: bool = True) -> Iterator[Path]:
     """Yields a path beside `path` to write a file to, which then replaces `path` atomically.
 
     Readers see the old file or the new one. After an error the old one is unchanged and nothing is left of the new one.
+    Whoever may read other new files of the folder may read this one, however it was written.
 
     Args:
         path: file to write, in a folder that exists.
@@ -21,7 +23,12 @@ def replaced(path: Path, sync: bool = True) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
+        temporary.touch(exist_ok=False)
+        mode = temporary.stat().st_mode
         yield temporary
+        if temporary.stat().st_mode != mode:  # safetensors makes a file of its own that others cannot read
+            with suppress(PermissionError):  # some network file systems have one mode for all files
+                temporary.chmod(stat.S_IMODE(mode))
         if sync:
             sync_path(temporary)
         os.replace(temporary, path)

@@ -1,9 +1,12 @@
 """Files that are replaced whole, or not at all."""
 
+import errno
 import fcntl
 import os
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from ssl_sec import files
 from ssl_sec.files import locked, replace_text, replaced
@@ -26,6 +29,29 @@ def test_an_error_leaves_the_old_file(tmp_path, error):
         temporary.write_text("half")
         raise error
     assert (tmp_path / "figures.csv").read_text() == "old" and os.listdir(tmp_path) == ["figures.csv"]
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027])
+def test_others_may_read_a_file_as_any_other_new_one(tmp_path, mask):
+    """Also one of safetensors, which gives its files no rights of others."""
+    before = os.umask(mask)
+    try:
+        (tmp_path / "usual").write_text("")
+        with replaced(tmp_path / "weights.safetensors") as temporary:
+            save_file({"weight": torch.zeros(1)}, temporary)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "weights.safetensors").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_a_file_system_with_one_mode_for_all_files_is_no_error(tmp_path, monkeypatch):
+    def chmod(path, mode, **options):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "chmod", chmod)
+    with replaced(tmp_path / "weights.safetensors") as temporary:
+        save_file({"weight": torch.ones(1)}, temporary)
+    assert load_file(tmp_path / "weights.safetensors")["weight"] == 1
 
 
 def test_two_that_write_a_file_at_once_do_not_disturb_each_other(tmp_path):

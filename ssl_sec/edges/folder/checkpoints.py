@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.errors import ConfigError
+from ssl_sec.files import replaced
 from ssl_sec.recipes.registry import SCORES, RecipeRow
 from ssl_sec.recipes.tracking import Checkpoint
 from ssl_sec.training.checkpoint import best_of, checkpoint_name, load_checkpoint, score_of, step_of
@@ -88,7 +89,8 @@ def write_network(folder: RunFolder, recipe: RecipeRow, step: int, to: Path) -> 
     for name in recipe.network_files:
         part, prefix = _PARTS[name]
         weights = {key: value for key, value in state[part].items() if key.startswith(prefix)}
-        save_file({key.removeprefix(prefix): value.contiguous() for key, value in weights.items()}, to / name)
+        with replaced(to / name, sync=False) as temporary:
+            save_file({key.removeprefix(prefix): value.contiguous() for key, value in weights.items()}, temporary)
     for path in (folder.config_path, folder.data_path):
         shutil.copy(path, to)
 

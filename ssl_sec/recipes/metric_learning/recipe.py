@@ -25,6 +25,7 @@ from ssl_sec.evaluation.features import readable
 from ssl_sec.evaluation.retrieval import examples, num_without_positive, precision_at_r, recall_at_k
 from ssl_sec.evaluation.splits import stratified_sample
 from ssl_sec.evaluation.variation import rotation_shifts
+from ssl_sec.files import replaced
 from ssl_sec.losses.generators.memory import CrossBatchMemory
 from ssl_sec.losses.geometry import norms
 from ssl_sec.recipes.assembly import RunStore, assemble, build_loss, extractor, hold_out, save_network, train_recipe
@@ -236,7 +237,8 @@ class _Monitor:
         if self.runtime.rank == 0:
             path = self.store.watched_path(steps_taken)
             path.parent.mkdir(exist_ok=True)
-            save_file({"embeddings": embeddings.float().cpu()}, path)
+            with replaced(path, sync=False) as temporary:
+                save_file({"embeddings": embeddings.float().cpu()}, temporary)
         metrics = {f"{self.name}/recall_at_1": 100 * recall_at_k(embeddings, labels, (1,))[1]}
         if self.tested is not None:
             embeddings, labels, tested = self.embed(self.tested)

@@ -55,6 +55,14 @@ def client(finished):
     return MlflowClient(finished.uri)
 
 
+def test_others_may_read_all_files_of_a_run(finished, tmp_path):
+    """As other new files: on a cluster, a colleague evaluates the encoder."""
+    (tmp_path / "usual").write_text("")
+    files = [path for path in finished.folder.path.parents[1].rglob("*") if path.is_file()]
+    assert {path.stat().st_mode for path in files} == {(tmp_path / "usual").stat().st_mode}
+    assert {"encoder.safetensors", "head.safetensors", "state.pt"} <= {path.name for path in files}
+
+
 def test_the_run_its_figures_and_its_pictures_are_in_mlflow(finished, client):
     run = client.get_run(finished.run_id)
     assert run.info.status == "FINISHED"

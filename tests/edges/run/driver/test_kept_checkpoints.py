@@ -115,6 +115,8 @@ def test_a_checkpoint_whose_upload_was_interrupted_is_not_offered_and_is_uploade
     download_checkpoint(*where, 10, tmp_path)
     expected, found = weights_at(trained, 10), load_file(tmp_path / "encoder.safetensors")
     assert all(torch.equal(found[name], value) for name, value in expected.items())
+    kept = trained.folder.path.parents[1].rglob("*.safetensors")  # in MLflow's folder, too
+    assert {path.stat().st_mode for path in kept} == {trained.folder.config_path.stat().st_mode}  # others may read them
 
 
 @pytest.mark.parametrize("by", ["folder", "id"])
