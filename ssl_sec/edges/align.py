@@ -1,7 +1,6 @@
 """Aligns the faces of a folder in several processes."""
 
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from ssl_sec.data.faces.alignment import ALIGNED_SIZE_PX, Landmarks, align_file,
 from ssl_sec.data.folders.listing import image_paths
 from ssl_sec.data.loading import START_METHOD
 from ssl_sec.edges.config import AlignConfig
+from ssl_sec.edges.environment import allowed_cpus
 from ssl_sec.edges.progress_bar import progress_shown
 from ssl_sec.errors import ConfigError, DataError, StorageError, counted, printable
 
@@ -106,7 +106,7 @@ class _Alignments(Dataset[DataError | StorageError | None]):
 def _align_all(alignments: _Alignments, num_workers: int | None) -> int:
     """Returns how many images could not be read; each is logged."""
     if num_workers is None:
-        num_workers = os.cpu_count() or 1
+        num_workers = allowed_cpus()
     num_workers = min(num_workers, len(alignments))
     loader = DataLoader(
         alignments,

@@ -159,3 +159,23 @@ def _own_folder() -> Path:
         if is_own(folder):
             return folder
     return Path(tempfile.mkdtemp(prefix="ssl_sec-"))
+
+
+def allowed_cpus() -> int:
+    """CPUs that this process may use: those of its affinity, as Slurm sets it, and of a container's quota."""
+    from joblib import cpu_count  # slow to import
+
+    return cpu_count()
+
+
+def use_allowed_cpus() -> None:
+    """Limits torch to the CPUs that this process may use, unless OMP_NUM_THREADS gives the number of its threads.
+
+    By default torch starts a thread for each core of the machine, also where the quota of a container (`docker --cpus`,
+    a limit of Kubernetes) is lower. Threads that wait for each other then use up the quota: if it is one core, a
+    step of ResNet-18 takes 1.3 times as long with two threads as with one, and 2.4 times with 16 (on two cores).
+    """
+    import torch  # slow to import
+
+    if "OMP_NUM_THREADS" not in os.environ and (allowed := allowed_cpus()) < torch.get_num_threads():
+        torch.set_num_threads(allowed)

@@ -1,9 +1,11 @@
 import re
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from ssl_sec.edges.machine import describe_runtime
+from ssl_sec.edges.run.train import announced_config
 from ssl_sec.errors import ConfigError
 from ssl_sec.training.config import LocalConfig, RayConfig
 
@@ -51,3 +53,29 @@ def test_the_environments_cluster_and_the_gpus_name_are_described(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert describe_runtime(LocalConfig()) == "device: cuda (GPU number 0), one process, bfloat16"
+
+
+@pytest.fixture
+def four_threads(monkeypatch) -> Iterator[None]:
+    """As torch starts them on four cores."""
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "2 threads"), ({"OMP_NUM_THREADS": "4"}, "4 threads")])
+def test_a_job_uses_the_cpus_of_its_container(given, expected, four_threads, monkeypatch, caplog):
+    """Unless the user has chosen; the quota is read by joblib, which a variable replaces here."""
+    caplog.set_level("INFO", "ssl_sec")
+    for name, value in {"LOKY_MAX_CPU_COUNT": "2", **given}.items():
+        monkeypatch.setenv(name, value)
+    announced_config("pretrain", ["runtime=local", "runtime.device=cpu"])
+    assert f"device: cpu ({expected}), one process" in caplog.text
+
+
+def test_a_job_without_a_runtime_uses_them_too(four_threads, monkeypatch, tmp_path):
+    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "1")
+    announced_config("neighbours", [f"embeddings={tmp_path}", "output=out"])
+    assert torch.get_num_threads() == 1

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssl_sec.edges.composition.config_folders import own_configs, without_folder
 from ssl_sec.edges.composition.keys import kind_of
-from ssl_sec.edges.environment import prepare
+from ssl_sec.edges.environment import prepare, use_allowed_cpus
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.errors import ConfigError, nearest, shown
 from ssl_sec.recipes.registry import RECIPES
@@ -51,4 +51,6 @@ def announced_config(job: str, overrides: Sequence[str]) -> Any:
         from ssl_sec.edges.machine import announce
 
         announce(config.runtime)
+    else:
+        use_allowed_cpus()
     return config

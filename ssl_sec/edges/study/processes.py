@@ -14,6 +14,7 @@ from queue import SimpleQueue
 
 import torch
 
+from ssl_sec.edges.environment import allowed_cpus
 from ssl_sec.edges.run.signals import announce_stop, stop_requests
 from ssl_sec.edges.run.supervision import start_command
 
@@ -119,7 +120,7 @@ class Processes:
     @property
     def _num_threads(self) -> int:
         """Threads of each process on CPUs."""
-        return max(1, len(os.sched_getaffinity(0)) // self._concurrent)
+        return max(1, allowed_cpus() // self._concurrent)
 
     def _stop(self, at_once: bool) -> None:
         """Asks the processes to save and stop; a signal handler calls it, which must not wait for the lock."""
