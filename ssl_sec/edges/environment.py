@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ssl_sec.edges.masking import masked
 from ssl_sec.edges.packaging import command
 from ssl_sec.errors import ConfigError
 from ssl_sec.files import is_own
@@ -32,9 +33,15 @@ _ENOUGH_FILES = 65536
 # cores, pretraining on digits took twice as long. On idle cores no difference was measured.
 SPINS = {"GOMP_SPINCOUNT": "10000"}
 
+# Variables that name a proxy, and the hosts that are never behind one.
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
 
 def complete() -> None:
     """Gives this process and its children a user name, a home and a folder for matplotlib's files.
+
+    They reach servers of this machine without the proxy that the environment names.
 
     It also limits how long threads of OpenMP spin, unless the environment says how they wait; torch must not have been
     imported before.
@@ -42,6 +49,7 @@ def complete() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         for name, value in SPINS.items():
             os.environ.setdefault(name, value)
+    _reach_this_machine_directly()
     try:
         getpass.getuser()
     except (KeyError, OSError):  # which one depends on the version of Python
@@ -51,6 +59,23 @@ def complete() -> None:
         os.environ["HOME"] = str(_own_folder())
     elif not _can_write(home):
         os.environ.setdefault("MPLCONFIGDIR", str(_own_folder()))
+
+
+def _reach_this_machine_directly() -> None:
+    named = next((value for name in ("no_proxy", "NO_PROXY") if (value := os.environ.get(name))), "")
+    hosts = [host.strip() for host in named.split(",") if host.strip()]
+    if any(os.environ.get(name) for kind in _PROXIES for name in (kind, kind.upper())) and hosts != ["*"]:
+        os.environ["no_proxy"] = ",".join(dict.fromkeys([*hosts, *_LOOPBACK]))  # preferred to NO_PROXY
+
+
+def through_proxy(address: str) -> str:
+    """A clause for an error about an address that is asked through a proxy; nothing for others."""
+    from requests.utils import get_environ_proxies, select_proxy  # slow to import
+
+    proxy = select_proxy(address, get_environ_proxies(address, no_proxy=None))
+    if proxy is None:
+        return ""
+    return f"; it was asked through the proxy {masked(proxy)}; no_proxy={urlsplit(address).hostname} asks it directly"
 
 
 def prepare() -> None:

@@ -20,7 +20,14 @@ from mlflow.tracking import MlflowClient
 from PIL import Image
 
 from ssl_sec.edges.command_line import exit_code_of
-from ssl_sec.edges.environment import RAY_NEEDS_FILES, complete, find_cluster, prepare, require_files_for_ray
+from ssl_sec.edges.environment import (
+    RAY_NEEDS_FILES,
+    complete,
+    find_cluster,
+    prepare,
+    require_files_for_ray,
+    through_proxy,
+)
 from ssl_sec.errors import ConfigError
 from tests.edges.conftest import QUICK
 
@@ -38,7 +45,38 @@ def environment(monkeypatch, tmp_path):
     """Restores what `complete` may set."""
     for name in ("HOME", "LOGNAME", "MPLCONFIGDIR"):
         monkeypatch.setenv(name, os.environ.get(name, str(tmp_path)))
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name.upper(), raising=False)
     return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ""),
+        ({"https_proxy": "http://proxy:3128"}, "localhost,127.0.0.1,::1"),
+        ({"HTTP_PROXY": "http://proxy:3128", "NO_PROXY": "head, .lab"}, "head,.lab,localhost,127.0.0.1,::1"),
+        ({"http_proxy": "http://proxy:3128", "no_proxy": "127.0.0.1"}, "127.0.0.1,localhost,::1"),
+        ({"http_proxy": "http://proxy:3128", "no_proxy": "*"}, "*"),
+    ],
+)
+def test_this_machine_is_not_asked_through_a_proxy(given, expected, environment):
+    for name, value in given.items():
+        environment.setenv(name, value)
+    complete()
+    assert os.environ["no_proxy"] == expected
+    assert through_proxy("http://127.0.0.1:8265") == ""
+
+
+def test_an_error_names_the_proxy_without_its_password(environment):
+    environment.setenv("http_proxy", "http://ada:secret@proxy:3128")
+    environment.setenv("no_proxy", ".lab,mlflow")
+    assert through_proxy("http://head:8265").startswith("; it was asked through the proxy http://")
+    assert through_proxy("http://head:8265").endswith("@proxy:3128; no_proxy=head asks it directly")
+    assert "secret" not in through_proxy("http://head:8265")
+    direct = ("http://head.lab:8265", "http://mlflow", "https://head:8265", "sqlite:///runs/mlflow.db", "head:6379")
+    assert {through_proxy(address) for address in direct} == {""}
 
 
 def test_the_limit_of_open_files_is_raised_as_far_as_it_goes(environment):

@@ -21,7 +21,7 @@ from ray._private.services import canonicalize_bootstrap_address_or_die, find_gc
 from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
-from ssl_sec.edges.environment import is_loopback, with_variables
+from ssl_sec.edges.environment import is_loopback, through_proxy, with_variables
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE, checkout, command, packaged
 from ssl_sec.edges.run.on_ray.joining import gets_token
@@ -83,7 +83,8 @@ class Cluster:
                 "with: RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=<file>"
             ) from error
         except (OSError, RuntimeError, ValueError, KeyError, RayError) as error:
-            raise ConfigError(f"no Ray cluster at {address} ({_reason(error)}); {_START_ONE}") from error
+            what = f"no Ray cluster at {address} ({_reason(error)}){through_proxy(address)}"
+            raise ConfigError(f"{what}; {_START_ONE}") from error
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[None]:

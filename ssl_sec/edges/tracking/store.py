@@ -26,6 +26,7 @@ from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, RESOURCE_DOES_NOT_EX
 from mlflow.store.entities import PagedList
 from mlflow.tracking import MlflowClient
 
+from ssl_sec.edges.environment import through_proxy
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.storage.places import absolute_store, is_remote, local_folder
@@ -199,7 +200,8 @@ def store_errors(uri: str) -> Iterator[None]:
         if _WRONG_HOST in str(error):
             allowed = "a name, with its port, of the server's --allowed-hosts"
             raise StorageError(f"tracking.uri: MLflow refuses the host of {masked(uri)}; allowed: {allowed}") from error
-        raise StorageError(f"tracking.uri: MLflow at {uri} cannot be used: {first_line(error)}") from error
+        where = f"{uri} cannot be used{through_proxy(uri)}"
+        raise StorageError(f"tracking.uri: MLflow at {where}: {first_line(error)}") from error
 
 
 @contextmanager

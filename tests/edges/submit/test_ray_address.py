@@ -62,6 +62,16 @@ def test_a_stale_address_of_the_environment_is_one_line_at_once(scheme, monkeypa
         submit(["list"])
 
 
+def test_a_proxy_that_cannot_reach_the_cluster_is_named(monkeypatch):
+    for name in ("NO_PROXY", "no_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(
+        ConfigError, match=r"refused\); it was asked through the proxy .*; no_proxy=head asks it directly;"
+    ):
+        submit(["list", "--address", "http://head:8265"])
+
+
 def test_the_address_of_a_cluster_that_was_killed_is_one_line_at_once(monkeypatch):
     last = f"127.0.0.1:{free_port()}"
     monkeypatch.setattr(ray_jobs, "canonicalize_bootstrap_address_or_die", lambda asked: last)

@@ -17,7 +17,7 @@ from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.storage.places import STAGING_VARIABLE
 from ssl_sec.edges.tracking.deferred import DeferredRun
 from ssl_sec.edges.tracking.runs import RunArchive
-from ssl_sec.edges.tracking.store import connect_to_store, require_store, tracking_uri
+from ssl_sec.edges.tracking.store import connect_to_store, require_store, store_errors, tracking_uri
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import ConfigError, StorageError, first_line
 from ssl_sec.recipes.tracking import TrackingConfig
@@ -252,3 +252,15 @@ def test_a_full_database_is_one_line_without_a_traceback(tmp_path: Path, capfd):
         event.remove(engine, "checkout", limit)
     assert first_line(caught.value) == "database or disk is full"
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_store_that_is_asked_through_a_proxy_says_so(monkeypatch):
+    for name in ("NO_PROXY", "no_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    expected = (
+        "tracking.uri: MLflow at http://mlflow:5000 cannot be used; it was asked through the proxy "
+        "http://proxy:3128; no_proxy=mlflow asks it directly: API request failed"
+    )
+    with pytest.raises(StorageError, match=f"^{expected}$"), store_errors("http://mlflow:5000"):
+        raise MlflowException("API request failed")
