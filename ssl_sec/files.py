@@ -1,5 +1,6 @@
 """Files that several processes use: replaced whole, and locked."""
 
+import errno
 import fcntl
 import os
 import stat
@@ -7,6 +8,12 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+# Answers of file systems that do not sync folders, as some in user space and of networks.
+_NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
+
+# Answers of those that rename no folders; gcsfuse has the second for a folder with more files than it is allowed to.
+_NO_RENAMES = (*_NOT_SUPPORTED, errno.EMFILE, errno.EXDEV, errno.EPERM)
 
 
 @contextmanager
@@ -27,7 +34,7 @@ def replaced(path: Path, sync: bool = True) -> Iterator[Path]:
         mode = temporary.stat().st_mode
         yield temporary
         if temporary.stat().st_mode != mode:  # safetensors makes a file of its own that others cannot read
-            with suppress(PermissionError):  # some network file systems have one mode for all files
+            with suppress(OSError):  # some network file systems have one mode for all files
                 temporary.chmod(stat.S_IMODE(mode))
         if sync:
             sync_path(temporary)
@@ -42,6 +49,33 @@ def replace_text(path: Path, text: str) -> None:
     """Replaces a file by a text in UTF-8; see `replaced`."""
     with replaced(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def rename_folder(folder: Path, to: Path, last: str = "") -> None:
+    """Renames a folder; where the file system renames none, as that of a mounted bucket, its files one by one.
+
+    Args:
+        folder: a folder of files.
+        to: its new path, in the same folder, where nothing is.
+        last: name of the file that is renamed after the others.
+    """
+    try:
+        folder.rename(to)
+    except OSError as error:
+        if error.errno not in _NO_RENAMES:
+            raise
+        to.mkdir()
+        try:
+            _move_files(folder, to, last)
+        except BaseException:
+            _move_files(to, folder)
+            raise
+
+
+def _move_files(folder: Path, to: Path, last: str = "") -> None:
+    for file in sorted(folder.iterdir(), key=lambda file: file.name == last):
+        file.rename(to / file.name)
+    folder.rmdir()
 
 
 @contextmanager
@@ -62,9 +96,12 @@ def is_own(folder: Path) -> bool:
 
 
 def sync_path(path: Path) -> None:
-    """Waits until a file's content, or a folder's names, are on the disk."""
+    """Waits until a file's content, or a folder's names, are on the disk; for the latter where it can be waited for."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NOT_SUPPORTED or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)

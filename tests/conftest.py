@@ -1,5 +1,7 @@
+import errno
 import gc
 import os
+import stat
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -81,3 +83,21 @@ def garbage_is_not_sought_in_libraries():
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def mounted_bucket(monkeypatch):
+    """Files are as in a bucket that is mounted as a folder: without modes, renames of folders and syncs of them."""
+    chmod, fsync, rename = os.chmod, os.fsync, os.rename
+
+    def refusing(call, refuses, code):
+        def called(*arguments, **options):
+            if refuses(*arguments):
+                raise OSError(code, os.strerror(code))
+            return call(*arguments, **options)
+
+        return called
+
+    monkeypatch.setattr(os, "chmod", refusing(chmod, lambda *_: True, errno.ENOTSUP))
+    monkeypatch.setattr(os, "fsync", refusing(fsync, lambda file: stat.S_ISDIR(os.fstat(file).st_mode), errno.EINVAL))
+    monkeypatch.setattr(os, "rename", refusing(rename, lambda path, to: os.path.isdir(path), errno.EMFILE))

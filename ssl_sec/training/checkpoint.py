@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ssl_sec.collectives import world_size
 from ssl_sec.errors import StorageError, counted
-from ssl_sec.files import replaced, sync_path
+from ssl_sec.files import rename_folder, replaced, sync_path
 from ssl_sec.training.class_sharding import HeldRows
 from ssl_sec.training.visibility import wait_until_visible
 
@@ -94,7 +94,7 @@ def save_checkpoint(
         sync_path(temporary)
         if final.exists():  # one that is not whole
             shutil.rmtree(final)
-        temporary.rename(final)
+        rename_folder(temporary, final, last=MANIFEST)
         sync_path(folder)
     except (OSError, RuntimeError) as error:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -162,6 +162,13 @@ def test_a_torn_newer_checkpoint_does_not_displace_a_whole_one(tmp_path):
     assert agreed_checkpoint(tmp_path).path == tmp_path / "step-000000005"
 
 
+def test_a_mounted_bucket_keeps_checkpoints(tmp_path, mounted_bucket):
+    for step in (3, 4, 5):
+        path = save_checkpoint(tmp_path, step, state(step), keep_last=2)
+        assert agreed_checkpoint(tmp_path).path == path and load_checkpoint(path, CPU)["encoder"]["mu"] == step
+    assert names(tmp_path) == ["step-000000004", "step-000000005"]
+
+
 def test_a_torn_checkpoint_of_the_same_step_is_replaced(tmp_path):
     truncate(save_checkpoint(tmp_path, 3, state(1), keep_last=1))
     path = save_checkpoint(tmp_path, 3, state(2), keep_last=1)

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shutil
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -137,8 +136,6 @@ def run_export(config: ExportConfig) -> Exported:
             hub_name=destination.hub_name,
         )
         (folder / "README.md").write_text(card, encoding="utf-8")
-        for path in folder.iterdir():  # safetensors makes its files readable for their owner only
-            shutil.copymode(folder / "README.md", path)
     return Exported(folder=destination.folder, url=destination.url, form=form, exportable=exportable, check=check)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ssl_sec.errors import ConfigError, writing
 from ssl_sec.exporting import FILE_NAMES
+from ssl_sec.files import rename_folder
 
 
 class ExportFolder:
@@ -60,11 +61,11 @@ class ExportFolder:
                 yield temporary
                 self.require_replaceable(overwrite)  # another export may have created it
                 if output.exists():
-                    output.rename(replaced)
-                temporary.rename(output)
+                    rename_folder(output, replaced)
+                rename_folder(temporary, output)
         finally:
             if replaced.exists() and not output.exists():
-                replaced.rename(output)
+                rename_folder(replaced, output)
             shutil.rmtree(temporary, ignore_errors=True)
             shutil.rmtree(replaced, ignore_errors=True)
             for parent in missing:

@@ -92,7 +92,7 @@ def write_network(folder: RunFolder, recipe: RecipeRow, step: int, to: Path) -> 
         with replaced(to / name, sync=False) as temporary:
             save_file({key.removeprefix(prefix): value.contiguous() for key, value in weights.items()}, temporary)
     for path in (folder.config_path, folder.data_path):
-        shutil.copy(path, to)
+        shutil.copyfile(path, to / path.name)
 
 
 def described_checkpoint(checkpoint: Checkpoint, step: int | None) -> Checkpoint | str:

@@ -140,7 +140,7 @@ class RunFolder(RunLogs):
         with writing("output_dir", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             for path, source in (copied or {}).items():
-                shutil.copy(source, path)
+                shutil.copyfile(source, path)
             self._write_config(values)
 
     def resume(self, values: Mapping[str, Any]) -> None:

@@ -317,4 +317,4 @@ def _link(file: Path, link: Path) -> None:
     try:
         link.hardlink_to(file)
     except OSError:  # not every file system supports links
-        shutil.copy(file, link)
+        shutil.copyfile(file, link)

@@ -223,6 +223,14 @@ def test_an_export_that_is_interrupted_while_it_takes_its_place_keeps_the_old_on
     assert (output / "README.md").read_text() == "an older export"
 
 
+def test_a_mounted_bucket_takes_exports(mounted_bucket, tmp_path: Path):
+    for text in ("first", "second"):
+        with ExportFolder(tmp_path / "encoder").filled(overwrite=True) as folder:
+            (folder / "README.md").write_text(text)
+        assert (tmp_path / "encoder" / "README.md").read_text() == text
+        assert [path.name for path in tmp_path.iterdir()] == ["encoder"]
+
+
 def test_exports_of_one_process_id_to_one_folder_leave_each_other_alone(tmp_path: Path):
     output = tmp_path / "encoder"  # as of two containers, in each of which the job is process 1
     with pytest.raises(ConfigError, match="encoder already exists"), ExportFolder(output).filled(False) as first:

@@ -283,3 +283,17 @@ def test_the_folder_of_a_probe_or_with_a_damaged_configuration_has_no_encoder_to
     folder.config_path.write_text("encoder: [")
     with pytest.raises(StorageError, match=r"config.yaml cannot be read: not YAML in line 1"):
         load_encoder(folder.path)
+
+
+def test_a_mounted_bucket_takes_a_folder_with_copied_files(tmp_path, mounted_bucket):
+    (tmp_path / "weights").write_text("trained")
+    folder = RunFolder(tmp_path / "recipe" / "run")
+    folder.start({"epochs": 3}, {folder.encoder_path: tmp_path / "weights"})
+    assert folder.holds_run and folder.encoder_path.read_text() == "trained"
+
+
+def test_copied_files_are_readable_as_other_new_ones(tmp_path):
+    (tmp_path / "weights").touch(mode=0o600)
+    folder = RunFolder(tmp_path / "recipe" / "run")
+    folder.start({"epochs": 3}, {folder.encoder_path: tmp_path / "weights"})
+    assert folder.encoder_path.stat().st_mode == folder.config_path.stat().st_mode
