@@ -65,6 +65,8 @@ if [[ $SLURM_NODEID -ne 0 ]]; then
     until (: <"/dev/tcp/${1%:*}/${1##*:}") 2>/dev/null; do sleep 1; done
     place=(--address "$1")
 fi
+# Sockets of Ray have paths of up to 107 bytes, and TMPDIR of a job may be too long for them.
+[[ -n ${RAY_TMPDIR:-} || ${#TMPDIR} -le 37 ]] || export RAY_TMPDIR=/tmp
 ray start "${place[@]}" --block --log-color false \
     --num-cpus "${SLURM_CPUS_PER_TASK:-1}" --num-gpus "${SLURM_GPUS_ON_NODE:-0}" && exit
 # Without the head, the other nodes would wait.

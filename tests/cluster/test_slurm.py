@@ -170,6 +170,20 @@ def test_the_run_waits_for_all_nodes(tmp_path):
     assert result.stdout == "2\n3\n"
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"TMPDIR": "/scratch/7"}, ""),
+        ({"TMPDIR": f"/scratch/{'7' * 40}"}, "/tmp"),
+        ({"TMPDIR": f"/scratch/{'7' * 40}", "RAY_TMPDIR": "/scratch"}, "/scratch"),
+    ],
+)
+def test_the_paths_of_rays_sockets_are_short(tmp_path, given, expected):
+    slurm = Slurm(tmp_path, ray='echo "$RAY_TMPDIR" >ray-started.tmp; mv ray-started.tmp ray-started; exec sleep 60')
+    assert slurm.start(outcome="0", **{"RAY_TMPDIR": "", **given}).wait(timeout=60) == 0
+    assert (tmp_path / "ray-started").read_text() == f"{expected}\n"
+
+
 def test_a_job_fails_if_ray_does_not_start(tmp_path):
     job = Slurm(tmp_path, ray="exit 1").start()
     line = "error: Ray did not start on 2 nodes, see ssl-sec-7-ray.out\n"

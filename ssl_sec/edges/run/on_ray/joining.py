@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import grpc
 import ray
+from ray._common.utils import get_default_ray_temp_dir
 
 # As `ray.init` does where it looks for a cluster itself.
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
@@ -25,6 +26,10 @@ from ssl_sec.errors import ConfigError, UserError, first_line
 logger = logging.getLogger("ssl_sec")
 
 _ANSWER_WITHIN_S = 10.0
+# Longest path of Ray's folder: the names of its sockets there add 66 bytes, with a process of seven digits, and Linux
+# allows 107.
+_LONGEST_FOLDER = 41
+_TOO_LONG = "AF_UNIX path length"
 # Ray warns of an actor of its own at each start of Ray Train.
 _HARMLESS = re.compile(r"Actor with class name: 'PreemptionWatcher' .* has constructor arguments in the object store")
 
@@ -68,8 +73,16 @@ def connect(address: str | None, name: str | None = None, **resources: Any) -> N
             # files; the output of a cluster is shown, as it may explain why nothing starts.
             log_to_driver=address is not None,
             job_config=JobConfig(metadata={} if name is None else {"job_name": name}),
-            **(resources if address is None else {}),
+            **({"_temp_dir": _short_folder(), **resources} if address is None else {}),
         )
+
+
+def _short_folder() -> str | None:
+    """A folder for Ray's files, if the path of the one that TMPDIR gives is too long; None leaves the choice to Ray."""
+    if "RAY_TMPDIR" in os.environ or len(os.fsencode(get_default_ray_temp_dir())) <= _LONGEST_FOLDER:
+        return None
+    logger.info("Ray's files are in /tmp/ray: the path in TMPDIR is too long for its sockets; RAY_TMPDIR gives another")
+    return "/tmp/ray"
 
 
 @contextlib.contextmanager
@@ -120,9 +133,11 @@ def _start_reported(key: str, address: str | None) -> Iterator[None]:
         yield
     except Exception as error:
         if address is None:
+            advice = "the same command can be run again, since a busy machine may need longer than Ray waits"
+            if _TOO_LONG in str(error):
+                advice = "give RAY_TMPDIR=<a folder with a shorter path>"
             raise UserError(
-                f"Ray could not start on this machine ({first_line(error).rstrip('.')}); the same command can be run "
-                "again, since a busy machine may need longer than Ray waits"
+                f"Ray could not start on this machine ({first_line(error).rstrip('.')}); {advice}"
             ) from error
         if isinstance(error, AuthenticationError) or AuthenticationError.__name__ in str(error.__cause__):
             raise ConfigError(_needs_token(key, address)) from error

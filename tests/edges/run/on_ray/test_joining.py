@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 import ray
+from ray._private.utils import validate_socket_filepath
 
 from ssl_sec.edges.run import signals
 from ssl_sec.edges.run.on_ray import joining
 from ssl_sec.edges.run.signals import handled
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, UserError
 
 
 @pytest.fixture
@@ -118,3 +119,34 @@ def test_a_server_tells_by_its_refusal_that_it_requires_a_token():
     names.clear()
     assert not joining._requires_token(address) and not joining._requires_token("auto")
     server.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"TMPDIR": "/scratch/7"}, None),
+        ({"TMPDIR": "/" + 37 * "t"}, "/tmp/ray"),
+        ({"TMPDIR": "/" + 37 * "t", "RAY_TMPDIR": "/" + 37 * "r"}, None),
+    ],
+)
+def test_the_paths_of_rays_sockets_are_short(given, expected, monkeypatch):
+    """A path that the user has given to Ray is left to Ray."""
+    for name in ("RAY_ADDRESS", "RAY_TMPDIR", "TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    found = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda _temp_dir, **_: found.append(_temp_dir))
+    joining.connect("local")
+    assert found == [expected]
+
+
+def test_a_path_that_is_too_long_for_ray_is_one_line_with_advice(monkeypatch):
+    def init(**_):
+        validate_socket_filepath(f"/{107 * 's'}")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(UserError, match=r"^Ray could not start .*; give RAY_TMPDIR=<a folder with a shorter path>$"):
+        joining.connect("local")
