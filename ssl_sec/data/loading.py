@@ -1,7 +1,10 @@
 """Images of the given indices, in order, on the device."""
 
 import itertools
+import multiprocessing.util
+import os
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -18,6 +21,9 @@ from ssl_sec.errors import DataError
 # How a data loader starts its processes; None for Python's own way. On Linux, that is a server from Python 3.14 on: its
 # processes import torch anew, for seconds and 300 MB each, and outlive a run that is killed, since it is their parent.
 START_METHOD = "fork" if sys.platform == "linux" else None
+# Longest path of the folder for temporary files: the names of sockets there, by which the processes send images, add 32
+# bytes (`/pymp-…/listener-…`), and Linux allows 107.
+_LONGEST_FOLDER = 75
 
 
 def batches(
@@ -77,6 +83,7 @@ def _decode_in_workers(
     num_loader_workers: int,
     prefetch: int,
 ) -> Iterator[Batch]:
+    _shorten_paths_of_sockets()
     loader = DataLoader(
         _Decoding(image_set),
         # An element of `sampler` is one index to the loader; ours is a whole batch, so it collates nothing.
@@ -100,3 +107,13 @@ def _decode_in_workers(
     finally:
         # The last reference: the loader's iterator ends and joins its processes when it is collected.
         del loaded
+
+
+def _shorten_paths_of_sockets() -> None:
+    """Puts the sockets of processes that this one starts below /tmp, where the path in TMPDIR is too long for them."""
+    if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER:
+        before, tempfile.tempdir = tempfile.tempdir, "/tmp"
+        try:
+            multiprocessing.util.get_temp_dir()  # makes a folder at the first call, and removes it at the end
+        finally:
+            tempfile.tempdir = before

@@ -3,6 +3,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import subprocess
 import sys
 import time
 
@@ -175,3 +176,26 @@ def test_resident_images_need_no_draws_but_may_have_them():
     wanted = index_batches(6, 2, 3)
     read = batches(resident(), wanted, CPU, num_loader_workers=0, draws=[row_draws(0, step, 2) for step in range(3)])
     assert [values(batch) for batch in read] == [indices.tolist() for indices in wanted]
+
+
+def test_images_are_read_where_the_path_of_temporary_files_is_too_long_for_sockets(tmp_path):
+    """In a process of its own, since one keeps its first folder for sockets."""
+    longest = tmp_path / ("t" * 100)
+    longest.mkdir()
+    write_folder(tmp_path / "images", {f"{number}.png": encode(noise(8, 8)) for number in range(6)})
+    code = (
+        "import torch, sys\n"
+        "from ssl_sec.data.config import FolderConfig\n"
+        "from ssl_sec.data.loading import batches\n"
+        "images = FolderConfig(root=sys.argv[1], image_size_px=8, resident_limit_mib=0).open('train')\n"
+        "for batch in batches(images, [torch.arange(6)], torch.device('cpu'), 2):\n"
+        "    print(len(batch.images))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "images")],
+        env={**os.environ, "TMPDIR": str(longest)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (result.stdout, os.listdir(longest)) == ("6\n", []), result.stderr
