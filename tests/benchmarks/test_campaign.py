@@ -299,11 +299,6 @@ def test_a_contender_that_runs_out_of_memory_does_not_stop_the_others(monkeypatc
     assert len(throughput.draw(rows).axes[0].lines) == 2
 
 
-def test_recipes_and_trials_equal_those_that_hydra_composes():
-    assert recipes.load_recipes() == recipes.compose_recipes()
-    assert recipes.load_trials() == recipes.compose_trials()
-
-
 def test_training_runs_use_the_papers_recipe(tmp_path):
     plan = Plan(output=str(tmp_path), checkpoints=str(tmp_path), data={"name": "folder", "root": "images"})
     values = training.make_run_values(plan, parts.FULL, "resnet50-sec", seed=2)

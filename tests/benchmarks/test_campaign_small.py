@@ -41,6 +41,11 @@ def test_all_planned_runs_are_run():
     assert runs == {"confirm": 12, "confirm_rates": 27, "when_cpu": 108, "sec_cpu": 56}
 
 
+def test_recipes_and_trials_equal_those_that_hydra_composes():
+    assert recipes.load_recipes() == recipes.compose_recipes()
+    assert recipes.load_trials() == recipes.compose_trials()
+
+
 @pytest.mark.parametrize("study", ["confirm", "confirm_rates", "when_cpu"])
 def test_runs_that_the_documentation_has_are_not_run_again(tmp_path, study):
     kept = csv.DictReader((small._STUDIES / f"{study}.csv").read_text().splitlines())
@@ -148,6 +153,7 @@ def hold_a_pool(path):
     time.sleep(60)
 
 
+@pytest.mark.slow
 def test_the_processes_of_a_study_end_with_the_part_that_started_them(tmp_path):
     """They would go on with their runs, which the next worker begins, too."""
     path = tmp_path / "pid"

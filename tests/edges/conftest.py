@@ -32,6 +32,8 @@ from tests.exporting.warm_reader import WarmReader
 QUICK = (
     "experiment=digits",
     "encoder.width=0.125",
+    "data.max_images=320",
+    "global_batch_size=64",
     "epochs=2",
     "probe.epochs=5",
     "probe.decay_at=[0.6]",

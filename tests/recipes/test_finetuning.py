@@ -293,7 +293,7 @@ def test_no_stage_trains_the_classifier_alone(tmp_path):
     assert losses[-1] < losses[0] and float(load_file(store.head_path)["fc.weight"].abs().max()) > 0
 
 
-@pytest.mark.parametrize("name", ["nesterov", "adamw"])
+@pytest.mark.parametrize("name", ["nesterov", pytest.param("adamw", marks=pytest.mark.slow)])
 def test_fine_tuning_improves_the_accuracy(tmp_path, name):
     rate = {"nesterov": 0.1, "adamw": 3e-3}[name]
     changes = {"epochs": 12, "labels_share": 0.3, "mixup": 0.0, "optimiser": {"name": name, "learning_rate": rate}}

@@ -23,7 +23,9 @@ METHODS = {
 }
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "dvml")) for name in METHODS]
+)
 def whole(request, tmp_path_factory):
     """The method's options, and its uninterrupted run of ten steps on one worker."""
     changes = METHODS[request.param]

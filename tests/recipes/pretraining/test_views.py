@@ -148,7 +148,7 @@ def steps(reports):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("loss", ["supcon", "dcl"])
+@pytest.mark.parametrize("loss", ["supcon", pytest.param("dcl", marks=pytest.mark.slow)])
 def test_supervised_views_with_scaled_gradients_are_the_same_on_two_workers(tmp_path, loss):
     changes = {"loss": {"name": loss}, "positives": "classes", "grad_scale": 1.0, "epochs": 1}
     alone, _ = run(tmp_path, **changes)
@@ -207,7 +207,7 @@ TAUGHT = {"epochs": 1, "constraint": {"name": "sec", "eta": 0.1}}
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("loss", ["byol", "mocov3"])
+@pytest.mark.parametrize("loss", ["byol", pytest.param("mocov3", marks=pytest.mark.slow)])
 def test_a_teacher_is_the_same_on_any_number_of_workers_and_after_a_resume(tmp_path, loss):
     changes = {**TAUGHT, "loss": {"name": loss, "momentum": 0.8, "predictor_dim": 24}}
     alone, store = run(tmp_path, **changes)

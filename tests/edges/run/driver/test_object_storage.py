@@ -171,7 +171,7 @@ def test_a_checkpoint_that_cannot_be_uploaded_ends_the_run_with_its_local_path(s
     assert isinstance(folder, StoredFolder) and folder.status == "FAILED"
 
 
-@pytest.mark.parametrize("held_since", [False, True])
+@pytest.mark.parametrize("held_since", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_checkpoint_that_could_not_be_uploaded_is_used_by_a_resume_here(held_since, stored, s3, monkeypatch, caplog):
     bucket, upload, report = Bucket(f"{s3}/digits/full"), Bucket.upload, FolderRuntime.report
     config = pretrain_config([*stored, "run_name=full", "checkpoint.every_epochs=1"])
