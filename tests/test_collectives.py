@@ -54,7 +54,7 @@ def everything():
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("num_workers", [1, 2, 4])
+@pytest.mark.parametrize("num_workers", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_all_workers_gather_all_rows_in_rank_order(tmp_path, num_workers):
     results = on_workers(num_workers, tmp_path, everything)
     expected = [[r + extra] * 3 for r in range(num_workers) for extra in (0.0, 0.5)]

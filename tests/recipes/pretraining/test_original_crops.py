@@ -68,6 +68,7 @@ def alone(photos, tmp_path_factory):
     return run(tmp_path_factory.mktemp("alone"), **changes_of(photos))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_two_workers_give_the_same_run(photos, alone, tmp_path):
     assert len(alone.series("train/loss")) == 10
