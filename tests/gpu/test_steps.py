@@ -18,7 +18,7 @@ from tests.gpu.waiting import forbid
 REPORTED = 6
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 @pytest.mark.parametrize(
     ("optimiser", "constraint", "fused", "clip_norm"),
     [

@@ -1,6 +1,5 @@
 """Runs of metric learning with HDML, DVML and a memory of earlier batches."""
 
-import itertools
 
 import pytest
 
@@ -71,9 +70,17 @@ def test_the_losses_are_reported_and_that_of_the_generator_falls(whole):
 @pytest.mark.parametrize(
     ("name", "loss"),
     [
-        *itertools.product(["hdml", "dvml"], ["npair_normalized", "multi_similarity", "ranked_list"]),
-        *itertools.product(
-            ["memory"], ["contrastive", "supcon", "semihard", "multi_similarity", "circle", "ranked_list"]
+        ("hdml", "npair_normalized"),
+        ("dvml", "multi_similarity"),
+        ("memory", "contrastive"),
+        ("memory", "semihard"),
+        *(
+            pytest.param(*names, marks=pytest.mark.slow)
+            for names in (
+                *(("hdml", "multi_similarity"), ("hdml", "ranked_list")),
+                *(("dvml", "npair_normalized"), ("dvml", "ranked_list")),
+                *(("memory", name) for name in ("supcon", "multi_similarity", "circle", "ranked_list")),
+            )
         ),
     ],
 )

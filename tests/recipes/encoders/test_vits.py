@@ -58,6 +58,7 @@ def losses(reports):
     return [metrics["train/loss"] for _, metrics, *_ in reports if "train/loss" in metrics]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_adamw_trains_the_same_on_two_workers_and_resumes_on_one(tmp_path, moco_v3):
     expected = moco_v3.last_state()
