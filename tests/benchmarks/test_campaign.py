@@ -177,6 +177,7 @@ def rehearsal_with_images(folder):
     return Plan(output=str(output), checkpoints=str(folder / "runs"), data=data, rehearsal=True)
 
 
+@pytest.mark.slow
 def test_a_stopped_training_run_resumes_from_its_checkpoint_and_is_probed(tmp_path, monkeypatch):
     plan = rehearsal_with_images(tmp_path)
     monkeypatch.setitem(parts.TINY.training, "epochs", 8)

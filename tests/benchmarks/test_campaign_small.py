@@ -41,6 +41,15 @@ def test_all_planned_runs_are_run():
     assert runs == {"confirm": 12, "confirm_rates": 27, "when_cpu": 108, "sec_cpu": 56}
 
 
+def test_recipes_equal_those_that_hydra_composes(monkeypatch):
+    """Those of one study; another test has all."""
+    monkeypatch.setattr(recipes, "SMALL_STUDIES", {"confirm": SMALL_STUDIES["confirm"]})
+    monkeypatch.setattr(recipes, "_study_arms", list)
+    composed = recipes.compose_recipes()
+    assert composed.items() <= recipes.load_recipes().items() and len(composed) > 15
+
+
+@pytest.mark.slow
 def test_recipes_and_trials_equal_those_that_hydra_composes():
     assert recipes.load_recipes() == recipes.compose_recipes()
     assert recipes.load_trials() == recipes.compose_trials()

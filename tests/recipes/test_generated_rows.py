@@ -1,6 +1,5 @@
 """Runs of metric learning with HDML, DVML and a memory of earlier batches."""
 
-
 import pytest
 
 from ssl_sec.errors import ConfigError

@@ -71,7 +71,7 @@ def export(finished: Finished, name: str, output: Path) -> Path:
     [
         ("scaled", "safetensors"),
         pytest.param("scaled", "torchscript", marks=pytest.mark.slow),
-        ("vit", "timm"),
+        pytest.param("vit", "timm", marks=pytest.mark.slow),
         ("faces", "torchscript"),
     ],
 )
@@ -243,7 +243,9 @@ def test_the_encoder_of_an_export_is_loaded_as_that_of_its_run(runs, network, fo
     assert sorted(folder.iterdir()) == before and not found.training
 
 
-@pytest.mark.parametrize(("network", "form"), [("scaled", "hub"), ("vit", "timm"), ("faces", "hub")])
+@pytest.mark.parametrize(
+    ("network", "form"), [("scaled", "hub"), ("vit", "timm"), pytest.param("faces", "hub", marks=pytest.mark.slow)]
+)
 def test_the_embedder_of_a_run_and_of_its_export_computes_what_the_job_embeds(runs, network, form, tmp_path: Path):
     folder = export(runs[network], form, tmp_path / "export")
     expected = embeddings(runs[network].folder.path, tmp_path / "embeddings")
