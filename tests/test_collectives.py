@@ -84,7 +84,7 @@ def gradients_of_a_global_function():
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("num_workers", [2, 4])
+@pytest.mark.parametrize("num_workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_each_worker_gets_its_gradient_once_for_every_copy_of_the_loss(tmp_path, num_workers):
     for gradient, of_one_copy in on_workers(num_workers, tmp_path, gradients_of_a_global_function):
         torch.testing.assert_close(gradient, num_workers * of_one_copy, rtol=1e-14, atol=0)
