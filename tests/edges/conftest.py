@@ -41,6 +41,9 @@ QUICK = (
     "tracking.system_metrics=false",
 )
 
+# With it, QUICK has all digits, in as many steps.
+WHOLE = ("data.max_images=null", "global_batch_size=256")
+
 # The same for faces: eight steps, four per epoch; SEC-EMA, whose μ a resume must restore.
 QUICK_FACE = (
     "recipe=digits",
@@ -58,6 +61,7 @@ QUICK_FACE = (
     "tracking.register_model=false",
     "tracking.system_metrics=false",
 )
+WHOLE_FACE = ("data.max_images=null", "global_batch_size=300")
 
 # Where the figures of a run are made.
 FIGURES = (

@@ -22,7 +22,7 @@ from PIL import Image
 from ssl_sec.edges.command_line import exit_code_of
 from ssl_sec.edges.environment import RAY_NEEDS_FILES, complete, find_cluster, prepare, require_files_for_ray
 from ssl_sec.errors import ConfigError
-from tests.edges.conftest import QUICK
+from tests.edges.conftest import QUICK, WHOLE
 
 
 def limits(monkeypatch, now: int, most: int) -> list[tuple[int, int]]:
@@ -161,7 +161,7 @@ def finished(done: subprocess.CompletedProcess, runs: Path, also_usual: str = "I
     assert "encoder.safetensors" in {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
 
 
-LOCAL = (*QUICK, "tracking.register_model=true", "runtime=local")
+LOCAL = (*QUICK, *WHOLE, "tracking.register_model=true", "runtime=local")
 
 
 @pytest.mark.slow
