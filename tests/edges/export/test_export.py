@@ -118,7 +118,7 @@ def test_the_card_has_what_mlflow_knows(finished, exported):
         assert "| seed | 0 |" in body
         assert "| encoder.width | 0.125 |" in body
         assert f"{one.check.largest_difference:.3g}" in body
-        assert "320 images" in body
+        assert "1437 images" in body
         assert f"torch {torch.__version__.split('+')[0]}" in body
         assert str(finished.folder.path.parent) not in card
 
