@@ -75,7 +75,7 @@ def test_two_workers_equal_one(tmp_path, name):
     [
         pytest.param("metric learning", marks=pytest.mark.slow),
         "metric learning, proxies",
-        "faces, adamw",
+        pytest.param("faces, adamw", marks=pytest.mark.slow),
         pytest.param("faces, sgd", marks=pytest.mark.slow),
     ],
 )
