@@ -155,6 +155,7 @@ def monitored():
     return Monitor(settings, recipe, runtime)(0)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_any_number_of_workers_monitors_the_same(tmp_path):
     # Four chunks of views, which three workers take in two turns.
