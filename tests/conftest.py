@@ -3,11 +3,13 @@ import gc
 import os
 import stat
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import jaxtyping
 import pytest
+import sklearn.datasets
 import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
@@ -26,6 +28,9 @@ if not torch.cuda.is_available():
 # No deadline, for busy machines; the examples are the same in every run.
 settings.register_profile("tests", deadline=None, derandomize=True)
 settings.load_profile("tests")
+
+# Hundreds of tests open the digits, a file of text; `open_digits` copies what it takes of them.
+sklearn.datasets.load_digits = cache(sklearn.datasets.load_digits)
 
 # Every shape that a signature states is checked at every call of the tests. Other modules are imported as they are,
 # since the hook triples the time of an import.

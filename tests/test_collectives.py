@@ -54,7 +54,7 @@ def everything():
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("num_workers", [1, 2, 4])
+@pytest.mark.parametrize("num_workers", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_all_workers_gather_all_rows_in_rank_order(tmp_path, num_workers):
     results = on_workers(num_workers, tmp_path, everything)
     expected = [[r + extra] * 3 for r in range(num_workers) for extra in (0.0, 0.5)]
@@ -84,7 +84,7 @@ def gradients_of_a_global_function():
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("num_workers", [2, 4])
+@pytest.mark.parametrize("num_workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_each_worker_gets_its_gradient_once_for_every_copy_of_the_loss(tmp_path, num_workers):
     for gradient, of_one_copy in on_workers(num_workers, tmp_path, gradients_of_a_global_function):
         torch.testing.assert_close(gradient, num_workers * of_one_copy, rtol=1e-14, atol=0)

@@ -177,6 +177,7 @@ def rehearsal_with_images(folder):
     return Plan(output=str(output), checkpoints=str(folder / "runs"), data=data, rehearsal=True)
 
 
+@pytest.mark.slow
 def test_a_stopped_training_run_resumes_from_its_checkpoint_and_is_probed(tmp_path, monkeypatch):
     plan = rehearsal_with_images(tmp_path)
     monkeypatch.setitem(parts.TINY.training, "epochs", 8)
@@ -297,11 +298,6 @@ def test_a_contender_that_runs_out_of_memory_does_not_stop_the_others(monkeypatc
     assert [*rows[0]["times_as_fast_as"]] == ["lightly"]
     assert throughput.format_row(rows[1])["images/s"] == "out of memory"
     assert len(throughput.draw(rows).axes[0].lines) == 2
-
-
-def test_recipes_and_trials_equal_those_that_hydra_composes():
-    assert recipes.load_recipes() == recipes.compose_recipes()
-    assert recipes.load_trials() == recipes.compose_trials()
 
 
 def test_training_runs_use_the_papers_recipe(tmp_path):

@@ -37,8 +37,23 @@ def test_all_planned_runs_are_run():
     for name, study in SMALL_STUDIES.items():
         assert study.seeds == load_file(name)[1].seeds
         runs[name] = len(small.list_arms(name)) * len(study.seeds)
-        assert len(small.list_arms(name)) == len(recipes.list_small_arms(name))
     assert runs == {"confirm": 12, "confirm_rates": 27, "when_cpu": 108, "sec_cpu": 56}
+
+
+def test_recipes_equal_those_that_hydra_composes(monkeypatch):
+    """Those of one study; another test has all."""
+    monkeypatch.setattr(recipes, "SMALL_STUDIES", {"confirm": SMALL_STUDIES["confirm"]})
+    monkeypatch.setattr(recipes, "_study_arms", list)
+    composed = recipes.compose_recipes()
+    assert composed.items() <= recipes.load_recipes().items() and len(composed) > 15
+
+
+@pytest.mark.slow
+def test_recipes_and_trials_equal_those_that_hydra_composes():
+    for name in SMALL_STUDIES:
+        assert len(small.list_arms(name)) == len(recipes.list_small_arms(name))
+    assert recipes.load_recipes() == recipes.compose_recipes()
+    assert recipes.load_trials() == recipes.compose_trials()
 
 
 @pytest.mark.parametrize("study", ["confirm", "confirm_rates", "when_cpu"])
@@ -148,6 +163,7 @@ def hold_a_pool(path):
     time.sleep(60)
 
 
+@pytest.mark.slow
 def test_the_processes_of_a_study_end_with_the_part_that_started_them(tmp_path):
     """They would go on with their runs, which the next worker begins, too."""
     path = tmp_path / "pid"

@@ -120,12 +120,14 @@ def test_a_job_is_stopped_before_its_time_limit_requeued_and_resumed(tmp_path):
     assert not slurm.requeued.exists()
 
 
+@pytest.mark.slow
 def test_a_job_is_requeued_if_its_nodes_are_still_starting(tmp_path):
     slurm = Slurm(tmp_path, ray="exec sleep 60")
     assert slurm.end_by_the_time_limit(slurm.waiting)[0] != 0
     assert slurm.requeued.exists() and not slurm.started.exists()
 
 
+@pytest.mark.slow
 def test_a_time_limit_shorter_than_the_time_to_save_is_not_requeued_forever(tmp_path):
     slurm = Slurm(tmp_path)
     code, errors = slurm.end_by_the_time_limit(slurm.started, SECONDS="0")

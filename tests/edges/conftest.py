@@ -16,11 +16,15 @@ from mlflow.store.db import utils
 from mlflow.store.model_registry import sqlalchemy_store
 from moto.server import ThreadedMotoServer
 from PIL import Image
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, event
 
 from ssl_sec.exporting import checking
+from ssl_sec.figures import runs as runs_figures
+from ssl_sec.recipes.face import figures as face_figures
+from ssl_sec.recipes.finetuning import figures as finetuning_figures
 from ssl_sec.recipes.metric_learning import figures as metric_learning_figures
 from ssl_sec.recipes.pretraining import figures as pretraining_figures
+from ssl_sec.recipes.probing import figures as probing_figures
 from tests.data.files import write_digit_pairs
 from tests.exporting.warm_reader import WarmReader
 
@@ -28,12 +32,17 @@ from tests.exporting.warm_reader import WarmReader
 QUICK = (
     "experiment=digits",
     "encoder.width=0.125",
+    "data.max_images=320",
+    "global_batch_size=64",
     "epochs=2",
     "probe.epochs=5",
     "probe.decay_at=[0.6]",
     "tracking.register_model=false",
     "tracking.system_metrics=false",
 )
+
+# With it, QUICK has all digits, in as many steps.
+WHOLE = ("data.max_images=null", "global_batch_size=256")
 
 # The same for faces: eight steps, four per epoch; SEC-EMA, whose μ a resume must restore.
 QUICK_FACE = (
@@ -44,12 +53,20 @@ QUICK_FACE = (
     "loss.scale=16",
     "constraint=sec_ema",
     "optimiser.decay_at_epochs=[1.5]",
+    "data.max_images=320",
     "epochs=2",
-    "global_batch_size=300",
+    "global_batch_size=80",
     "log_every_steps=1",
     "monitor.max_pairs=40",
     "tracking.register_model=false",
     "tracking.system_metrics=false",
+)
+WHOLE_FACE = ("data.max_images=null", "global_batch_size=300")
+
+# Where the figures of a run are made.
+FIGURES = (
+    *(runs_figures, pretraining_figures, metric_learning_figures),
+    *(face_figures, finetuning_figures, probing_figures),
 )
 
 
@@ -105,6 +122,19 @@ def tables_are_copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def stores_are_not_synchronised() -> Iterator[None]:
+    """No test cuts the power: SQLite leaves it to the system when its files reach the disk."""
+
+    def leave(connection: object, _: object) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous=OFF")
+
+    event.listen(Engine, "connect", leave)
+    yield
+    event.remove(Engine, "connect", leave)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def pictures_are_quick(request: pytest.FixtureRequest) -> Iterator[None]:
     """Pictures take most of the time of a small run: they are blank except in modules with `DRAWS_PICTURES`.
@@ -117,6 +147,9 @@ def pictures_are_quick(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.setattr(module, "features_figure", partial(module.features_figure, max_points=60))
         if not getattr(request.module, "DRAWS_PICTURES", False):
             patch.setattr(Figure, "savefig", lambda self, path, **options: Image.new("L", (1, 1)).save(path, "PNG"))
+            for module in FIGURES:
+                for name in [name for name in vars(module) if name.endswith("_figure")]:
+                    patch.setattr(module, name, lambda *given, **options: Figure())
         yield
 
 

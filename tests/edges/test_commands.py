@@ -11,6 +11,7 @@ from hatchling.builders.wheel import WheelBuilder
 from ssl_sec.__main__ import main
 from ssl_sec.edges.commands import run_command
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
+from tests.edges.conftest import WHOLE
 from tests.jobs import pretrain
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +38,7 @@ SHOWN = [
 
 def test_a_run_prints_its_settings_and_progress(quick, caplog):
     caplog.set_level("INFO", logger="ssl_sec")
-    output = pretrain([*quick, "runtime=local", "run_name=it", "probe.enabled=true"])
+    output = pretrain([*quick, *WHOLE, "runtime=local", "run_name=it", "probe.enabled=true"])
     said = [record.getMessage() for record in caplog.records if record.name.startswith("ssl_sec")]
     # Training does not wait for MLflow, whose page is named when there is one.
     pages = [line for line in said if line.startswith(("MLflow UI: ", "then open http"))]

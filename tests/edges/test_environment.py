@@ -29,7 +29,7 @@ from ssl_sec.edges.environment import (
     through_proxy,
 )
 from ssl_sec.errors import ConfigError
-from tests.edges.conftest import QUICK
+from tests.edges.conftest import QUICK, WHOLE
 
 
 def limits(monkeypatch, now: int, most: int) -> list[tuple[int, int]]:
@@ -199,7 +199,7 @@ def finished(done: subprocess.CompletedProcess, runs: Path, also_usual: str = "I
     assert "encoder.safetensors" in {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
 
 
-LOCAL = (*QUICK, "tracking.register_model=true", "runtime=local")
+LOCAL = (*QUICK, *WHOLE, "tracking.register_model=true", "runtime=local")
 
 
 @pytest.mark.slow

@@ -100,6 +100,7 @@ def test_sets_of_other_sizes_are_measured_in_one_table_and_only_once(finished, s
     assert not [name for name in client.get_run(finished.run_id).data.metrics if name.startswith("probe")]
 
 
+@pytest.mark.slow
 def test_after_a_stop_the_same_command_measures_the_other_sets(finished, shades, monkeypatch, capfd):
     given = arguments(finished, f"sets=[digits,{{name: parquet, train: [{shades}]}}]", "probe.epochs=3")
     measured, probe = [], module.run_probe
@@ -145,6 +146,7 @@ def _transfers(finished) -> int:
     return len(MlflowClient(finished.uri).search_runs([finished.experiment_id], "tags.job = 'transfer'"))
 
 
+@pytest.mark.slow
 def test_in_object_storage_a_set_is_measured_once_and_its_table_kept(finished, s3, monkeypatch):
     group = finished.folder.path.parent.name
     given = [f"run={finished.run_id}", *FAST, "tracking.system_metrics=false", "sets=[digits]", "probe.few_shot=[]"]

@@ -84,7 +84,7 @@ def measured(sizes):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("sizes", [(101,), (0,), (90, 30)])
+@pytest.mark.parametrize("sizes", [(101,), (0,), pytest.param((90, 30), marks=pytest.mark.slow)])
 def test_measures_are_those_of_one_worker_that_holds_all_rows(tmp_path, sizes):
     expected = measured(())
     assert 0.5 < expected["knn"] < 1 and len(set(expected["penalty"][1].values())) > 1

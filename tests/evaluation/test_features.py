@@ -10,7 +10,7 @@ from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.features import extract_features, feature_table, readable_rows
 from ssl_sec.networks import Encoder
 from tests.data.files import noisy_set
-from tests.workers import on_workers
+from tests.workers import on_workers, two_and_four
 
 CPU = torch.device("cpu")
 
@@ -128,7 +128,7 @@ def test_images_that_replace_unreadable_ones_are_left_out(tmp_path):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("num_workers", [2, 4])
+@two_and_four
 @pytest.mark.parametrize("indices", [[5], [3, 1], [9, 8, 7, 1, 0], list(range(11))])
 def test_every_worker_gets_the_features_of_one(tmp_path, num_workers, indices):
     whole = extracted(indices, 2)

@@ -158,9 +158,13 @@ def test_precisions_are_pytorch_metric_learnings():
 
 
 @pytest.mark.parametrize(
-    ("num_images", "tile_size"), [(2, 1), (7, 3), (64, 1024), (257, 37), (1000, 256), (1000, 1536)]
+    ("num_images", "tile_size", "dim"),
+    [
+        pytest.param(*sizes, dim, marks=[pytest.mark.slow] * (sizes[0] == 1000 and dim in (3, 128)))
+        for sizes in [(2, 1), (7, 3), (64, 1024), (257, 37), (1000, 256), (1000, 1536)]
+        for dim in (1, 3, 128, 512)
+    ],
 )
-@pytest.mark.parametrize("dim", [1, 3, 128, 512])
 def test_collapsed_embeddings_score_0(num_images, tile_size, dim):
     generator = torch.Generator().manual_seed(num_images + dim)
     labels = torch.arange(num_images) % max(2, num_images // 4)

@@ -7,7 +7,9 @@ from ssl_sec.exporting.checking import is_tied_to_cpu
 from tests.exporting.test_exporting import exportable_timm, some_images
 
 
-@pytest.mark.parametrize(("model", "is_tied"), [("xcit_nano_12_p16_224", True), ("test_vit", False)])
+@pytest.mark.parametrize(
+    ("model", "is_tied"), [("xcit_nano_12_p16_224", True), pytest.param("test_vit", False, marks=pytest.mark.slow)]
+)
 def test_a_recording_that_makes_tensors_on_the_cpu_is_noticed(model, is_tied, tmp_path, monkeypatch, warm_reader):
     monkeypatch.setattr(checking, "subprocess", warm_reader)
     exportable = exportable_timm(model, 3, 32)

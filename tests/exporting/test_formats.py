@@ -29,7 +29,7 @@ REFUSALS = {
     "network of faces": ("safetensors", exportable_ir),
     "googlenet": ("timm", lambda: exportable_googlenet(1)),
 }
-SLOW = {"head of a network of faces", "network of faces", "googlenet"}
+SLOW = {"stem", "head of a network of faces", "network of faces", "googlenet"}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.gpu.waiting import forbid
 REPORTED = 6
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 @pytest.mark.parametrize(
     ("optimiser", "constraint", "fused", "clip_norm"),
     [
@@ -59,8 +59,15 @@ def watched(recipe):
     return replace(recipe, views=views), made
 
 
-@pytest.mark.parametrize("is_asked_for", [True, False], ids=["deterministic", "as fast as can be"])
-@pytest.mark.parametrize("fused", [None, False], ids=["one launch where possible", "kornia"])
+@pytest.mark.parametrize(
+    ("fused", "is_asked_for"),
+    [
+        pytest.param(None, True, id="one launch where possible-deterministic"),
+        pytest.param(None, False, id="one launch where possible-as fast as can be", marks=pytest.mark.slow),
+        pytest.param(False, True, id="kornia-deterministic", marks=pytest.mark.slow),
+        pytest.param(False, False, id="kornia-as fast as can be"),
+    ],
+)
 def test_a_resumed_run_goes_on_as_if_nothing_had_been(device, fused, is_asked_for):
     with deterministic(is_asked_for):
         recipe, runtime = recipe_on(device, fused=fused)
@@ -89,8 +96,17 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_been(device, fused, is_asked_fo
     assert whole["objective"]["constraint.mean_norm"] > 0
 
 
-@pytest.mark.parametrize("channels_last", [True, False])
-@pytest.mark.parametrize("optimiser", ["sgd", "lars", "adamw"])
+@pytest.mark.parametrize(
+    ("optimiser", "channels_last"),
+    [
+        ("sgd", True),
+        pytest.param("sgd", False, marks=pytest.mark.slow),
+        pytest.param("lars", True, marks=pytest.mark.slow),
+        pytest.param("lars", False, marks=pytest.mark.slow),
+        pytest.param("adamw", True, marks=pytest.mark.slow),
+        ("adamw", False),
+    ],
+)
 def test_a_run_resumes_in_the_other_memory_layout(device, optimiser, channels_last):
     """Fused optimisers on a GPU refuse a state that is laid out in another way than the weights."""
     with deterministic():

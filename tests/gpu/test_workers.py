@@ -184,6 +184,7 @@ def one_of_two(rank, kind, rendezvous):
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_two_workers_equal_one(device, tmp_path):
     if device.type == "cuda" and torch.cuda.device_count() < 2:

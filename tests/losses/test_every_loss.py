@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import threading
 from dataclasses import replace
 
@@ -105,6 +106,7 @@ def test_the_shares_of_the_anchors_add_up_to_the_loss(case, cuts):
 
 
 @every
+@pytest.mark.usefixtures("unchecked_types")  # hundreds of calls; the other tests check the types
 def test_the_gradient_is_that_of_finite_differences(case):
     for labels in label_sets(case):
         loss = case.build()
@@ -342,8 +344,9 @@ def test_rows_of_another_dim_or_none_are_refused(case, count, dim):
 @pytest.fixture(scope="module")
 def other_threads():
     """Threads that compute, so that the parts of a parallel operation end in another order at each call."""
-    before = torch.get_num_threads()
+    before, switch_s = torch.get_num_threads(), sys.getswitchinterval()
     torch.set_num_threads(2)
+    sys.setswitchinterval(switch_s / 20)  # else each operation waits for milliseconds until it may go on
     ended = threading.Event()
 
     def compute():
@@ -362,6 +365,7 @@ def other_threads():
     for thread in threads:
         thread.join()
     torch.set_num_threads(before)
+    sys.setswitchinterval(switch_s)
 
 
 @every

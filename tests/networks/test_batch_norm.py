@@ -76,7 +76,13 @@ def assert_the_same(workers, whole, rtol, atol):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("cuts", [(0, 4, 8), (0, 1, 8), (0, 2, 4, 6, 8), (0, 1, 5, 6, 8)])
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        *((0, 4, 8), (0, 1, 8)),
+        *(pytest.param(cuts, marks=pytest.mark.slow) for cuts in ((0, 2, 4, 6, 8), (0, 1, 5, 6, 8))),  # four workers
+    ],
+)
 @pytest.mark.parametrize(
     ("options", "shape"),
     [({}, (4, 5)), ({"momentum": None}, ()), ({"affine": False, "eps": 1e-2}, (4, 5)), ({"momentum": 0.5}, (1, 1))],

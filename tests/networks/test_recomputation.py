@@ -174,7 +174,11 @@ def on_a_worker(name, recomputed, compiled):
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    ("name", "compiled"), [("resnet18", False), ("ir18", False), pytest.param("resnet18", True, marks=pytest.mark.slow)]
+    ("name", "compiled"),
+    [
+        ("resnet18", False),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("ir18", False), ("resnet18", True))),
+    ],
 )
 def test_two_workers_equal_one(name, compiled, tmp_path):
     (_, alone, buffers), _ = steps(backbone(name, torch.float64), some_images(8, torch.float64))

@@ -223,7 +223,7 @@ def test_balanced_classes_count_alike(tmp_path, monkeypatch):
     for balanced in (False, True):
         (tmp_path / str(balanced)).mkdir()
         changes = {"labels_share": 1.0, "mixup": 0.0, "held_out_share": 0, "evaluated": "last", "balanced": balanced}
-        runtime, store = run(tmp_path / str(balanced), epochs=4, **changes)
+        runtime, store = run(tmp_path / str(balanced), epochs=3, runtime={"name": "local", "device": "cpu"}, **changes)
         assert list(runtime.series("train/mean_per_class")) == list(runtime.series("train/top1"))
         confusion = torch.tensor(json.loads(store.confusion_path.read_text())["confusion"])
         found[balanced] = float((confusion.diag() / confusion.sum(1))[5:].mean())
@@ -293,7 +293,7 @@ def test_no_stage_trains_the_classifier_alone(tmp_path):
     assert losses[-1] < losses[0] and float(load_file(store.head_path)["fc.weight"].abs().max()) > 0
 
 
-@pytest.mark.parametrize("name", ["nesterov", "adamw"])
+@pytest.mark.parametrize("name", ["nesterov", pytest.param("adamw", marks=pytest.mark.slow)])
 def test_fine_tuning_improves_the_accuracy(tmp_path, name):
     rate = {"nesterov": 0.1, "adamw": 3e-3}[name]
     changes = {"epochs": 12, "labels_share": 0.3, "mixup": 0.0, "optimiser": {"name": name, "learning_rate": rate}}

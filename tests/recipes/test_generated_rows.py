@@ -1,7 +1,5 @@
 """Runs of metric learning with HDML, DVML and a memory of earlier batches."""
 
-import itertools
-
 import pytest
 
 from ssl_sec.errors import ConfigError
@@ -23,7 +21,9 @@ METHODS = {
 }
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "dvml")) for name in METHODS]
+)
 def whole(request, tmp_path_factory):
     """The method's options, and its uninterrupted run of ten steps on one worker."""
     changes = METHODS[request.param]
@@ -69,9 +69,17 @@ def test_the_losses_are_reported_and_that_of_the_generator_falls(whole):
 @pytest.mark.parametrize(
     ("name", "loss"),
     [
-        *itertools.product(["hdml", "dvml"], ["npair_normalized", "multi_similarity", "ranked_list"]),
-        *itertools.product(
-            ["memory"], ["contrastive", "supcon", "semihard", "multi_similarity", "circle", "ranked_list"]
+        ("hdml", "npair_normalized"),
+        ("dvml", "multi_similarity"),
+        ("memory", "contrastive"),
+        ("memory", "semihard"),
+        *(
+            pytest.param(*names, marks=pytest.mark.slow)
+            for names in (
+                *(("hdml", "multi_similarity"), ("hdml", "ranked_list")),
+                *(("dvml", "npair_normalized"), ("dvml", "ranked_list")),
+                *(("memory", name) for name in ("supcon", "multi_similarity", "circle", "ranked_list")),
+            )
         ),
     ],
 )

@@ -11,10 +11,11 @@ import pytest
 
 from tests.losses.cases import ALL_LOSSES
 
-# Those that differ from another one by a value or by a few lines are compiled among the slow tests alone.
+# Those whose operations are also in others are compiled among the slow tests alone.
 VARIANTS = {
     *("triplet_disjoint", "angular_hinge", "softmax_bias", "l2softmax", "modified_softmax", "normface_fixed"),
-    *("npair_normalized", "c_contrastive", "translate", "picked centres"),
+    *("npair_normalized", "c_contrastive", "translate", "picked centres", "dcl", "softmax", "sphereface"),
+    *("semihard", "lifted_structure", "angular"),
     *("contrastive", "triplet", "circle", "npair", "normface", "cosface_sub_centres", "cosface", "c_triplet"),
     *("supcon", "npair_angular", "arcface_sub_centres", "magface", "c_triplet_center", "ftl"),
 }

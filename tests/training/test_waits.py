@@ -81,13 +81,13 @@ CASES = {
 
 
 def counted(case):
-    """Waits up to each report of seven steps, and all launches; in a process whose autograd knows the device."""
+    """Waits up to each report of five steps, and all launches; in a process whose autograd knows the device."""
     build, optimiser = CASES[case]
     runtime, waits = FakeRuntime(), []
     groups._are_on_gpu = lambda found: True  # one launch for all parameters, as on a GPU
     with FakeGPU() as gpu:
         runtime.device = gpu.device
-        recipe = replace(build(optimiser, runtime, colour_images().to(gpu.device)), total_steps=7)
+        recipe = replace(build(optimiser, runtime, colour_images().to(gpu.device)), total_steps=5)
         runtime.report = lambda step, *figures: waits.append((step, gpu.waits.total()))
         runtime.save = lambda step, state: None
         gpu.reset()
@@ -95,15 +95,19 @@ def counted(case):
     return waits[:-1], gpu.launches.total()  # the last report is the monitor's
 
 
+# What they do is also in other cases.
+SLOW = {"pretraining, sgd", "triplet, adam", "agents, adamw, clipped"}
+
+
 @pytest.fixture(scope="module")
-def counts():
-    with multiprocessing.get_context("spawn").Pool(1) as process:
-        return dict(zip(CASES, process.map(counted, CASES), strict=True))
+def process():
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        yield pool
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_host_waits_only_for_reports(case, counts):
-    waits, launches = counts[case]
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])
+def test_the_host_waits_only_for_reports(case, process):
+    waits, launches = process.apply(counted, (case,))
     steps, totals = zip(*waits, strict=True)
     assert max(later - earlier for earlier, later in pairwise(steps)) > 1
     # One transfer of the figures, and one of the norms for the histogram of an epoch.

@@ -71,7 +71,7 @@ def export(finished: Finished, name: str, output: Path) -> Path:
     [
         ("scaled", "safetensors"),
         pytest.param("scaled", "torchscript", marks=pytest.mark.slow),
-        ("vit", "timm"),
+        pytest.param("vit", "timm", marks=pytest.mark.slow),
         ("faces", "torchscript"),
     ],
 )
@@ -89,7 +89,7 @@ def test_an_export_embeds_as_its_run(runs, network, form, tmp_path: Path):
     assert json.loads(pq.read_schema(file).metadata[b"ssl_sec"])["run"] == finished.run_id
 
 
-@pytest.mark.parametrize("network", ["scaled", "classifier"])
+@pytest.mark.parametrize("network", [pytest.param("scaled", marks=pytest.mark.slow), "classifier"])
 def test_images_of_other_sizes_get_the_size_of_the_training_images(runs, network, tmp_path: Path, caplog):
     """Digits have one size without a key for it; fine-tuning's crop, of 224 pixels, does not suit them."""
     caplog.set_level("INFO", "ssl_sec")
@@ -229,7 +229,10 @@ def test_a_folder_without_a_network_is_one_line(name, code, message, tmp_path: P
     assert error.startswith(f"error: {message.format(root=tmp_path)}"), error
 
 
-@pytest.mark.parametrize(("network", "form"), [("scaled", "safetensors"), ("vit", "timm"), ("faces", "hub")])
+@pytest.mark.parametrize(
+    ("network", "form"),
+    [("scaled", "safetensors"), ("vit", "timm"), pytest.param("faces", "hub", marks=pytest.mark.slow)],
+)
 def test_the_encoder_of_an_export_is_loaded_as_that_of_its_run(runs, network, form, tmp_path: Path):
     folder = export(runs[network], form, tmp_path / "export")
     before = sorted(folder.iterdir())
@@ -240,7 +243,9 @@ def test_the_encoder_of_an_export_is_loaded_as_that_of_its_run(runs, network, fo
     assert sorted(folder.iterdir()) == before and not found.training
 
 
-@pytest.mark.parametrize(("network", "form"), [("scaled", "hub"), ("vit", "timm"), ("faces", "hub")])
+@pytest.mark.parametrize(
+    ("network", "form"), [("scaled", "hub"), ("vit", "timm"), pytest.param("faces", "hub", marks=pytest.mark.slow)]
+)
 def test_the_embedder_of_a_run_and_of_its_export_computes_what_the_job_embeds(runs, network, form, tmp_path: Path):
     folder = export(runs[network], form, tmp_path / "export")
     expected = embeddings(runs[network].folder.path, tmp_path / "embeddings")

@@ -17,7 +17,14 @@ from tests.exporting.test_exporting import exportable_timm, some_images
 from tests.jobs import configured
 
 
-@pytest.mark.parametrize("scale", [{}, {"mean": (0.1, 0.2, 0.3)}, {"mean": (0.5, 0.5, 0.5), "std": (0.2,)}])
+@pytest.mark.parametrize(
+    "scale",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"mean": (0.1, 0.2, 0.3)}, marks=pytest.mark.slow),
+        {"mean": (0.5, 0.5, 0.5), "std": (0.2,)},
+    ],
+)
 def test_colour_exports_of_every_format_have_the_digest_of_their_run(scale: dict, tmp_path: Path):
     exportable = exportable_timm("test_vit", 3, 32, **scale)
     config = configured("pretrain", [])

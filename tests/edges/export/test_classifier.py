@@ -51,7 +51,9 @@ def logits_of(tuned, images):
         return load_encoder(tuned.folder.path)(images) @ head["fc.weight"].T + head["fc.bias"]
 
 
-@pytest.mark.parametrize("form", ["safetensors", "pt2", "onnx", "hub"])
+@pytest.mark.parametrize(
+    "form", ["safetensors", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pt2", "onnx")), "hub"]
+)
 def test_the_export_computes_logits_and_names_the_classes(tuned, tmp_path, monkeypatch, form):
     done = exported(tuned, form, tmp_path / "out")  # compares the logits with those of the trained network
     assert done.exportable.output == "logits" and "logits up to" in str(done)

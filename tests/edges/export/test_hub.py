@@ -54,7 +54,10 @@ def metadata(card: str) -> dict:
 
 @pytest.mark.parametrize(
     ("name", "files"),
-    [("resnet", {"model.safetensors", "config.json"}), ("faces", {"model.safetensors", "config.json", "encoder.pt2"})],
+    [
+        ("resnet", {"model.safetensors", "config.json"}),
+        pytest.param("faces", {"model.safetensors", "config.json", "encoder.pt2"}, marks=pytest.mark.slow),
+    ],
 )
 def test_the_folder_is_complete_and_embeds_as_its_run(runs, name, files, tmp_path: Path):
     finished = runs[name]

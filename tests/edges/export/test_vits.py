@@ -23,7 +23,7 @@ def test_a_probe_of_its_features_recognises_digits(finished):
     assert finished.metrics["probe/knn_top1"] > 30  # of ten classes; the linear probe has ten steps
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "pt2")) for name in FORMATS])
 def test_every_format_is_read_without_this_package(finished, name):
     output_dir = finished.folder.path.parent.parent
     overrides = [f"run={finished.run_id}", f"format={name}", f"output_dir={output_dir}"]

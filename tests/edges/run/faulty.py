@@ -19,6 +19,7 @@ RUN = (
     *QUICK,
     "constraint=sec_ema",
     "data.max_images=512",
+    "global_batch_size=256",
     "epochs=4",
     "log_every_steps=1",
     "monitor.every_epochs=2",

@@ -46,7 +46,7 @@ def config_of(*overrides: str) -> FinetuneConfig:
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory: pytest.TempPathFactory):
     output_dir = tmp_path_factory.mktemp("runs")
-    given = [*QUICK, "data.max_images=600", "runtime=local", "run_name=before", f"output_dir={output_dir}"]
+    given = [*QUICK, "runtime=local", "run_name=before", f"output_dir={output_dir}"]
     return run_training(PRETRAIN, from_values(PretrainConfig, values_of("pretrain", given)))
 
 

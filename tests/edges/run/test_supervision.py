@@ -141,7 +141,7 @@ LOCKING = """
 @pytest.mark.parametrize(
     ("pid", "more", "is_closed"),
     [
-        ("os.getpid()", {}, True),
+        pytest.param("os.getpid()", {}, True, marks=pytest.mark.slow),
         pytest.param("os.getpid()", {"status": "FINISHED"}, False, marks=pytest.mark.slow),
         ("1", {}, False),
     ],

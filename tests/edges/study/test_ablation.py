@@ -66,6 +66,7 @@ def test_arms_and_seeds_make_one_table(quick, tmp_path: Path):
     assert "mlflow.sharedViewState.scores" in experiment.tags
 
 
+@pytest.mark.slow
 def test_images_without_labels_are_compared_by_rankme(quick, tmp_path: Path):
     (tmp_path / "images").mkdir()
     digits = open_digits("train")
@@ -116,7 +117,7 @@ def test_an_interrupted_ablation_continues_in_its_runs(quick, tmp_path: Path, mo
     assert not list((tmp_path / "runs" / "digits").glob(".ablation-*"))
 
 
-@pytest.mark.parametrize("place", ["folder", "object storage"])
+@pytest.mark.parametrize("place", ["folder", pytest.param("object storage", marks=pytest.mark.slow)])
 def test_only_an_ablation_that_was_interrupted_continues(place, quick, trained, request, monkeypatch, caplog):
     command = [*quick, "runtime=local", "arms=[none,sec]", "seeds=[0,1]"]
     if place == "object storage":

@@ -227,7 +227,7 @@ def test_a_run_that_fails_is_named_after_the_others_have_run(made, tmp_path):
             "sec-s0: epoch 1",
             "the process was killed by SIGKILL, the machine may have run out of memory",
         ),
-        (130, "stopped; resume it with: ...", "stopped; resume it with: ..."),
+        pytest.param(130, "stopped; resume it with: ...", "stopped; resume it with: ...", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_fails_again_has_the_reason_of_its_last_start(made, code, output, reason):

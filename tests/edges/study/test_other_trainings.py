@@ -99,6 +99,7 @@ def test_an_untrained_encoder_is_an_arm_of_every_training():
     assert {each.constraint.name for each in (retrieval, face)} == {"none"}
 
 
+@pytest.mark.slow
 def test_an_ablation_of_metric_learning_compares_what_test_classes_show(tmp_path: Path):
     table = ablate([*RETRIEVAL, f"output_dir={tmp_path}", "arms=[random,none]"])
     lines = table.strip().splitlines()

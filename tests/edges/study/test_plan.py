@@ -241,7 +241,7 @@ def test_a_missing_study_is_named_with_the_available_ones(tmp_path):
         study([])
 
 
-@pytest.mark.parametrize("name", ["digits", "sec_cpu"])
+@pytest.mark.parametrize("name", ["digits", pytest.param("sec_cpu", marks=pytest.mark.slow)])
 def test_the_studies_of_the_package_can_be_read(name):
     made = read_study([f"study={name}", *(["data.train=[a]", "data.test=[b]"] if name == "sec_cpu" else [])])
     assert made.baseline == "none" and len(made.seeds) >= 5

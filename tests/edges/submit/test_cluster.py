@@ -16,12 +16,12 @@ from types import SimpleNamespace
 import pytest
 from mlflow.tracking import MlflowClient
 
-from tests.edges.conftest import QUICK
+from tests.edges.conftest import QUICK, WHOLE
 from tests.edges.servers import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
-TWO_WORKERS = (*QUICK, "runtime.num_workers=2", "runtime.cpus_per_worker=1", "runtime.max_failures=0")
+TWO_WORKERS = (*QUICK, *WHOLE, "runtime.num_workers=2", "runtime.cpus_per_worker=1", "runtime.max_failures=0")
 
 
 @pytest.fixture(scope="module")

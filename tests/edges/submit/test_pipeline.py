@@ -153,7 +153,9 @@ def test_an_unexpected_error_ends_the_sweep_with_its_table(pipeline, capsys, mon
     assert sweep.info.status == "FAILED"
 
 
-@pytest.mark.parametrize("failure", [RuntimeError("status code 404"), ConnectionLost("no answer")])
+@pytest.mark.parametrize(
+    "failure", [pytest.param(RuntimeError("status code 404"), marks=pytest.mark.slow), ConnectionLost("no answer")]
+)
 def test_a_stop_reaches_all_stages_though_one_cannot_be_stopped_yet(pipeline, monkeypatch, failure):
     monkeypatch.setattr(module, "_RETRY_S", 0.0)
     chains, jobs = pipeline("experiment=digits", "seed=0,1,2")

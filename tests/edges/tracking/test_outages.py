@@ -14,7 +14,7 @@ from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.driver import run_replay
 from ssl_sec.edges.tracking.store import connect_to_store
-from tests.edges.conftest import QUICK
+from tests.edges.conftest import QUICK, WHOLE
 from tests.edges.run.faulty import folder_of, steps_so_far
 
 pytestmark = pytest.mark.slow
@@ -63,7 +63,7 @@ def database(tmp_path: Path) -> Path:
 
 def started(folder: Path, code: str = RUN) -> subprocess.Popen:
     given = ["runtime=local", "epochs=40", "log_every_steps=1", f"output_dir={folder}", "run_name=it"]
-    command = [sys.executable, "-c", code, *QUICK, *given]
+    command = [sys.executable, "-c", code, *QUICK, *WHOLE, *given]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

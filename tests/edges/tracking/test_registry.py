@@ -94,6 +94,7 @@ def test_mlflow_loads_it_on_the_cpu_of_a_machine_with_a_gpu(finished, monkeypatc
     assert mlflow.pyfunc.load_model("models:/digits-encoder/2").predict(images).shape == (3, 64)
 
 
+@pytest.mark.slow
 def test_the_head_belongs_to_the_version(tmp_path: Path, digit_pairs):
     given = [*QUICK_FACE, "epochs=0", "runtime=local", "tracking.register_model=true", f"output_dir={tmp_path}"]
     faces = run_training(FACE, configured("face", [*given, digit_pairs]))

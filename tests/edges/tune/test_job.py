@@ -25,7 +25,7 @@ from ssl_sec.edges.tune.job import _described, _resources, _searcher, _without_m
 from ssl_sec.edges.tune.space import read_search
 from ssl_sec.edges.tune.trial import TrialPlan
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError
-from tests.edges.conftest import QUICK
+from tests.edges.conftest import QUICK, WHOLE
 from tests.edges.run.faulty import Once, steps_so_far
 
 DRAWS_PICTURES = True
@@ -33,7 +33,7 @@ METRIC = {"val/probe_top1": 50.0}
 
 
 def tune(*overrides: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "jobs.tune", *QUICK, *overrides]
+    command = [sys.executable, "-m", "jobs.tune", *QUICK, *WHOLE, *overrides]
     return subprocess.run(command, capture_output=True, text=True, timeout=400)
 
 

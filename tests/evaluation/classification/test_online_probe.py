@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
@@ -103,6 +103,7 @@ def test_scale_and_shift_of_the_features_have_no_effect(scale, shift):
 
 
 @given(columns=st.integers(1, 64), seed=st.integers(0, 2**31))
+@settings(max_examples=40)  # of fifty steps each
 def test_the_probe_is_stable_for_any_features(columns, seed):
     """As many equal columns as there may be: the greatest curvature."""
     generator = torch.Generator().manual_seed(seed)
@@ -142,7 +143,7 @@ def on_own_rows():
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_any_number_of_workers_trains_the_same(tmp_path, workers):
     alone = on_own_rows()
     for state in on_workers(workers, tmp_path, on_own_rows):

@@ -63,6 +63,7 @@ def test_the_shares_are_the_papers_term_by_term(name, step):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("unchecked_types")  # hundreds of calls; the other tests check the types
 def test_the_gradients_are_right(name):
     """The second phase's: with the target of the reconstruction as a constant."""
     found, loss = synthesis(first_phase_steps=0), CASES[name].build()

@@ -66,6 +66,7 @@ def test_the_shares_are_the_papers_term_by_term(name):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("unchecked_types")  # hundreds of calls; the other tests check the types
 def test_the_gradient_of_the_generated_rows_loss_is_right(name):
     found, embed, loss = synthesis(), head(), CASES[name].build()
 

@@ -43,7 +43,7 @@ def drawn_at(sample, step, held):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@settings(max_examples=30)  # of each of ten losses
+@settings(max_examples=15)  # of each of ten losses
 @given(num_classes=st.integers(3, 30), rate=st.floats(0.01, 0.99), step=st.integers(0, 9), seed=st.integers(0, 99))
 def test_it_is_the_loss_with_the_drawn_classes_and_those_of_the_batch_alone(name, num_classes, rate, step, seed):
     batch = rows(8, DIM, seed).requires_grad_()

@@ -175,6 +175,7 @@ def test_channels_last_changes_no_step_of_the_published_network():
     )
 
 
+@pytest.mark.slow
 def test_the_published_network_is_one_graph():
     images = torch.rand(2, 3, 32, 32, dtype=torch.float64)
     other = torch.compile(published(), backend="aot_eager", fullgraph=True)

@@ -42,6 +42,7 @@ def test_the_pixels_are_measured_without_training(tmp_path, recipe, optimiser):
     assert 0 < found["retrieval/recall_at_1" if recipe is metric_learning else "val/knn_top1"] < 100
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_two_workers_measure_the_pixels_as_one(tmp_path):
     changes = without_steps(metric_learning, ADAM)

@@ -30,7 +30,9 @@ def changes(view_size_px=None, **encoder):
     }
 
 
-@pytest.mark.parametrize("view_size_px", [None, 24, 40])
+@pytest.mark.parametrize(
+    "view_size_px", [None, pytest.param(24, marks=pytest.mark.slow), pytest.param(40, marks=pytest.mark.slow)]
+)
 def test_a_resumed_run_with_views_of_any_size_ends_bit_equal(view_size_px, tmp_path):
     whole, store = run(tmp_path, **changes(view_size_px))
     assert len(whole.series("val/knn_top1")) == 2
@@ -56,6 +58,7 @@ def losses(reports):
     return [metrics["train/loss"] for _, metrics, *_ in reports if "train/loss" in metrics]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_adamw_trains_the_same_on_two_workers_and_resumes_on_one(tmp_path, moco_v3):
     expected = moco_v3.last_state()

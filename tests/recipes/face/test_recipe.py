@@ -87,7 +87,7 @@ def work_on_a_worker(folder, changes):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("before", "after"), [pytest.param(2, 1, marks=pytest.mark.slow), (1, 2)])
 def test_sharded_classes_equal_one_worker_also_if_the_number_of_workers_changes(tmp_path, whole, tested, before, after):
     changes = {"share_classes_from": 10, "test_sets": [tested]}
     folder = RunFolder(tmp_path / "run")
@@ -250,7 +250,7 @@ def test_normfaces_bound_is_reported_beside_its_loss(tmp_path):
         {"name": "combined", "first": {"name": "normface"}, "second": {"name": "c_contrastive"}, "weight": 0.01},
         {"name": "combined", "first": {"name": "softmax"}, "second": {"name": "center"}, "weight": 0.003},
         {"name": "l2softmax", "scale": 10.0},
-        {"name": "c_triplet"},
+        pytest.param({"name": "c_triplet"}, marks=pytest.mark.slow),
     ],
 )
 def test_other_losses_train(tmp_path, loss):

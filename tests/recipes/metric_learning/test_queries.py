@@ -120,7 +120,9 @@ def test_the_pictures_are_of_queries_with_images_of_the_gallery(of_folder):
     assert pixels(shown["queries"]) < images["query"] and pixels(shown["neighbours"].flatten(0, 1)) <= images["gallery"]
 
 
-@pytest.mark.parametrize("layout", [as_parquet, pytest.param(as_inshop, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "layout", [pytest.param(as_parquet, marks=pytest.mark.slow), pytest.param(as_inshop, marks=pytest.mark.slow)]
+)
 def test_the_layout_makes_no_difference(tmp_path, of_folder, layout, monkeypatch):
     counts = {part: Counts(sum(sizes.values()), len(sizes)) for part, sizes in SIZES.items()}
     monkeypatch.setitem(retrieval_sets.RETRIEVAL_SETS, "inshop", (read_inshop, counts))

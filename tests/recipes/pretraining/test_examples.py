@@ -119,7 +119,7 @@ def digits_in_files(tmp_path, kind):
     return {**data, "train": [str(file)], "cache_folder": str(tmp_path / "cache"), "shuffle_window": 16}
 
 
-@pytest.mark.parametrize("kind", ["folder", "parquet"])
+@pytest.mark.parametrize("kind", [pytest.param("folder", marks=pytest.mark.slow), "parquet"])
 def test_sets_that_are_read_from_files_are_shown_and_trained_on_as_before(tmp_path, monkeypatch, kind):
     data = digits_in_files(tmp_path, kind)
     changes = {"data": data, "global_batch_size": 16, "epochs": 1, "augment": {"num_views": 3}}

@@ -68,6 +68,7 @@ def alone(photos, tmp_path_factory):
     return run(tmp_path_factory.mktemp("alone"), **changes_of(photos))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_two_workers_give_the_same_run(photos, alone, tmp_path):
     assert len(alone.series("train/loss")) == 10
@@ -130,7 +131,9 @@ def test_every_kind_of_set_gives_the_same_crops(photos, name, more):
     assert torch.equal(recipe.image_set.read(indices).images, built(photos).image_set.read(indices).images)
 
 
-@pytest.mark.parametrize(("name", "more"), [("folder", {}), ("webdataset", {"shuffle_window": 16})])
+@pytest.mark.parametrize(
+    ("name", "more"), [pytest.param("folder", {}, marks=pytest.mark.slow), ("webdataset", {"shuffle_window": 16})]
+)
 def test_loaders_do_not_change_the_run(photos, tmp_path, name, more):
     changes = changes_of(photos, data=data_of(photos, name, **more), epochs=1)
     first, second = (

@@ -73,6 +73,7 @@ def test_any_number_of_workers_gives_the_same_run(tmp_path, whole, num_workers):
     assert_the_same_on_workers(run, tmp_path, runtime, {}, num_workers=num_workers)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_four_blurred_views_of_another_size_are_the_same_on_two_workers(tmp_path):
     changes = {
@@ -154,6 +155,7 @@ def monitored():
     return Monitor(settings, recipe, runtime)(0)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_any_number_of_workers_monitors_the_same(tmp_path):
     # Four chunks of views, which three workers take in two turns.

@@ -31,7 +31,7 @@ from tests.training.fake_graphs import use_fake_graphs
 from tests.training.test_step import Noise, fused_sgd
 from tests.training.test_step import recipe as small_recipe
 from tests.training.test_step import run as train_recipe
-from tests.workers import on_workers, two_and_four
+from tests.workers import on_workers
 
 AUGMENT = {"min_scale": 0.4, "small_views": 3, "small_view_size_px": 5, "small_view_max_scale": 0.4}
 # Batch norm and dropout in the head, too.
@@ -62,8 +62,9 @@ def test_views_are_squares_of_the_shorter_side():
     assert sizes == [(6, 6), (5, 5)]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
-@two_and_four
+@pytest.mark.parametrize("num_workers", [2, 4])
 def test_any_number_of_workers_gives_the_same_run(alone, num_workers, tmp_path):
     assert_the_same_on_workers(run, tmp_path, alone, CHANGES, num_workers=num_workers)
 
@@ -148,7 +149,7 @@ def steps(reports):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("loss", ["supcon", "dcl"])
+@pytest.mark.parametrize("loss", ["supcon", pytest.param("dcl", marks=pytest.mark.slow)])
 def test_supervised_views_with_scaled_gradients_are_the_same_on_two_workers(tmp_path, loss):
     changes = {"loss": {"name": loss}, "positives": "classes", "grad_scale": 1.0, "epochs": 1}
     alone, _ = run(tmp_path, **changes)
@@ -207,7 +208,7 @@ TAUGHT = {"epochs": 1, "constraint": {"name": "sec", "eta": 0.1}}
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("loss", ["byol", "mocov3"])
+@pytest.mark.parametrize("loss", ["byol", pytest.param("mocov3", marks=pytest.mark.slow)])
 def test_a_teacher_is_the_same_on_any_number_of_workers_and_after_a_resume(tmp_path, loss):
     changes = {**TAUGHT, "loss": {"name": loss, "momentum": 0.8, "predictor_dim": 24}}
     alone, store = run(tmp_path, **changes)
@@ -247,7 +248,9 @@ def test_a_teacher_follows_the_network_without_its_predictor():
     assert all(weight.grad is not None for weight in recipe.head.predictor.parameters())
 
 
-@pytest.mark.parametrize(("warmup_epochs", "is_said"), [(3, True), (2, False), (1, False)])
+@pytest.mark.parametrize(
+    ("warmup_epochs", "is_said"), [(3, True), (2, False), pytest.param(1, False, marks=pytest.mark.slow)]
+)
 def test_a_warm_up_longer_than_the_run_is_said(tmp_path, caplog, warmup_epochs, is_said):
     with caplog.at_level("INFO"):
         run(tmp_path, optimiser={"name": "sgd", "learning_rate": 0.3, "warmup_epochs": warmup_epochs})

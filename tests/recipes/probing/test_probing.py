@@ -369,7 +369,7 @@ def test_two_workers_equal_one(tmp_path, augment, batch_size):
 @pytest.mark.distributed
 @pytest.mark.parametrize("augment", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_workers_that_divide_the_features_equal_one(tmp_path, augment):
-    options = {"epochs": 2, "resident_limit_mib": 0, "logistic": True, "few_shot": (5,), "few_shot_draws": 5}
+    options = {"epochs": 2, "resident_limit_mib": 0, "logistic": True, "few_shot": (5,), "few_shot_draws": 2}
     config = dataclasses.replace(QUICK, augment=augment, corruptions=augment, **options)
     one = found(config)
     first, second = on_workers(2, tmp_path, found, config)

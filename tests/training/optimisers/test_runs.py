@@ -44,7 +44,7 @@ RUNS = {
     "faces, divided": (test_recipe, {"optimiser": {"name": "sgd_polynomial", "clip_norm": 1.0}}, DIVIDED),
 }
 # Their optimisers and losses are those of other runs, too.
-SLOW = {"metric learning", "metric learning, proxies", "faces, sgd"}
+SLOW = {"metric learning", "metric learning, proxies", "metric learning, divided proxies", "faces, adamw", "faces, sgd"}
 
 
 def of_steps(runtime):
@@ -70,7 +70,15 @@ def test_two_workers_equal_one(tmp_path, name):
         assert_the_same_curve(reports, of_steps(alone))
 
 
-@pytest.mark.parametrize("name", ["metric learning", "metric learning, proxies", "faces, adamw", "faces, sgd"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("metric learning", marks=pytest.mark.slow),
+        "metric learning, proxies",
+        pytest.param("faces, adamw", marks=pytest.mark.slow),
+        pytest.param("faces, sgd", marks=pytest.mark.slow),
+    ],
+)
 def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, name):
     job, changes, _ = RUNS[name]
     whole, _ = job.run(tmp_path, **changes)

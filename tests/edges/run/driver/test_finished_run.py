@@ -131,6 +131,7 @@ def test_the_views_are_on_the_page_of_a_run_while_it_trains(quick, tmp_path: Pat
     assert seen[0] == (finished.folder.path / "plots" / "views.png").read_bytes()
 
 
+@pytest.mark.slow
 def test_views_that_cannot_be_drawn_do_not_lose_metrics(quick, tmp_path: Path, monkeypatch, caplog):
     def refused(folder: Path, figures: object):
         raise OSError("no space left")

@@ -50,7 +50,7 @@ def stop_when(monkeypatch):
     ("job", "given", "steps", "measured"),
     [
         ("metric_learning", RETRIEVAL, 4, "retrieval/nmi"),
-        ("face", QUICK_FACE, 8, "face/digits_accuracy"),
+        pytest.param("face", QUICK_FACE, 8, "face/digits_accuracy", marks=pytest.mark.slow),
         ("finetune", FINETUNING, 8, "finetune/top1"),
     ],
 )

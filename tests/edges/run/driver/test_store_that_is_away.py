@@ -144,7 +144,7 @@ def refused(*_):
     raise MlflowException("500: the artifact store is full")
 
 
-@pytest.mark.parametrize("what", ["network", "checkpoints"])
+@pytest.mark.parametrize("what", ["network", pytest.param("checkpoints", marks=pytest.mark.slow)])
 def test_a_replay_uploads_what_was_refused_and_registers_a_network_once(quick, monkeypatch, caplog, what):
     quick = [*quick, "tracking.register_model=true", f"recipe={what}_later"]
     with monkeypatch.context() as patch:
@@ -178,6 +178,7 @@ def test_plots_that_cannot_be_drawn_keep_nothing_else_from_mlflow_and_a_replay_d
     assert "upload.missing" not in client.get_run(finished.run_id).data.tags
 
 
+@pytest.mark.slow
 def test_a_refused_registration_keeps_no_file_from_mlflow_and_a_replay_tries_it_again(quick, monkeypatch, caplog):
     def forbidden(*_):
         raise MlflowException("403: Permission denied", PERMISSION_DENIED)

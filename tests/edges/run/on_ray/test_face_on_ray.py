@@ -24,7 +24,7 @@ from ssl_sec.training.checkpoint import load_checkpoint
 from ssl_sec.training.config import LocalConfig
 from ssl_sec.training.resuming import agreed_checkpoint
 from tests.data.files import write_digit_pairs
-from tests.edges.conftest import QUICK_FACE
+from tests.edges.conftest import QUICK_FACE, WHOLE_FACE
 from tests.edges.run.faulty import Once, figures, folder_of, kill, steps_so_far
 from tests.jobs import configured, face
 
@@ -33,6 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 # The templates are sharded over the workers.
 RUN = (
     *QUICK_FACE,
+    *WHOLE_FACE,
     "run_name=it",
     "share_classes_from=10",
     "runtime=ray",

@@ -26,7 +26,7 @@ from ssl_sec.errors import Stopped, StorageError
 from ssl_sec.recipes.registry import FACE, PRETRAIN
 from ssl_sec.training.checkpoint import load_checkpoint
 from tests import jobs
-from tests.edges.conftest import QUICK_FACE
+from tests.edges.conftest import QUICK_FACE, WHOLE_FACE
 from tests.edges.run.faulty import RUN, Once, config_of, figures, kill, messages, steps_so_far
 from tests.edges.servers import ceph_server
 from tests.edges.storage.faulty_server import Faults, faulty
@@ -148,7 +148,14 @@ def test_a_killed_worker_changes_nothing(cluster, whole, url, rank):
 
 
 def test_sharded_templates_are_restored_after_a_kill(cluster, digit_pairs, url, tmp_path):
-    options = [*QUICK_FACE, "run_name=it", "share_classes_from=10", "checkpoint.every_epochs=1", digit_pairs]
+    options = [
+        *QUICK_FACE,
+        *WHOLE_FACE,
+        "run_name=it",
+        "share_classes_from=10",
+        "checkpoint.every_epochs=1",
+        digit_pairs,
+    ]
     options += ["runtime=ray", "runtime.num_workers=2", "runtime.cpus_per_worker=1"]
     configs = [configured("face", [*options, f"output_dir={place}"]) for place in (url, tmp_path)]
     with Once(lambda: steps_so_far(staged(url)) >= 6, lambda: kill(staged(url), 1)) as killing:

@@ -50,7 +50,7 @@ def train_workers() -> list[psutil.Process]:
 @pytest.mark.parametrize("probed", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.distributed
 def test_two_workers_give_the_curve_of_one(cluster, quick, probed):
-    exact = [*quick, "log_every_steps=1", "runtime.precision=float64", f"probe.enabled={probed}", "data.max_images=512"]
+    exact = [*quick, "log_every_steps=1", "runtime.precision=float64", f"probe.enabled={probed}", "data.max_images=128"]
     two = run_training(PRETRAIN, config_of(*exact, *TWO_WORKERS))
     one = run_training(PRETRAIN, config_of(*exact, "runtime=local", "run_name=one"))
     for key in ("train/loss", "train/norm_std", "val/knn_top1", *(("probe/top1", "probe/loss") if probed else ())):
