@@ -9,7 +9,6 @@ from pathlib import Path
 
 import jaxtyping
 import pytest
-import sklearn.datasets
 import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
@@ -30,7 +29,10 @@ settings.register_profile("tests", deadline=None, derandomize=True)
 settings.load_profile("tests")
 
 # Hundreds of tests open the digits, a file of text; `open_digits` copies what it takes of them.
-sklearn.datasets.load_digits = cache(sklearn.datasets.load_digits)
+if find_spec("sklearn") is not None:
+    import sklearn.datasets
+
+    sklearn.datasets.load_digits = cache(sklearn.datasets.load_digits)
 
 # Every shape that a signature states is checked at every call of the tests. Other modules are imported as they are,
 # since the hook triples the time of an import.

@@ -4,7 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-MISSING = ("ray", "mlflow", "hydra", "omegaconf", "pytorch_metric_learning", "lightly", "beartype")
+MISSING = (
+    *("ray", "mlflow", "hydra", "omegaconf", "pytorch_metric_learning", "lightly", "beartype"),
+    *("sklearn", "scipy", "pyarrow", "joblib"),  # too large for the pack of the campaign, as is what they install
+)
 PROGRAM = f"""
 import sys
 sys.modules.update(dict.fromkeys({MISSING}))
