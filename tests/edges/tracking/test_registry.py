@@ -118,12 +118,12 @@ def test_the_head_belongs_to_the_version(tmp_path: Path, digit_pairs):
         ("nosuch/folder", "nosuch/folder holds no run; allowed: a run's folder, its id"),
     ],
 )
-def test_a_version_without_a_network_is_one_line(finished, word, message, tmp_path: Path):
+def test_a_version_without_a_network_is_one_line(finished, word, message, tmp_path_factory):
     client = MlflowClient(finished.uri)
     for name, run_id in (("by-hand", None), ("pickled", finished.run_id)):
         if not client.search_registered_models(f"name = '{name}'"):
             client.create_registered_model(name)
-            client.create_model_version(name, tmp_path.as_uri(), run_id)
+            client.create_model_version(name, tmp_path_factory.mktemp(name).as_uri(), run_id)
     with pytest.raises(ConfigError) as raised:
         weights(finished, word)
     assert message in str(raised.value) and "\n" not in str(raised.value)
