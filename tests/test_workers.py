@@ -14,6 +14,7 @@ def fails_on_one():
     return rank()
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_workers_that_could_not_join_are_restarted(tmp_path, monkeypatch):
     answers, tries = workers._answers, []

@@ -193,6 +193,7 @@ def test_a_job_fails_if_ray_does_not_start(tmp_path):
     assert (tmp_path / "cancelled").read_text() == "7.0\n"
 
 
+@pytest.mark.slow
 def test_the_first_job_makes_a_token_that_ray_takes(tmp_path):
     slurm = Slurm(tmp_path)
     assert slurm.start(outcome="0").wait(timeout=60) == 0

@@ -126,6 +126,7 @@ print("equal")
 """
 
 
+@pytest.mark.slow
 def test_a_loss_compiled_under_autocast_has_its_gradient_in_single_precision():
     """In a program of its own: the checks of shapes in the tests' process cannot be compiled."""
     program = [sys.executable, "-W", "ignore", "-c", COMPILED]

@@ -166,6 +166,7 @@ def whole(tmp_path_factory):
     return run(tmp_path_factory.mktemp("whole"), **DROPPED)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_two_workers_give_the_same_run(tmp_path, whole):
     assert_the_same_on_workers(run, tmp_path, whole[0], DROPPED)

@@ -154,6 +154,7 @@ def test_a_job_that_a_library_ends_is_one_line_and_its_run_is_closed(pid, more, 
     assert (tmp_path / "lock").exists() != is_closed
 
 
+@pytest.mark.slow
 def test_the_run_of_a_job_that_dies_by_a_signal_is_closed(tmp_path: Path):
     end = "os.kill(os.getpid(), signal.SIGKILL)"
     process = started(LOCKING.format(lock=tmp_path / "lock", pid="os.getpid()", more={}, end=end))

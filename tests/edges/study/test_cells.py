@@ -95,6 +95,7 @@ def test_threads_add_to_one_file_at_once(tmp_path):
     assert [cell.seed for cell in KeptCells(cells.path)] == list(range(40))
 
 
+@pytest.mark.slow
 def test_names_with_accents_are_read_in_any_locale(tmp_path):
     cells = KeptCells(tmp_path / "cells.csv")
     cells.add(kept(arm="größer"))

@@ -279,6 +279,7 @@ def test_channels_last_changes_no_step():
     torch.testing.assert_close(taken(other, images, weights), taken(plain, images, weights), rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_network_is_one_graph(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # checks of shapes cannot be compiled
     monkeypatch.setitem(UNITS, "se_ir50", (SEIRUnit, (1, 2, 1, 1)))  # the others are like these

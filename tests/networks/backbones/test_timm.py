@@ -133,6 +133,7 @@ def test_weights_of_another_size_are_interpolated(model, others, tmp_path):
         torch.testing.assert_close(found[name], expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_table_of_relative_positions_is_interpolated(tmp_path):
     trained, _ = timm_backbone("beit_base_patch16_224", pretrained=False, num_channels=3, image_size_px=64)
     for block in trained.blocks:

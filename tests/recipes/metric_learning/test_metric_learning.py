@@ -276,6 +276,7 @@ def test_perfect_embeddings_find_all_watched_images(max_images):
     assert watched_images(torch.arange(9), 4).shape == (4,)
 
 
+@pytest.mark.slow
 def test_disjoint_triplets_keep_their_classes_where_images_cannot_be_read(tmp_path):
     root = write_photos(tmp_path / "photos", num_bad=0)
     for path in (tmp_path / "photos/train").rglob("3.png"):  # the last image of each class
