@@ -79,7 +79,6 @@ def test_mlflow_has_the_runs_settings_and_results(finished, client):
     assert client.get_experiment(run.info.experiment_id).name == "digits"
 
 
-@pytest.mark.slow
 def test_system_metrics_are_logged_while_a_run_trains(quick, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
     folder, client = RunFolder(tmp_path / "runs/digits/it"), MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
