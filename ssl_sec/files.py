@@ -12,7 +12,7 @@ from pathlib import Path
 # Answers of file systems that do not sync folders, as some in user space and of networks.
 _NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 
-# Answers of those that rename no folders; gcsfuse has the second for a folder with more files than it is allowed to.
+# Answers of those that rename no folders; EMFILE is gcsfuse's, for a folder with more files than `rename-dir-limit`.
 _NO_RENAMES = (*_NOT_SUPPORTED, errno.EMFILE, errno.EXDEV, errno.EPERM)
 
 
