@@ -4,7 +4,7 @@ import logging
 
 import torch
 
-from ssl_sec.edges.environment import cluster_address, use_allowed_cpus
+from ssl_sec.edges.environment import cluster_address
 from ssl_sec.errors import counted
 from ssl_sec.training.config import LocalConfig, RuntimeConfig
 
@@ -12,12 +12,11 @@ logger = logging.getLogger("ssl_sec")
 
 
 def announce(runtime: RuntimeConfig) -> None:
-    """Logs what a run will use, before slow imports; torch uses no more CPUs than it may.
+    """Logs what a run will use, before slow imports.
 
     Raises:
         ConfigError: if this machine does not have the device.
     """
-    use_allowed_cpus()
     logger.info(describe_runtime(runtime))
     logger.info("importing the libraries for training and tracking")
 

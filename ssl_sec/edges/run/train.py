@@ -44,13 +44,12 @@ def train(job: str, *overrides: str) -> "Finished":
 
 
 def announced_config(job: str, overrides: Sequence[str]) -> Any:
-    """The configuration of a job; the machine is announced if the job has a runtime."""
+    """The configuration of a job, which uses no more CPUs than it may; a job with a runtime announces the machine."""
     values = values_of(job, overrides)  # most mistakes are found before torch is imported
     config = from_values(kind_of(job), values)
+    use_allowed_cpus()
     if "runtime" in values:
         from ssl_sec.edges.machine import announce
 
         announce(config.runtime)
-    else:
-        use_allowed_cpus()
     return config

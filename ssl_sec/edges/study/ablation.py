@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from ssl_sec.edges.environment import use_allowed_cpus
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import claim_name, new_name, run_name_of
 from ssl_sec.edges.machine import announce
@@ -45,6 +46,7 @@ def run_ablation(cells: Sequence[Cell]) -> str:
         UserError: for mistakes of the user, or if another process runs the same ablation.
         Stopped: if a stop was requested; the same command continues.
     """
+    use_allowed_cpus()
     announce(cells[0].config.runtime)
     for cell in cells:
         require_files(cell.config)
