@@ -14,7 +14,7 @@ from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ssl_sec.edges.tracking.store import all_pages, is_unknown, quoted, store_errors, without_lightning
+from ssl_sec.edges.tracking.store import all_pages, is_unknown, quoted, store_errors, importing_mlflow_pytorch
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.recipes.registry import RecipeRow
 
@@ -139,7 +139,7 @@ def _weights(files: Path, recipe: RecipeRow) -> Mapping[str, Mapping[str, Tensor
         return {name: load_file(files / name) for name in recipe.network_files}
     if not (files / "data" / "model.pt2").is_file():
         return None
-    with without_lightning():
+    with importing_mlflow_pytorch():
         from mlflow.pytorch import load_model
     whole: Mapping[str, Tensor] = load_model(str(files)).state_dict()
     places = _IN_PROGRAM[recipe.network_files]

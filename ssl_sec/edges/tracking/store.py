@@ -216,16 +216,23 @@ def long_requests() -> Iterator[None]:
 
 
 @contextmanager
-def without_lightning() -> Iterator[None]:
-    """Keeps `mlflow.pytorch` from importing Lightning, which takes seconds and is not needed."""
-    if "pytorch_lightning" in sys.modules:
-        yield
-        return
-    sys.modules["pytorch_lightning"] = None  # pyright: ignore[reportArgumentType]  # makes its import fail
+def importing_mlflow_pytorch() -> Iterator[None]:
+    """Keeps the import of `mlflow.pytorch` from two side effects.
+
+    It imports Lightning, if that is installed, which takes seconds and is not needed. And it calls
+    `logging.basicConfig(level=ERROR)`, after which the caller of `train` would see no warnings of other libraries.
+    """
+    handlers, level = list(logging.root.handlers), logging.root.level
+    is_imported = "pytorch_lightning" in sys.modules
+    if not is_imported:
+        sys.modules["pytorch_lightning"] = None  # pyright: ignore[reportArgumentType]  # makes its import fail
     try:
         yield
     finally:
-        del sys.modules["pytorch_lightning"]
+        if not is_imported:
+            del sys.modules["pytorch_lightning"]
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)
 
 
 def is_unknown(error: MlflowException) -> bool:

@@ -50,7 +50,7 @@ from ssl_sec.edges.tracking.store import (
     refusals,
     sqlite_file,
     store_errors,
-    without_lightning,
+    importing_mlflow_pytorch,
 )
 from ssl_sec.errors import StorageError
 from ssl_sec.settings import flattened
@@ -317,7 +317,7 @@ class _TorchOnCPU:
     @staticmethod
     def save_model(path: str, mlflow_model: Model, **options: Any) -> None:
         """Saves a network; `options` are those of `mlflow.pytorch.save_model`."""
-        with without_lightning():
+        with importing_mlflow_pytorch():
             from mlflow.pyfunc import FLAVOR_NAME
             from mlflow.pytorch import save_model
         save_model(path=path, mlflow_model=mlflow_model, **options)

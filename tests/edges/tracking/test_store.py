@@ -1,6 +1,9 @@
+import contextlib
 import errno
 import json
+import logging
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,13 @@ from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.storage.places import STAGING_VARIABLE
 from ssl_sec.edges.tracking.deferred import DeferredRun
 from ssl_sec.edges.tracking.runs import RunArchive
-from ssl_sec.edges.tracking.store import connect_to_store, require_store, store_errors, tracking_uri
+from ssl_sec.edges.tracking.store import (
+    connect_to_store,
+    importing_mlflow_pytorch,
+    require_store,
+    store_errors,
+    tracking_uri,
+)
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import ConfigError, StorageError, first_line
 from ssl_sec.recipes.tracking import TrackingConfig
@@ -264,3 +273,15 @@ def test_a_store_that_is_asked_through_a_proxy_says_so(monkeypatch):
     )
     with pytest.raises(StorageError, match=f"^{expected}$"), store_errors("http://mlflow:5000"):
         raise MlflowException("API request failed")
+
+
+def test_the_root_logger_of_a_notebook_stays_as_it_was(monkeypatch):
+    monkeypatch.delitem(sys.modules, "mlflow.pytorch._lightning_autolog", raising=False)
+    monkeypatch.setattr(logging.root, "handlers", [])
+    level = logging.root.level
+
+    with importing_mlflow_pytorch(), contextlib.suppress(ImportError):
+        import mlflow.pytorch._lightning_autolog  # noqa: F401
+
+    assert logging.root.handlers == []
+    assert logging.root.level == level
