@@ -1,16 +1,33 @@
-"""Checks for the compilers that GPU kernels need."""
+"""Checks for what torch.compile and Triton need on a machine."""
 
 import os
 import shutil
+import sys
 import sysconfig
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 
-def why_no_triton(device: torch.device) -> str | None:
-    """Why Triton kernels, including those of torch.compile, cannot run on a GPU of this machine; None if they can.
+def why_not_compiled(device: torch.device) -> str | None:
+    """Why torch.compile cannot compile for a device of this machine; None if it can."""
+    reason = _why_no_triton(device) if device.type == "cuda" else _why_no_cpp()
+    # TorchInductor's own default is a folder in that for temporary files.
+    return reason or _why_not_loaded(
+        Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()), "TORCHINDUCTOR_CACHE_DIR"
+    )
+
+
+def why_no_kernels(device: torch.device) -> str | None:
+    """Why our Triton kernels cannot run on a GPU of this machine; None if they can."""
+    folder = os.environ.get("TRITON_CACHE_DIR") or Path(os.environ.get("TRITON_HOME") or "~", ".triton").expanduser()
+    return _why_no_triton(device) or _why_not_loaded(Path(folder), "TRITON_CACHE_DIR")
+
+
+def _why_no_triton(device: torch.device) -> str | None:
+    """Why Triton cannot compile for a GPU of this machine.
 
     Triton compiles its launcher when a kernel first runs: with $CC, gcc or clang, and Python's headers.
     """
@@ -19,16 +36,44 @@ def why_no_triton(device: torch.device) -> str | None:
     given = os.environ.get("CC")
     if not any(shutil.which(name) for name in ([given] if given else ["gcc", "clang"])):
         return f"Triton needs the C compiler CC={given}, which is not found" if given else "Triton needs gcc or clang"
+    return _why_no_headers("Triton") or _why_too_old(device)
+
+
+def _why_no_cpp() -> str | None:
+    """Why TorchInductor cannot compile for CPUs: with $CXX, or the system's compiler, and Python's headers."""
+    given = os.environ.get("CXX")
+    compiler = given or ("clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(compiler) is None:
+        needed = f"the C++ compiler CXX={given}, which is not found" if given else compiler
+        return f"torch.compile needs {needed}"
+    return _why_no_headers("torch.compile")
+
+
+def _why_no_headers(user: str) -> str | None:
     scheme = sysconfig.get_default_scheme()
     headers = sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]
-    if not Path(headers, "Python.h").exists():
-        return f"Triton needs {headers}/Python.h (on Debian: the package python3-dev)"
-    return why_too_old(device)
+    if Path(headers, "Python.h").exists():
+        return None
+    return f"{user} needs {headers}/Python.h (on Debian: the package python3-dev)"
 
 
-def why_too_old(device: torch.device) -> str | None:
-    """Why Triton has no kernels for a GPU of an early generation; None for other devices."""
-    if device.type != "cuda" or (capability := torch.cuda.get_device_capability(device)) >= (7, 0):
+def _why_too_old(device: torch.device) -> str | None:
+    if (capability := torch.cuda.get_device_capability(device)) >= (7, 0):
         return None
     found = ".".join(map(str, capability))
     return f"{torch.cuda.get_device_name(device)} has compute capability {found}, and Triton needs 7.0"
+
+
+def _why_not_loaded(folder: Path, variable: str) -> str | None:
+    """Why compiled code cannot be written to a folder, or loaded from there.
+
+    Docker mounts `--tmpfs /tmp` with noexec, as do hardened machines: no code is loaded from there.
+    """
+    existing = next(each for each in (folder, *folder.parents) if each.exists())
+    if os.statvfs(existing).f_flag & getattr(os, "ST_NOEXEC", 0):
+        found = "is mounted with noexec"
+    elif not os.access(existing, os.W_OK):
+        found = "cannot be written"
+    else:
+        return None
+    return f"{folder}, from which compiled code is loaded, {found} (set {variable} to another folder)"

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from ssl_sec.compilers import why_no_triton
+from ssl_sec.compilers import why_no_kernels
 from ssl_sec.data.crops import RandomResizedCrop
 from ssl_sec.errors import counted
 from ssl_sec.rules import Range, check
@@ -284,7 +284,7 @@ def why_not_fused(image_size_px: int, num_channels: int, device: torch.device) -
         return f"the images have {counted(num_channels, 'channel')}, and the kernel makes colour images"
     if image_size_px > LARGEST_FUSED_VIEW_PX:
         return f"the views are {image_size_px} pixels wide, and the kernel makes at most {LARGEST_FUSED_VIEW_PX}"
-    return why_no_triton(device)
+    return why_no_kernels(device)
 
 
 class FlipAugmentation(_GlobalBatchAugmentation):

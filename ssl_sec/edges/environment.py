@@ -58,7 +58,8 @@ def complete() -> None:
     if home == "~":  # neither HOME nor the user database has it
         os.environ["HOME"] = str(_own_folder())
     elif not _can_write(home):
-        os.environ.setdefault("MPLCONFIGDIR", str(_own_folder()))
+        for variable in ("MPLCONFIGDIR", "TRITON_HOME"):
+            os.environ.setdefault(variable, str(_own_folder()))
 
 
 def _reach_this_machine_directly() -> None:

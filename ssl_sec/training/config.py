@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from ssl_sec.compilers import why_no_triton, why_too_old
+from ssl_sec import compilers
 from ssl_sec.data.samplers import worker_rows
 from ssl_sec.errors import ConfigError
 from ssl_sec.losses import SphericalConstraint
@@ -92,8 +92,8 @@ class _RuntimeConfig(Settings, key="runtime"):
         precision: precision of the forward pass; bfloat16 is autocast, float64 is for checks of exactness. None takes
             bfloat16 on GPUs that support it, else float32.
         channels_last: whether activations are in the channels_last layout; None for yes.
-        compile: whether torch.compile compiles the network; None for yes on GPUs of compute capability 7.0 or more,
-            if Triton, a C compiler and Python's headers are installed.
+        compile: whether torch.compile compiles the network; None for yes on GPUs for which it can: of compute
+            capability 7.0 or more, with Triton, a C compiler and Python's headers.
         graphs: whether the launches of a step are recorded once and replayed (CUDA graphs), in pretraining with one
             worker; None for yes wherever that is possible.
         recompute: whether the backbone's blocks compute their activations again in the backward pass, which takes less
@@ -113,22 +113,22 @@ class _RuntimeConfig(Settings, key="runtime"):
         """How the network computes on a device: options that are None are resolved.
 
         Raises:
-            ConfigError: `compile` is true, and torch.compile does not support the GPU.
+            ConfigError: `compile` is true, and torch.compile cannot compile for the device.
         """
-        wherever_possible("runtime.compile", self.compile, why_too_old(device))
         on_gpu = device.type == "cuda"
+        asked = False if self.compile is None and not on_gpu else self.compile
         has_bfloat16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
         return Computation(
             precision=self.precision or ("bfloat16" if has_bfloat16 else "float32"),
             channels_last=self.channels_last is not False,
-            compiled=on_gpu and self.why_not_compiled(device) is None if self.compile is None else self.compile,
+            compiled=wherever_possible("runtime.compile", asked, compilers.why_not_compiled(device)),
             recomputed=self.recompute,
             num_loader_workers=self.num_loader_workers,
         )
 
     def why_not_compiled(self, device: torch.device) -> str | None:
         """Why a network on a GPU is not compiled, though it would be by default; None if it is."""
-        return why_no_triton(device) if self.compile is None and device.type == "cuda" else None
+        return compilers.why_not_compiled(device) if self.compile is None and device.type == "cuda" else None
 
     def replays_steps(self, device: torch.device, world_size: int) -> bool:
         """Whether the launches of a pretraining step are recorded once and replayed.

@@ -74,7 +74,7 @@ def test_the_layout_is_as_requested():
 
 
 def test_fused_views_are_used_if_possible_and_refused_if_not(monkeypatch):
-    monkeypatch.setattr("ssl_sec.augment.views.why_no_triton", lambda device: None)  # with or without a C compiler
+    monkeypatch.setattr("ssl_sec.augment.views.why_no_kernels", lambda device: None)  # with or without a C compiler
     automatic, asked, declined = AugmentConfig(), AugmentConfig(fused=True), AugmentConfig(fused=False)
     assert isinstance(automatic.build(32, 3, 0, device=GPU), FusedSimCLRAugmentation)
     assert isinstance(asked.build(64, 3, 0, device=GPU), FusedSimCLRAugmentation)

@@ -43,7 +43,7 @@ def limits(monkeypatch, now: int, most: int) -> list[tuple[int, int]]:
 @pytest.fixture
 def environment(monkeypatch, tmp_path):
     """Restores what `complete` may set."""
-    for name in ("HOME", "LOGNAME", "MPLCONFIGDIR"):
+    for name in ("HOME", "LOGNAME", "MPLCONFIGDIR", "TRITON_HOME"):
         monkeypatch.setenv(name, os.environ.get(name, str(tmp_path)))
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.setenv(name, "")
@@ -153,11 +153,12 @@ def test_threads_are_told_so_before_torch_starts_them():
     assert done.stdout.split() == ["10000", "False"], done.stderr
 
 
-def test_an_unwritable_home_does_not_affect_drawing(environment):
-    environment.delenv("MPLCONFIGDIR")
+@pytest.mark.parametrize("variable", ["MPLCONFIGDIR", "TRITON_HOME"])
+def test_an_unwritable_home_does_not_affect_drawing_or_kernels(variable, environment):
+    environment.delenv(variable)
     environment.setenv("HOME", "/proc")
     complete()
-    assert os.access(os.environ["MPLCONFIGDIR"], os.W_OK)
+    assert os.access(os.environ[variable], os.W_OK)
 
 
 def test_a_stream_with_a_small_charset_takes_all_characters(environment, monkeypatch):

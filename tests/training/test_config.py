@@ -5,10 +5,9 @@ import re
 import pytest
 import torch
 
-from ssl_sec.compilers import why_too_old
+from ssl_sec import compilers
 from ssl_sec.errors import ConfigError
 from ssl_sec.settings import from_values
-from ssl_sec.training import config as training_config
 from ssl_sec.training.config import LocalConfig, NoConstraintConfig, RayConfig, SphericalConfig
 from ssl_sec.training.recipe import Computation
 
@@ -49,9 +48,7 @@ def test_a_constraint_is_what_its_name_says(name, changes, message):
 def gpu(monkeypatch):
     """A GPU that computes in bfloat16, on a machine with all that compiles for it."""
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
-    monkeypatch.setattr(training_config, "why_no_triton", lambda device: why_too_old(device))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla P100")
+    monkeypatch.setattr(compilers, "why_not_compiled", lambda device: None)
     return torch.device("cuda", 0)
 
 
@@ -70,24 +67,19 @@ def test_gpus_without_bfloat16_compute_in_float32(gpu, monkeypatch):
     assert LocalConfig().on(gpu).precision == "float32"
 
 
-def test_nothing_is_compiled_without_a_compiler(gpu, monkeypatch):
-    monkeypatch.setattr(training_config, "why_no_triton", lambda device: "Triton is not installed")
-    assert not LocalConfig().on(gpu).compiled
-    assert LocalConfig().why_not_compiled(gpu) == "Triton is not installed"
-    assert LocalConfig(compile=True).on(gpu).compiled
-
-
-def test_nothing_is_compiled_for_early_gpus(gpu, monkeypatch):
+def test_nothing_is_compiled_where_that_is_not_possible(gpu, monkeypatch):
+    cpu = torch.device("cpu")
     assert LocalConfig().why_not_compiled(gpu) is None
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 0))
-    reason = "Tesla P100 has compute capability 6.0, and Triton needs 7.0"
+    monkeypatch.setattr(compilers, "why_not_compiled", lambda device: f"no compiler for {device.type}")
     assert not LocalConfig().on(gpu).compiled
-    assert LocalConfig().why_not_compiled(gpu) == reason
-    assert not LocalConfig(compile=False).on(gpu).compiled
+    assert LocalConfig().why_not_compiled(gpu) == "no compiler for cuda"
     assert LocalConfig(compile=False).why_not_compiled(gpu) is None
-    with pytest.raises(ConfigError, match=f"^runtime.compile: found true, but {reason}; allowed here: false, or null$"):
-        LocalConfig(compile=True).on(gpu)
-    assert LocalConfig(compile=True).on(torch.device("cpu")).compiled
+    assert LocalConfig().why_not_compiled(cpu) is None  # it would not be compiled there by default
+    for device in (cpu, gpu):
+        assert not LocalConfig(compile=False).on(device).compiled
+        message = f"^runtime.compile: found true, but no compiler for {device.type}; allowed here: false, or null$"
+        with pytest.raises(ConfigError, match=message):
+            LocalConfig(compile=True).on(device)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])

@@ -14,7 +14,7 @@ from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ssl_sec.edges.tracking.store import all_pages, is_unknown, quoted, store_errors, importing_mlflow_pytorch
+from ssl_sec.edges.tracking.store import all_pages, importing_mlflow_pytorch, is_unknown, quoted, store_errors
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.recipes.registry import RecipeRow
 

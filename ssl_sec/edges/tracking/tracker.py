@@ -45,12 +45,12 @@ from ssl_sec.edges.tracking.provenance import DIRTY_TAG
 from ssl_sec.edges.tracking.store import (
     artifacts_beside,
     connect_to_store,
+    importing_mlflow_pytorch,
     is_unknown,
     moved_store,
     refusals,
     sqlite_file,
     store_errors,
-    importing_mlflow_pytorch,
 )
 from ssl_sec.errors import StorageError
 from ssl_sec.settings import flattened
