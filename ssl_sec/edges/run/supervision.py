@@ -20,7 +20,7 @@ from ssl_sec.edges.masking import masked
 from ssl_sec.errors import first_line
 
 _CAUSES = {
-    signal.SIGKILL: "the machine may have run out of memory",
+    signal.SIGKILL: "the machine or container may have run out of memory",
     signal.SIGSEGV: "a crash in native code",
     signal.SIGABRT: "a crash in native code",
     signal.SIGBUS: "a crash in native code, or a full /dev/shm",

@@ -225,7 +225,7 @@ def test_a_run_that_fails_is_named_after_the_others_have_run(made, tmp_path):
         (
             -signal.SIGKILL,
             "sec-s0: epoch 1",
-            "the process was killed by SIGKILL, the machine may have run out of memory",
+            "the process was killed by SIGKILL, the machine or container may have run out of memory",
         ),
         pytest.param(130, "stopped; resume it with: ...", "stopped; resume it with: ...", marks=pytest.mark.slow),
     ],

@@ -193,7 +193,7 @@ def test_a_command_that_a_signal_killed_says_so_and_not_its_last_line(tmp_path: 
     log = tmp_path / "log.txt"
     log.write_text("epoch 1.00/2  loss 6.2")
     killed = subprocess.run(["sh", "-c", "kill -KILL $$"])
-    expected = "the process was killed by SIGKILL, the machine may have run out of memory"
+    expected = "the process was killed by SIGKILL, the machine or container may have run out of memory"
     assert reason_of(killed.returncode, log) == expected
     log.write_text("one\nerror: two\n")
     assert reason_of(2, log) == "two"

@@ -95,14 +95,13 @@ def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
             return
         if isinstance(failure, ControllerError) and isinstance(failure.controller_failure, UserError):
             raise failure.controller_failure
-        if not _died_at_start(failure):
+        if (what := _death(failure)) is None:
             raise failure
-        what = "a worker died while the workers were started"
         try:
             which = count_failure(spec.folder, options.max_failures, what)
         except UserError as error:
             raise error from failure
-        logger.warning("%s; they are started again (%s)", what, which)
+        logger.warning("%s; the workers are started again (%s)", what, which)
         _join_again(options.address, spec.folder.name)
 
 
@@ -221,9 +220,13 @@ def _has_ended(folder: RunFolder) -> bool:
     return folder.outcome() is not None or folder.error() is not None
 
 
-def _died_at_start(failure: BaseException) -> bool:
-    """Whether a worker died while others were started; Ray takes that for an error of its own and does not retry."""
-    return isinstance(failure, ControllerError) and isinstance(failure.controller_failure, RayActorError)
+def _death(failure: BaseException) -> str | None:
+    """The death of a process after which Ray does not start the workers again, in words; None for other failures."""
+    if isinstance(failure, RayActorError):
+        return "the process of Ray's controller died (killed by SIGKILL, or out of memory)"
+    if isinstance(failure, ControllerError) and isinstance(failure.controller_failure, RayActorError):
+        return "a worker died while the workers were started"  # which Ray takes for an error of its own
+    return None
 
 
 def _join_again(address: str | None, name: str) -> None:

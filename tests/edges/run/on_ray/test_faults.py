@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 import torch
@@ -81,6 +82,24 @@ def test_a_killed_worker_changes_nothing(cluster, whole, tmp_path, rank, moment)
         run_training(PRETRAIN, config_of(tmp_path))
     assert killing.happened
     assert len(run.workers()) == 4  # both were started again, once
+    assert_bit_equal(run, whole)
+
+
+def test_a_killed_controller_changes_nothing(cluster, whole, tmp_path):
+    run = folder_of(tmp_path)
+
+    def kill_controller() -> None:
+        (controller,) = (
+            child
+            for child in psutil.Process().children(recursive=True)
+            if child.cmdline() and child.cmdline()[0].startswith("ray::TrainController")
+        )
+        controller.kill()
+
+    with Once(lambda: steps_so_far(run) >= 3, kill_controller) as killing:
+        run_training(PRETRAIN, config_of(tmp_path))
+    assert killing.happened
+    assert len(run.workers()) == 4
     assert_bit_equal(run, whole)
 
 
