@@ -60,7 +60,10 @@ def test_a_jobs_exit_code_and_output_pass_through():
 
 @pytest.mark.parametrize(
     ("number", "cause"),
-    [(signal.SIGSEGV, "a crash in native code"), (signal.SIGKILL, "the machine or container may have run out of memory")],
+    [
+        (signal.SIGSEGV, "a crash in native code"),
+        (signal.SIGKILL, "the machine or container may have run out of memory"),
+    ],
 )
 def test_a_job_that_dies_by_a_signal_is_one_line_that_names_it(number, cause):
     process = started(f"os.kill(os.getpid(), {int(number)})")
