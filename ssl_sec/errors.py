@@ -65,6 +65,13 @@ def out_of_memory(error: BaseException) -> ConfigError | None:
     )
 
 
+def lost_loader(error: BaseException) -> UserError | None:
+    """The error to report for a process of a data loader that died; None if the error is of another kind."""
+    if not isinstance(error, RuntimeError) or not str(error).startswith("DataLoader worker (pid"):
+        return None
+    return UserError(f"{str(error).strip(' .')}; if memory ran out, a lower runtime.num_loader_workers needs less")
+
+
 def out_of_space(error: BaseException) -> StorageError | None:
     """The error to report for a file that cannot be written, as on a full disk; None if it is of another kind."""
     cause: BaseException | None = error

@@ -1,10 +1,23 @@
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
-from ssl_sec.errors import ConfigError, StorageError, counted, out_of_memory, out_of_space, printable, shown, writing
+from ssl_sec.errors import (
+    ConfigError,
+    StorageError,
+    counted,
+    lost_loader,
+    out_of_memory,
+    out_of_space,
+    printable,
+    shown,
+    writing,
+)
 
 TOO_MANY = 2**46  # more bytes than an address has bits for
 
@@ -36,6 +49,26 @@ def test_a_gpu_out_of_memory_is_one_line():
 )
 def test_other_errors_are_unchanged(error):
     assert out_of_memory(error) is None
+
+
+class Dying(Dataset[int]):
+    """Its reader is killed, as by a system without memory."""
+
+    def __getitem__(self, index: int) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_a_lost_process_of_a_data_loader_is_one_line():
+    with pytest.raises(RuntimeError) as caught:
+        list(DataLoader(Dying(), batch_size=None, num_workers=1, multiprocessing_context="fork"))
+    message = str(lost_loader(caught.value))
+    assert message.startswith("DataLoader worker (pid")
+    assert message.endswith("; if memory ran out, a lower runtime.num_loader_workers needs less")
+    assert lost_loader(RuntimeError("another")) is None
 
 
 def full_disk() -> None:

@@ -1,20 +1,25 @@
 """Images of the given indices, in order, on the device."""
 
 import itertools
+import logging
 import multiprocessing.util
 import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Int64
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ssl_sec.batch import Batch
 from ssl_sec.data.encoded_images import EncodedImages, record_bad
 from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.log import log_once
 from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.errors import DataError
 
@@ -61,19 +66,62 @@ def batches(
             yield image_set.read(indices, drawn).to(device)
 
 
-class _Decoding(Dataset[tuple[Batch, dict[int, str]] | DataError]):
+@dataclass(frozen=True, slots=True)
+class _Arrays:
+    """A batch as arrays, which are sent through a pipe; the data loader would make tensors of those in a tuple."""
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    indices: NDArray[np.int64]
+
+
+_Sent = Batch | _Arrays
+
+
+class _Decoding(Dataset[tuple[_Sent, dict[int, str]] | DataError]):
     """The worker's part: decodes a batch from lists of indices and of draws."""
 
     def __init__(self, image_set: EncodedImages) -> None:
         self.image_set = image_set
 
-    def __getitem__(self, index: tuple[list[int], list[int] | None]) -> tuple[Batch, dict[int, str]] | DataError:
+    def __getitem__(self, index: tuple[list[int], list[int] | None]) -> tuple[_Sent, dict[int, str]] | DataError:
         # Returned rather than raised: the data loader would wrap it in a traceback of many lines.
         try:
             indices, draws = index
-            return self.image_set.decode(torch.tensor(indices), None if draws is None else torch.tensor(draws))
+            batch, bad = self.image_set.decode(torch.tensor(indices), None if draws is None else torch.tensor(draws))
         except DataError as error:
             return error
+        return _sent(batch), bad
+
+
+def _sent(batch: Batch) -> _Sent:
+    """The batch as it is sent to the process that trains: through shared memory, if that has room for it.
+
+    The data loader itself would move the tensors there after this, in a thread whose errors nobody sees: it would wait
+    for the batch forever. Containers of Docker have 64 MiB of shared memory by default.
+    """
+    try:
+        for tensor in (batch.images, batch.labels, batch.indices):
+            tensor.share_memory_()
+    except RuntimeError:  # no space left on the device, or too many open files
+        return _Arrays(batch.images.numpy(), batch.labels.numpy(), batch.indices.numpy())
+    return batch
+
+
+def _received(sent: _Sent) -> Batch:
+    if isinstance(sent, Batch):
+        return sent
+    log_once(
+        logging.WARNING,
+        "batches of %s MiB do not fit into the shared memory (/dev/shm): they are sent through pipes, which is slower; "
+        "`docker run --shm-size 8g` gives a container more",
+        f"{sent.images.nbytes / 2**20:.3g}",
+    )
+    return Batch(
+        images=torch.from_numpy(sent.images),
+        labels=torch.from_numpy(sent.labels),
+        indices=torch.from_numpy(sent.indices),
+    )
 
 
 def _decode_in_workers(
@@ -101,9 +149,9 @@ def _decode_in_workers(
         for result in loaded:
             if isinstance(result, DataError):
                 raise result
-            batch, bad = result
+            sent, bad = result
             record_bad(image_set, bad)
-            yield batch.to(device)
+            yield _received(sent).to(device)
     finally:
         # The last reference: the loader's iterator ends and joins its processes when it is collected.
         del loaded

@@ -15,7 +15,7 @@ from ssl_sec.edges.environment import prepare
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.run.signals import handled, interrupt
 from ssl_sec.edges.run.supervision import supervised
-from ssl_sec.errors import Stopped, UserError, out_of_memory, out_of_space
+from ssl_sec.errors import Stopped, UserError, lost_loader, out_of_memory, out_of_space
 from ssl_sec.rules import check
 
 _Output = Literal["stdout", "stderr"]
@@ -76,11 +76,11 @@ def exit_code_of(run: Callable[[], int]) -> int:
     except BrokenPipeError:
         return 1
     except Exception as error:
-        needs_more = out_of_memory(error) or out_of_space(error)
-        if needs_more is None:
+        known = out_of_memory(error) or out_of_space(error) or lost_loader(error)
+        if known is None:
             raise
-        say(masked(f"error: {needs_more}"), "stderr")
-        return needs_more.exit_code
+        say(masked(f"error: {known}"), "stderr")
+        return known.exit_code
     finally:
         _flush("stdout")
         _flush("stderr")

@@ -199,3 +199,17 @@ def test_images_are_read_where_the_path_of_temporary_files_is_too_long_for_socke
         timeout=120,
     )
     assert (result.stdout, os.listdir(longest)) == ("6\n", []), result.stderr
+
+
+@pytest.mark.timeout(60)  # the data loader itself would wait forever
+def test_batches_that_do_not_fit_into_shared_memory_come_through_pipes(tmp_path, monkeypatch, caplog):
+    def full(storage: object, *options: object) -> None:
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
+
+    monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", full)
+    wanted = index_batches(6, 2, 9)
+    read = list(batches(encoded(tmp_path), wanted, CPU, num_loader_workers=2))
+    assert [values(batch) for batch in read] == [indices.tolist() for indices in wanted]
+    assert [batch.indices.tolist() for batch in read] == [indices.tolist() for indices in wanted]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("batches of 0.000366 MiB do not fit into the shared memory (/dev/shm): ")

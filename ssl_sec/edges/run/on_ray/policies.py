@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.train import ScalingConfig, UserCallback
 from ray.train.torch import TorchTrainer
 
@@ -141,7 +141,7 @@ class FailureWatch(UserCallback):
             # After runtime.timeout_s without an answer, NCCL aborts the processes that wait.
             silent = "has logged no error: it does not respond, or waited for the others"
             causes |= {rank: silent for rank in self._find_silent(causes.keys())}
-        died = {rank for rank, error in worker_exceptions.items() if _death(error) is not None}
+        died = {rank for rank, error in worker_exceptions.items() if _death(error) or killed_for_memory(error)}
         if died:  # other workers' broken connections follow from it; see `failures.jsonl`
             causes = {
                 rank: cause for rank, cause in causes.items() if rank in died or not _BROKEN_CONNECTION.search(cause)
@@ -150,6 +150,8 @@ class FailureWatch(UserCallback):
         return "; ".join(f"worker {rank}: {causes[rank]}" for rank in in_order)
 
     def _cause(self, rank: int, error: Exception) -> str:
+        if (ended := killed_for_memory(error)) is not None:
+            return ended
         death = _death(error)
         if death is None:
             return _GLOO_FRAME.sub("", first_line(error))
@@ -210,10 +212,25 @@ class NetworkOfNodes(WorkerGroupCallback):
         return {}
 
 
+def _reported(error: BaseException) -> BaseException:
+    """The error of a worker, which Ray wraps if its checks of the workers found it."""
+    return getattr(error, "health_check_failure", error)
+
+
 def _death(error: Exception) -> RayActorError | None:
     """Ray's error about a worker that died."""
-    error = getattr(error, "health_check_failure", error)
-    return error if isinstance(error, RayActorError) else None
+    reported = _reported(error)
+    return reported if isinstance(reported, RayActorError) else None
+
+
+def killed_for_memory(error: BaseException) -> str | None:
+    """Says that Ray killed processes before their node ran out of memory; None for other errors."""
+    reported = _reported(error)
+    if not isinstance(reported, OutOfMemoryError):
+        return None
+    found = re.search(r"([\d.]+GB) used / ([\d.]+GB) limit", str(reported))
+    used = f" ({found[1]} of {found[2]} used)" if found else ""
+    return f"killed by Ray because its node ran low on memory{used}"
 
 
 def _is_preempted(error: Exception) -> bool:

@@ -38,6 +38,7 @@ from ssl_sec.edges.run.on_ray.policies import (
     NetworkOfNodes,
     TrainingWatch,
     count_failure,
+    killed_for_memory,
     record_failures,
 )
 from ssl_sec.edges.run.on_ray.scaling import (
@@ -222,11 +223,14 @@ def _has_ended(folder: RunFolder) -> bool:
 
 def _death(failure: BaseException) -> str | None:
     """The death of a process after which Ray does not start the workers again, in words; None for other failures."""
-    if isinstance(failure, RayActorError):
-        return "the process of Ray's controller died (killed by SIGKILL, or out of memory)"
-    if isinstance(failure, ControllerError) and isinstance(failure.controller_failure, RayActorError):
-        return "a worker died while the workers were started"  # which Ray takes for an error of its own
-    return None
+    if isinstance(failure, ControllerError):
+        # Ray takes the death of a worker while others are started for an error of its own.
+        cause, what, died = failure.controller_failure, "a worker", "died while the workers were started"
+    else:
+        cause, what, died = failure, "the process of Ray's controller", "died (killed by SIGKILL, or out of memory)"
+    if (killed := killed_for_memory(cause)) is not None:
+        return f"{what} was {killed}"
+    return f"{what} {died}" if isinstance(cause, RayActorError) else None
 
 
 def _join_again(address: str | None, name: str) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from ray.exceptions import RayActorError
+from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.train import ScalingConfig
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy, NoopDecision, ResizeDecision
@@ -200,6 +200,20 @@ def test_a_death_is_described_in_words(folder):
     failed(watch, w1=WorkerHealthCheckFailedError("failed\nworker info", RayActorError()))
     assert "worker 0: its node died;" in messages(folder)
     assert "worker 1: its process died (killed by SIGKILL, or out of memory);" in messages(folder)
+
+
+LOW_MEMORY = OutOfMemoryError(
+    "4 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.1, ID: a9) was "
+    "22.36GB used / 23.54GB limit (0.949974)\nOOM kill reason: ..."
+)
+
+
+def test_a_worker_killed_for_lack_of_memory_is_named_without_those_that_lost_it(folder):
+    lost = RuntimeError("[/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+    failed(FailureWatch(folder, max_failures=5), w0=lost, w1=WorkerHealthCheckFailedError("failed", LOW_MEMORY))
+    found = messages(folder)
+    assert "worker 1: killed by Ray because its node ran low on memory (22.36GB of 23.54GB used);" in found
+    assert "worker 0" not in found
 
 
 def test_an_announced_preemption_is_no_failure(folder):

@@ -10,13 +10,15 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from ray.exceptions import OutOfMemoryError, RayActorError
+from ray.train import ControllerError
 
 from ssl_sec.data.samplers import worker_counts
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.cpu import ENVIRONMENT
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.on_ray.joining import connect
-from ssl_sec.edges.run.on_ray.runtime import _failure_of, _is_preempted, _join_again, _named_cluster
+from ssl_sec.edges.run.on_ray.runtime import _death, _failure_of, _is_preempted, _join_again, _named_cluster
 from ssl_sec.edges.run.on_ray.scaling import describe_workers, find_shortage, make_scaling
 from ssl_sec.edges.run.signals import stop_requests
 from ssl_sec.errors import ConfigError, DataError, Stopped, UserError
@@ -26,6 +28,7 @@ from ssl_sec.training.config import RayConfig
 from tests.edges.servers import QuietHandler, free_port, served
 from tests.jobs import configured
 
+KILLED = "killed by Ray because its node ran low on memory"
 TWO_WORKERS = ("runtime=ray", "runtime.num_workers=2", "runtime.cpus_per_worker=1", "runtime.max_failures=0")
 
 
@@ -251,6 +254,24 @@ def test_a_stop_does_not_wait_for_a_cluster_that_has_ended(outcome, joined, tmp_
     folder = RunFolder(tmp_path)
     assert stopped(folder, outcome) is None
     assert folder.outcome() == (outcome or "unsaved")
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (RayActorError(), "the process of Ray's controller died (killed by SIGKILL, or out of memory)"),
+        (ControllerError(RayActorError()), "a worker died while the workers were started"),
+        (
+            OutOfMemoryError("low"),
+            "the process of Ray's controller was killed by Ray because its node ran low on memory",
+        ),
+        (ControllerError(OutOfMemoryError("low")), "a worker was killed by Ray because its node ran low on memory"),
+        (ControllerError(ValueError("bug")), None),
+        (ValueError("bug"), None),
+    ],
+)
+def test_deaths_after_which_the_workers_are_started_again(failure, expected):
+    assert _death(failure) == expected
 
 
 def test_an_address_without_a_cluster_is_one_line(monkeypatch):
