@@ -46,7 +46,7 @@ COPY pyproject.toml ./
 RUN --mount=type=cache,target=/root/.cache/pip \
     python -c "import tomllib; \
         project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-        optional = sum((project['optional-dependencies'][name] for name in ('s3', 'gcs', 'azure', 'tiff')), []); \
+        optional = sum((project['optional-dependencies'][name] for name in ('s3', 'gcs', 'azure', 'tiff', 'heif')), []); \
         print(*project['dependencies'], *optional, sep='\n')" \
         > requirements.txt \
     && python -m pip install --constraint constraints.txt --requirement requirements.txt

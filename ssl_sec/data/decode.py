@@ -12,7 +12,8 @@ The rules for each kind of file:
 - Images of other numbers of channels than 1 and 3, and of values with a range, are read by `ssl_sec.data.bands`, and so
   are NumPy's files.
 
-The result neither depends on Pillow's global state nor changes it, so that threads may decode concurrently.
+The result neither depends on Pillow's global state nor changes it, but for the reader of HEIC, so that threads may
+decode concurrently.
 """
 
 import itertools
@@ -22,7 +23,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -33,7 +34,7 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError, features
 from torch import Tensor
 
 from ssl_sec.data.bands import (
@@ -57,13 +58,44 @@ MAX_PIXELS = 178_956_970
 # Pillow warns at half of it.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
-# Pillow can open more, some of it by starting other programs (EPS runs Ghostscript).
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+# Photos of phones: HEIC needs pillow-heif, AVIF a Pillow that was built with it, as its wheels are.
+_OF_PHONES = {"AVIF": (".avif",), "HEIF": (".heic", ".heif", ".hif")}
+
+
+def _formats() -> tuple[str, ...]:
+    # Pillow can open more, some of it by starting other programs (EPS runs Ghostscript).
+    found = ["BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"]
+    if features.check("avif"):
+        found.append("AVIF")
+    with suppress(ImportError):
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
+        found.append("HEIF")
+    return tuple(found)
+
+
+FORMATS = _formats()
 EXTENSIONS = frozenset(
-    (*".bmp .gif .jfif .jpe .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split(), NUMPY_EXTENSION)
+    (
+        *".bmp .gif .jfif .jpe .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split(),
+        *(extension for name, extensions in _OF_PHONES.items() if name in FORMATS for extension in extensions),
+        NUMPY_EXTENSION,
+    )
 )
 # Formats of photos that are not read.
-UNREAD_EXTENSIONS = frozenset(".arw .avif .cr2 .cr3 .dng .heic .heif .jp2 .jxl .nef .orf .raf .rw2".split())
+UNREAD_EXTENSIONS = (
+    frozenset(".arw .avif .cr2 .cr3 .dng .heic .heif .hif .jp2 .jxl .nef .orf .raf .rw2".split()) - EXTENSIONS
+)
+_HEIF_NEEDS = "HEIC needs: pip install 'ssl_sec[heif]'"
+# What the file's first box has in bytes 4 to 12, of photos and of sequences (ISO/IEC 23008-12).
+_HEIF_BRANDS = frozenset(b"ftyp" + brand for brand in (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"))
+
+
+def advice_for(name: str) -> str:
+    """What to do with a file of a format that is not read."""
+    return _HEIF_NEEDS if name.lower().endswith(_OF_PHONES["HEIF"]) else "convert them to JPEG, PNG or WebP"
+
 
 # EXIF 2.3, tag 0x0112: operation that turns the stored pixels upright.
 UPRIGHT = {
@@ -207,11 +239,26 @@ def _read_planes(
 @contextmanager
 def _opened(source: Path | bytes) -> Iterator[ImageFile.ImageFile]:
     """The image, of which the header alone has been read."""
-    with Image.open(source if isinstance(source, Path) else BytesIO(source), formats=FORMATS) as image:
+    try:
+        opened = Image.open(source if isinstance(source, Path) else BytesIO(source), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise DataError(_why_unidentified(source)) from None
+    with opened as image:
         width, height = image.size
         if width * height > MAX_PIXELS:
             raise DataError(f"{width} x {height} pixels found, at most {MAX_PIXELS} allowed")
         yield image
+
+
+def _why_unidentified(source: Path | bytes) -> str:
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            first = file.read(12)
+    else:
+        first = source[:12]
+    if first[4:] in _HEIF_BRANDS and "HEIF" not in FORMATS:
+        return _HEIF_NEEDS
+    return f"not an image; allowed: {', '.join((*FORMATS, 'NPY'))}"
 
 
 def _read(
@@ -238,8 +285,6 @@ def _reading(name: str) -> Iterator[None]:
         raise
     except DataError as error:
         raise DataError(f"{name}: {error}") from error.__cause__
-    except UnidentifiedImageError:
-        raise DataError(f"{name}: not an image; allowed: {', '.join((*FORMATS, 'NPY'))}") from None
     except Image.DecompressionBombError as error:
         found = re.findall(r"\d+", str(error))[0]
         raise DataError(f"{name}: {found} pixels found, at most {MAX_PIXELS} allowed") from None

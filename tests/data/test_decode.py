@@ -110,6 +110,27 @@ def test_exif_orientation(orientation, image_format):
     assert np.array_equal(decode_image(encode(Image.fromarray(stored), image_format, exif=exif), "x", 1)[0], upright)
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("image_format", ["AVIF", "HEIF"])
+def test_photos_of_phones_are_upright(orientation, image_format):
+    """Both formats have their own tags of orientation, too, which are not applied a second time."""
+    stored = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    tags = exif.tobytes()
+    photo = Image.fromarray(stored.repeat(32, 0).repeat(32, 1)).convert("RGB")
+    read = decode_image(encode(photo, image_format, exif=tags, quality=95), "x", 3)
+    png = decode_image(encode(Image.fromarray(stored), "PNG", exif=tags), "x", 3)
+    middles = read[:, 16::32, 16::32].int()  # clear of the blurred edges
+    assert middles.shape == png.shape and (middles - png.int()).abs().max() <= 4
+
+
+def test_heic_without_its_reader_names_the_package(monkeypatch):
+    photo = encode(Image.new("RGB", (64, 64)), "HEIF")
+    monkeypatch.setattr(decode, "FORMATS", ("JPEG", "AVIF"))
+    assert error_line(photo) == "x.png: HEIC needs: pip install 'ssl_sec[heif]'"
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(("image_format", "exif"), [("JPEG", b"Exif\0\0nonsense"), ("PNG", b"nonsense")])
 def test_broken_exif_is_ignored(image_format, exif):

@@ -4,16 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from ssl_sec.data import log
-from ssl_sec.data.decode import Decoding
+from ssl_sec.data.decode import EXTENSIONS, UNREAD_EXTENSIONS, Decoding
 from ssl_sec.data.encoded_images import EncodedImages
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.folders import listing
 from ssl_sec.data.folders.opening import find_test_folders, open_folder
 from ssl_sec.data.image_set import require_labels
 from ssl_sec.errors import MissingDataError
-from tests.data.files import plain, write_folder
+from tests.data.files import encode, plain, write_folder
 from tests.data.test_image_set import values
 from tests.data.test_sources import line
 
@@ -162,7 +163,7 @@ def test_queries_and_a_gallery_are_the_test_images(tmp_path, labels, caplog):
         assert test.labels.tolist() == [0, 1, 0, 2] and test.class_names == ("b", "c", "d")
     assert len(open_folder("train", tmp_path, labels=labels)) == 1  # as in pretraining
     assert not caplog.messages
-    write_folder(tmp_path, {"gallery/stray.png": plain(1), "query/b/1.heic": b""})
+    write_folder(tmp_path, {"gallery/stray.png": plain(1), "query/b/1.nef": b""})
     assert len(open_folder("test", tmp_path, shared_classes=False)) == 4
     assert [message.partition(": ")[2][:40] for message in caplog.messages] == [
         "left out: 1 image beside the class folde",
@@ -238,24 +239,42 @@ def test_a_link_to_itself_is_an_image_that_cannot_be_read(tmp_path, resident_lim
 
 def test_images_of_other_formats_are_left_out_with_one_warning(tmp_path, caplog, monkeypatch):
     photos = {f"train/{name}/{number}.png": plain(1) for name in ("cat", "dog") for number in (1, 2)}
-    write_folder(tmp_path, {**photos, "train/cat/b.HEIC": b"", "train/dog/a.avif": b"", "train/dog/notes.txt": b""})
+    write_folder(tmp_path, {**photos, "train/cat/b.JXL": b"", "train/dog/a.dng": b"", "train/dog/notes.txt": b""})
     with monkeypatch.context() as patch:
         patch.setattr(log, "rank", lambda: 1)
         assert len(open_folder("train", tmp_path)) == 4
     assert not caplog.records  # the first worker tells it, once
     assert len(open_folder("train", tmp_path)) == len(open_folder("train", tmp_path)) == 4
-    (tmp_path / "train/cat/b.HEIC").unlink()
+    (tmp_path / "train/cat/b.JXL").unlink()
     open_folder("train", tmp_path)
     assert [record.getMessage() for record in caplog.records] == [
         f"{tmp_path}: left out: {found}; convert them to JPEG, PNG or WebP"
         for found in (
-            "2 images of formats that are not read, first: train/cat/b.HEIC",
-            "1 image of formats that are not read, first: train/dog/a.avif",
+            "2 images of formats that are not read, first: train/cat/b.JXL",
+            "1 image of formats that are not read, first: train/dog/a.dng",
         )
     ]
-    write_folder(tmp_path / "phone", {"1.HEIC": b"", "2.HEIC": b""})
-    message = line(lambda: open_folder("train", tmp_path / "phone"))
-    assert message.startswith(f"{tmp_path}/phone: no images in it or below it but 2 of other formats, as 1.HEIC; ")
+    write_folder(tmp_path / "camera", {"1.NEF": b"", "2.NEF": b""})
+    message = line(lambda: open_folder("train", tmp_path / "camera"))
+    assert message.startswith(f"{tmp_path}/camera: no images in it or below it but 2 of other formats, as 1.NEF; ")
+    assert "; convert them to JPEG, PNG or WebP; " in message
+
+
+def test_photos_of_phones_are_read_or_the_package_for_them_is_named(tmp_path, caplog, monkeypatch):
+    photo = Image.new("RGB", (64, 64), (40, 40, 40))
+    photos = {"1.HEIC": encode(photo, "HEIF"), "2.avif": encode(photo, "AVIF"), "3.png": encode(photo)}
+    write_folder(tmp_path, photos)
+    images = open_folder("train", tmp_path, Decoding(image_size_px=8))
+    assert [pytest.approx(value, abs=2) for value in values(images.read(torch.arange(3)))] == [40, 40, 40]
+
+    monkeypatch.setattr(listing, "EXTENSIONS", EXTENSIONS - {".heic"})
+    monkeypatch.setattr(listing, "UNREAD_EXTENSIONS", UNREAD_EXTENSIONS | {".heic"})
+    assert len(open_folder("train", tmp_path, Decoding(image_size_px=8))) == 2
+    (message,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert message == (
+        f"{tmp_path}: left out: 1 image of formats that are not read, first: 1.HEIC; "
+        "HEIC needs: pip install 'ssl_sec[heif]'"
+    )
 
 
 def test_an_image_beside_folders_of_images_takes_their_labels_with_a_warning(tmp_path, caplog, monkeypatch):

@@ -232,7 +232,7 @@ def test_folder_errors(tmp_path):
     (tmp_path / "file.png").unlink()
     nothing = line(lambda: open_folder("train", tmp_path))
     assert (
-        nothing.startswith(f"{tmp_path}: no images in it or below it; allowed: .bmp, .gif")
+        nothing.startswith(f"{tmp_path}: no images in it or below it; allowed: .avif, .bmp, .gif")
         and "train/<class>/" in nothing
     )
     (tmp_path / "train").mkdir()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from ssl_sec.data.decode import decode_image
+from ssl_sec.data.decode import FORMATS, decode_image
 from ssl_sec.data.faces.alignment import REFERENCE_POINTS
 from ssl_sec.edges.align import run_align
 from ssl_sec.edges.command_line import run_job
@@ -46,8 +46,7 @@ def test_a_tree_is_aligned_and_resumed(tmp_path, num_workers, caplog):
         [
             "bo/2.png: no landmarks, left out",
             "zoe/7.png: has landmarks, but the image is missing",
-            f"{tmp_path / 'photos/bo/1.png'}: not an image; allowed: "
-            "BMP, GIF, JPEG, PNG, PPM, TIFF, WEBP, NPY; left out",
+            f"{tmp_path / 'photos/bo/1.png'}: not an image; allowed: {', '.join(FORMATS)}, NPY; left out",
         ]
     )
     (tmp_path / "faces/ann/1.png").unlink()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ssl_sec.data.bands import NUMPY_EXTENSION
-from ssl_sec.data.decode import EXTENSIONS, UNREAD_EXTENSIONS
+from ssl_sec.data.decode import EXTENSIONS, UNREAD_EXTENSIONS, advice_for
 from ssl_sec.data.log import log_once
 from ssl_sec.errors import DataError, MissingDataError, counted, first_line, printable
 
@@ -101,14 +101,17 @@ def _no_images(folder: Path, found: _Found) -> str:
     others = (
         f" but {unread.count} of other formats, as {display(os.path.basename(unread.first))}" if unread.count else ""
     )
+    advice = f"; {advice_for(unread.first)}" if unread.count else ""
     allowed = ", ".join(sorted(EXTENSIONS))
-    return f"{printable(str(folder))}: no images in it or below it{others}; allowed: {allowed}"
+    return f"{printable(str(folder))}: no images in it or below it{others}; allowed: {allowed}{advice}"
 
 
 def _log_left_out(root: Path, every: Sequence[_Found]) -> None:
     _log_first(logging.INFO, "%s: left out: %s of runs, first: %s", root, "folder", [found.runs for found in every])
-    message = "%s: left out: %s of formats that are not read, first: %s; convert them to JPEG, PNG or WebP"
-    _log_first(logging.WARNING, message, root, "image", [found.unread for found in every])
+    unread = [found.unread for found in every]
+    advice = advice_for(min((left_out.first for left_out in unread if left_out.count), default=""))
+    message = f"%s: left out: %s of formats that are not read, first: %s; {advice}"
+    _log_first(logging.WARNING, message, root, "image", unread)
 
 
 def _log_first(level: int, message: str, root: Path, noun: str, every: Sequence[_LeftOut]) -> None:

@@ -23,6 +23,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ssl_sec.collectives import world_size
+from ssl_sec.data.decode import EXTENSIONS
 from ssl_sec.data.image_set import UNLABELLED
 from ssl_sec.data.shards.cache_files import made_table
 from ssl_sec.data.shards.locations import File, one_line, stamp
@@ -179,7 +180,8 @@ def open_shards(files: Sequence[File], cache_folder: Path, index_folder: str | N
 
 
 def _digest(file: File) -> str:
-    return hashlib.sha256(json.dumps([LAYOUT, stamp(*file)]).encode()).hexdigest()[:32]
+    made_of = [LAYOUT, sorted(EXTENSIONS), stamp(*file)]
+    return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:32]
 
 
 def _index(file: File, digest: str, cache_folder: Path, shared: SharedFolder | None) -> pa.Table:

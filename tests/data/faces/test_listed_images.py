@@ -89,7 +89,7 @@ def test_frames_of_videos(root):
     assert line(lambda: frames_of_videos(["../faces/ann"], root, "l.txt")).startswith("l.txt: ../faces/ann leads out")
     (root / "cy").mkdir()
     told = line(lambda: frames_of_videos(["cy"], root, "l.txt"))
-    assert told.startswith(f"{root}/cy: no images in it or below it; allowed: .bmp")
+    assert told.startswith(f"{root}/cy: no images in it or below it; allowed: .avif, .bmp")
     told = line(lambda: frames_of_videos(["ann/a_1.jpg"], root, "l.txt"), MissingDataError)
     assert told.startswith(f"{root}/ann/a_1.jpg: is a file, must be a folder")
     line(lambda: frames_of_videos(["ann"], root / "none", "l.txt"), MissingDataError)

@@ -81,7 +81,7 @@ def test_missing_lists_and_folders(root, tmp_path, kind):
         ("megaface", "distractors/4/deep/19.png", "distractors.json image 20: 4/deep/19.png is not there"),
         ("templates", "lfw/Person_1/Person_1_0001.png", "faces.txt line 4: Person_1/Person_1_0001.png is not there"),
         ("videos", "ytf/Person_3/0", "splits.txt: Person_3/0 is not there"),
-        ("videos", "ytf/Person_0/0/0.0.png", "Person_0/0: no images in it or below it; allowed: .bmp, "),
+        ("videos", "ytf/Person_0/0/0.0.png", "Person_0/0: no images in it or below it; allowed: .avif, .bmp, "),
     ],
 )
 def test_a_missing_image_is_named_with_its_list(tmp_path, kind, missing, message):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ssl_sec import progress
 from ssl_sec.collectives import rank, world_size
-from ssl_sec.data.decode import Decoding
+from ssl_sec.data.decode import FORMATS, Decoding
 from ssl_sec.data.folders.opening import open_folder
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.errors import DataError
@@ -103,7 +103,7 @@ def test_findings_are_logged_and_kept(tmp_path, caplog):
     assert record.getMessage() == (
         f"folder/train: checked 8 images: 4 duplicates, first: {root}/002.png repeats {root}/000.png; "
         f"{root}/005.png repeats {root}/001.png; {root}/006.png repeats {root}/000.png; "
-        f"1 unreadable, first: {root}/004.png: not an image; allowed: BMP, GIF, JPEG, PNG, PPM, TIFF, WEBP, NPY"
+        f"1 unreadable, first: {root}/004.png: not an image; allowed: {', '.join(FORMATS)}, NPY"
     )
     kept = json.loads(store.check_path.read_text())
     assert (kept["num_images"], kept["num_checked"]) == (8, 8)
