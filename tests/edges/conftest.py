@@ -1,5 +1,6 @@
 import errno
 import logging
+import os
 import sqlite3
 import subprocess
 import uuid
@@ -187,16 +188,21 @@ def s3_server() -> Iterator[str]:
 
 
 @pytest.fixture
-def s3(s3_server: str, tmp_path: Path, monkeypatch) -> str:
-    """The URL of an empty folder in object storage; the staging folders of this machine are in `tmp_path`."""
-    for name, value in {
+def s3(request, tmp_path: Path, monkeypatch) -> str:
+    """The URL of an empty folder in object storage; the staging folders of this machine are in `tmp_path`.
+
+    SSL_SEC_TEST_STORAGE gives a bucket or container in place of that of a server in this process.
+    """
+    monkeypatch.setenv("SSL_SEC_STAGING", str(tmp_path / "staging"))
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    if place := os.environ.get("SSL_SEC_TEST_STORAGE"):
+        return f"{place}/{name}/runs"
+    for variable, value in {
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": s3_server,
-        "SSL_SEC_STAGING": str(tmp_path / "staging"),
+        "AWS_ENDPOINT_URL": request.getfixturevalue("s3_server"),
     }.items():
-        monkeypatch.setenv(name, value)
-    container = f"test-{uuid.uuid4().hex[:12]}"
-    fsspec.filesystem("s3").mkdir(container)
-    return f"s3://{container}/runs"
+        monkeypatch.setenv(variable, value)
+    fsspec.filesystem("s3").mkdir(name)
+    return f"s3://{name}/runs"

@@ -35,7 +35,8 @@ _S3_OPTIONS = {
 # Errors for which a retry is useless, by their classes in the providers' libraries, and by the servers' answers.
 _REFUSED = ("credential", "authentication", "profilenotfound", "paramvalidation")
 _FULL = ("quotaexceeded", "insufficientstorage", "insufficient storage", "storagefull")
-_FULL_STATUS = 507
+# Statuses of answers: not authenticated, not allowed, no such bucket; and full.
+_REFUSED_STATUSES, _FULL_STATUS = (401, 403, 404), 507
 
 
 class RefusedError(StorageError):
@@ -263,7 +264,7 @@ def _is_final(error: BaseException) -> bool:
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         return True
     kinds = " ".join(kind.__name__ for kind in type(error).__mro__).lower()
-    return any(word in kinds for word in _REFUSED) or _is_full(error)
+    return any(word in kinds for word in _REFUSED) or _status_of(error) in _REFUSED_STATUSES or _is_full(error)
 
 
 def _is_full(error: BaseException) -> bool:
@@ -282,6 +283,8 @@ def _status_of(error: BaseException) -> Any:
 
 def _reason(error: BaseException) -> str:
     """Why a request failed, in a line without secrets."""
+    if isinstance(error, FileNotFoundError) and "://" in str(error):  # gcsfs gives the address of the request alone
+        return "not found; there may be no such bucket"
     # If a server gives no message, only the error of the provider's library has its error code.
     found = error.__cause__ if first_line(error).endswith("None") else error
     return masked(first_line(found or error)).removesuffix(": None")
