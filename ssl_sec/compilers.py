@@ -14,16 +14,15 @@ import torch
 def why_not_compiled(device: torch.device) -> str | None:
     """Why torch.compile cannot compile for a device of this machine; None if it can."""
     reason = _why_no_triton(device) if device.type == "cuda" else _why_no_cpp()
-    # TorchInductor's own default is a folder in that for temporary files.
-    return reason or _why_not_loaded(
-        Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()), "TORCHINDUCTOR_CACHE_DIR"
-    )
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()  # its own default is below this one
+    return reason or _why_not_loaded(folder, "TORCHINDUCTOR_CACHE_DIR")
 
 
 def why_no_kernels(device: torch.device) -> str | None:
     """Why our Triton kernels cannot run on a GPU of this machine; None if they can."""
-    folder = os.environ.get("TRITON_CACHE_DIR") or Path(os.environ.get("TRITON_HOME") or "~", ".triton").expanduser()
-    return _why_no_triton(device) or _why_not_loaded(Path(folder), "TRITON_CACHE_DIR")
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
+    folder = os.environ.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton")
+    return _why_no_triton(device) or _why_not_loaded(folder, "TRITON_CACHE_DIR")
 
 
 def _why_no_triton(device: torch.device) -> str | None:
@@ -64,12 +63,13 @@ def _why_too_old(device: torch.device) -> str | None:
     return f"{torch.cuda.get_device_name(device)} has compute capability {found}, and Triton needs 7.0"
 
 
-def _why_not_loaded(folder: Path, variable: str) -> str | None:
+def _why_not_loaded(folder: str, variable: str) -> str | None:
     """Why compiled code cannot be written to a folder, or loaded from there.
 
     Docker mounts `--tmpfs /tmp` with noexec, as do hardened machines: no code is loaded from there.
     """
-    existing = next(each for each in (folder, *folder.parents) if each.exists())
+    place = Path(folder)
+    existing = next(each for each in (place, *place.parents) if os.path.exists(each))  # False where it may not look
     if os.statvfs(existing).f_flag & getattr(os, "ST_NOEXEC", 0):
         found = "is mounted with noexec"
     elif not os.access(existing, os.W_OK):

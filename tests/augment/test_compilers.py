@@ -112,3 +112,15 @@ def test_triton_compiles_in_the_home_folder(machine, tmp_path: Path, monkeypatch
     monkeypatch.setenv("TRITON_HOME", str(tmp_path / "other"))
     assert why_no_kernels(GPU).startswith(f"{tmp_path}/other/.triton, from which")
     assert why_not_compiled(GPU) is None  # TorchInductor has its own folder
+
+
+def test_a_home_that_may_not_be_entered_is_no_place_for_kernels(machine, tmp_path: Path, monkeypatch):
+    def exists(path: Path) -> bool:
+        if path.is_relative_to(tmp_path) and path.name != "Python.h":
+            raise PermissionError(13, "Permission denied")  # as of Path.exists in the folder of another user
+        return True
+
+    monkeypatch.setattr(Path, "exists", exists)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert why_no_kernels(GPU).startswith(f"{tmp_path}/.triton, from which compiled code is loaded, cannot be written")
