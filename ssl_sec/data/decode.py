@@ -23,9 +23,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -62,20 +63,12 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 _OF_PHONES = {"AVIF": (".avif",), "HEIF": (".heic", ".heif", ".hif")}
 
 
-def _formats() -> tuple[str, ...]:
-    # Pillow can open more, some of it by starting other programs (EPS runs Ghostscript).
-    found = ["BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"]
-    if features.check("avif"):
-        found.append("AVIF")
-    with suppress(ImportError):
-        import pillow_heif
-
-        pillow_heif.register_heif_opener()
-        found.append("HEIF")
-    return tuple(found)
-
-
-FORMATS = _formats()
+# Pillow can open more, some of it by starting other programs (EPS runs Ghostscript).
+FORMATS = (
+    *("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"),
+    *(("AVIF",) if features.check("avif") else ()),
+    *(("HEIF",) if find_spec("pillow_heif") else ()),
+)
 EXTENSIONS = frozenset(
     (
         *".bmp .gif .jfif .jpe .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split(),
@@ -239,6 +232,8 @@ def _read_planes(
 @contextmanager
 def _opened(source: Path | bytes) -> Iterator[ImageFile.ImageFile]:
     """The image, of which the header alone has been read."""
+    if "HEIF" in FORMATS:
+        _register_heif()
     try:
         opened = Image.open(source if isinstance(source, Path) else BytesIO(source), formats=FORMATS)
     except UnidentifiedImageError:
@@ -248,6 +243,14 @@ def _opened(source: Path | bytes) -> Iterator[ImageFile.ImageFile]:
         if width * height > MAX_PIXELS:
             raise DataError(f"{width} x {height} pixels found, at most {MAX_PIXELS} allowed")
         yield image
+
+
+@cache
+def _register_heif() -> None:
+    """Adds the reader of HEIC to those of Pillow, when it is first needed: it is slow to import."""
+    from pillow_heif import register_heif_opener
+
+    register_heif_opener()
 
 
 def _why_unidentified(source: Path | bytes) -> str:
