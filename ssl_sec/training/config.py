@@ -1,7 +1,9 @@
 """The constraint and the runtime as values of a run."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Literal
 
 import torch
@@ -9,11 +11,14 @@ import torch
 from ssl_sec import compilers
 from ssl_sec.data.samplers import worker_rows
 from ssl_sec.errors import ConfigError
+from ssl_sec.gpus import has_hidden_gpu, why_no_gpu
 from ssl_sec.losses import SphericalConstraint
 from ssl_sec.rules import Count, NotNegative, Processes, Range, Seconds, Share, check
 from ssl_sec.settings import Settings, wherever_possible
 from ssl_sec.training.recipe import Computation, Precision
 from ssl_sec.training.schedules import CappedRamp, Constant, FaceRamp, LinearRamp, Schedule
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,11 +160,27 @@ class LocalConfig(_RuntimeConfig):
     name: Literal["local"] = "local"
 
     def resolve_device(self) -> torch.device:
-        """The device of this process."""
-        has_gpu = torch.cuda.is_available()
-        if self.device == "cuda" and not has_gpu:
-            raise ConfigError("runtime.device: found 'cuda', but this machine has no usable GPU; allowed here: cpu")
-        return torch.device("cuda", 0) if has_gpu and self.device != "cpu" else torch.device("cpu")
+        """The device of this process; a warning says if the machine has a GPU that PyTorch does not find."""
+        if self.device == "cpu":
+            return torch.device("cpu")
+        if (why := why_no_gpu()) is None:
+            return torch.device("cuda", 0)
+        if self.device == "cuda":
+            raise ConfigError(
+                f"runtime.device: found 'cuda', but PyTorch finds no GPU on this machine ({why}); allowed here: cpu"
+            )
+        if has_hidden_gpu():
+            _warn_of_hidden_gpu(why)
+        return torch.device("cpu")
+
+
+@cache  # once in a process
+def _warn_of_hidden_gpu(why: str) -> None:
+    logger.warning(
+        "runtime.device: the CPU is used, since PyTorch finds no GPU, though this machine has one (%s); "
+        "runtime.device=cpu uses it without this warning",
+        why,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

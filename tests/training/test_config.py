@@ -5,9 +5,11 @@ import re
 import pytest
 import torch
 
-from ssl_sec import compilers
+from ssl_sec import compilers, gpus
 from ssl_sec.errors import ConfigError
+from ssl_sec.gpus import require_usable, why_no_gpu
 from ssl_sec.settings import from_values
+from ssl_sec.training import config
 from ssl_sec.training.config import LocalConfig, NoConstraintConfig, RayConfig, SphericalConfig
 from ssl_sec.training.recipe import Computation
 
@@ -121,11 +123,84 @@ def test_replaying_is_refused_where_it_is_not_possible(options, device, world_si
         options.replays_steps(torch.device(device), world_size)
 
 
+NO_CUDA = AssertionError("Torch not compiled with CUDA enabled")
+TOO_OLD = RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nPlease update it.")
+NO_KERNEL = RuntimeError("CUDA error: no kernel image is available for execution on the device\nSearch for it in ...")
+
+
+def failing(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
 def test_the_device_is_the_requested_or_the_available_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", failing(TOO_OLD))
     assert LocalConfig().resolve_device() == LocalConfig(device="cpu").resolve_device() == torch.device("cpu")
-    with pytest.raises(ConfigError, match="^runtime.device: found 'cuda', but this machine has no usable GPU"):
+    found = "found 'cuda', but PyTorch finds no GPU on this machine (The NVIDIA driver on your system is too old "
+    with pytest.raises(ConfigError, match=f"^runtime.device: {re.escape(found)}.*11040\\)\\); allowed here: cpu$"):
         LocalConfig(device="cuda").resolve_device()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert LocalConfig().resolve_device() == LocalConfig(device="cuda").resolve_device() == torch.device("cuda", 0)
     assert LocalConfig(device="cpu").resolve_device() == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "listed", "is_warned"),
+    [
+        ("auto", None, ["0000:01:00.0"], True),
+        ("auto", "0", ["0000:01:00.0"], True),
+        ("auto", "", ["0000:01:00.0"], False),
+        ("auto", "-1", ["0000:01:00.0"], False),
+        ("cpu", None, ["0000:01:00.0"], False),
+        ("auto", None, [], False),
+        ("auto", None, None, False),
+    ],
+)
+def test_a_gpu_that_pytorch_does_not_find_is_named_once(
+    device, visible, listed, is_warned, monkeypatch, tmp_path, caplog
+):
+    """It has no driver for PyTorch, or the build of PyTorch has no CUDA, or a container was started without it."""
+    caplog.set_level("WARNING", "ssl_sec")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    for name in [] if listed is None else [".", *listed]:
+        (tmp_path / "gpus" / name).mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(gpus, "_LISTED_BY_DRIVER", str(tmp_path / "gpus"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", failing(NO_CUDA))
+    config._warn_of_hidden_gpu.cache_clear()
+    assert [LocalConfig(device=device).resolve_device().type for _ in range(2)] == ["cpu", "cpu"]
+    expected = (
+        "runtime.device: the CPU is used, since PyTorch finds no GPU, though this machine has one (Torch not compiled "
+        "with CUDA enabled); runtime.device=cpu uses it without this warning"
+    )
+    assert caplog.messages == ([expected] if is_warned else [])
+
+
+@pytest.mark.parametrize("error", [NO_CUDA, TOO_OLD, NO_KERNEL])
+def test_a_gpu_that_does_not_compute_is_refused_in_one_line(error, monkeypatch):
+    require_usable(torch.device("cpu"))
+    monkeypatch.setattr(torch, "ones", failing(error))
+    reason = str(error).splitlines()[0].rstrip(".")
+    found = rf"found a GPU that PyTorch \S+ cannot use \({re.escape(reason)}\); runtime.device=cpu trains on the CPU"
+    with pytest.raises(ConfigError, match=f"^runtime.device: {found}$"):
+        require_usable(torch.device("cuda", 0))
+
+
+def test_a_gpu_without_free_memory_is_not_taken_for_an_unusable_one(monkeypatch):
+    monkeypatch.setattr(torch, "ones", failing(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")))
+    with pytest.raises(torch.OutOfMemoryError):
+        require_usable(torch.device("cuda", 0))
+
+
+def test_a_gpu_that_pytorch_counts_none_of_has_a_reason(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    assert why_no_gpu() == "PyTorch counts no GPUs"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert why_no_gpu() is None

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from ssl_sec.gpus import require_usable
 from ssl_sec.training.config import LocalConfig, RuntimeConfig
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def done_on(
     if not parts:
         return
     if isinstance(runtime, LocalConfig):
-        yield from map(start(runtime.resolve_device(), on_images), parts)
+        require_usable(device := runtime.resolve_device())
+        yield from map(start(device, on_images), parts)
         return
     from ssl_sec.edges.run.on_ray.parts import done_with_ray  # imports Ray
 

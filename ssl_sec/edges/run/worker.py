@@ -14,6 +14,7 @@ from ssl_sec.collectives import gather_objects
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.cpu import keep_freed_memory, schedule_as_batch
 from ssl_sec.errors import Stopped, StorageError, UserError, out_of_memory, out_of_space
+from ssl_sec.gpus import require_usable
 from ssl_sec.recipes.registry import RECIPES, SCORES
 from ssl_sec.settings import from_values
 from ssl_sec.training.checkpoint import CheckpointWriter, save_part, without_held_rows
@@ -125,6 +126,7 @@ def work(job: str, values: Mapping[str, Any], folder: RunFolder, worker: Worker)
     else:
         torch.backends.cudnn.benchmark = True  # all batches have one size
     try:
+        require_usable(worker.device)
         recipe = RECIPES[job]
         config = from_values(recipe.config, values)
         with closing(FolderRuntime(worker, folder, config.kept_checkpoints)) as runtime:

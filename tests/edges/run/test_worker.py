@@ -22,6 +22,14 @@ def test_cudnn_tries_its_algorithms_where_there_is_a_gpu(device, is_tried, tmp_p
     assert torch.backends.cudnn.benchmark == is_tried
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch finds a GPU here")
+def test_a_device_that_cannot_be_used_ends_the_run_in_one_line(tmp_path):
+    folder = RunFolder(tmp_path)
+    with pytest.raises(ConfigError, match="^runtime.device: found a GPU that PyTorch .* cannot use"):
+        work("pretrain", {}, folder, Worker(rank=0, world_size=1, device=torch.device("cuda", 0)))
+    assert "runtime.device=cpu trains on the CPU" in str(folder.error())
+
+
 @pytest.mark.parametrize(("began_with", "warnings"), [("0.1", 1), (version("torch"), 0)])
 def test_a_worker_warns_if_the_run_began_with_other_versions(began_with, warnings, tmp_path, caplog):
     folder = RunFolder(tmp_path)

@@ -17,6 +17,7 @@ from ray.data import ActorPoolStrategy
 from ssl_sec.edges.run.on_ray.joining import connect
 from ssl_sec.edges.run.on_ray.scaling import describe_workers, make_scaling, node_resources
 from ssl_sec.errors import UserError, out_of_memory, out_of_space
+from ssl_sec.gpus import require_usable
 from ssl_sec.training.config import RayConfig
 
 logger = logging.getLogger("ssl_sec")
@@ -71,10 +72,12 @@ class _Worker:
         # Ray starts workers in another folder; paths of a configuration are relative to the driver's folder.
         with contextlib.suppress(OSError):  # it may not exist on another machine
             os.chdir(folder)
-        self._start = partial(ray.get(start), torch.device("cuda" if use_gpu else "cpu"), lambda count: None)
+        self._device = torch.device("cuda" if use_gpu else "cpu")
+        self._start = partial(ray.get(start), self._device, lambda count: None)
 
     @cached_property
     def _work(self) -> Callable[[int], int]:
+        require_usable(self._device)
         return self._start()
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Policies of Ray's controller: when a failing run ends, the number of an elastic run's workers, their network."""
+"""Policies of Ray's controller: when a failing run ends, the number of an elastic run's workers, their machines."""
 
 import contextlib
 import json
@@ -31,8 +31,9 @@ from ssl_sec.edges.run.cpu import use_network_of
 from ssl_sec.edges.run.on_ray.scaling import describe_workers, find_shortage, node_resources
 from ssl_sec.edges.run.supervision import describe_signal, dumped_signal
 from ssl_sec.edges.storage.bucket import RefusedError
-from ssl_sec.errors import StorageError, UserError, counted, first_line
+from ssl_sec.errors import ConfigError, StorageError, UserError, counted, first_line
 from ssl_sec.files import replace_text
+from ssl_sec.gpus import why_no_gpu
 
 # Error messages of gloo and NCCL on a worker whose peer has died.
 _BROKEN_CONNECTION = re.compile(r"connection (reset|closed|refused)|broken pipe|remote process exited", re.IGNORECASE)
@@ -208,6 +209,27 @@ class NetworkOfNodes(WorkerGroupCallback):
                     worker.execute_async(use_network_of, address)
                     for worker, address in zip(workers, addresses, strict=True)
                 ]
+            )
+        return {}
+
+
+class GPUCheck(WorkerGroupCallback):
+    """Ends a run whose workers were given GPUs that PyTorch does not find, before they connect to each other."""
+
+    def before_init_train_context(self, workers: Sequence[Any]) -> dict[str, list[Any]]:
+        """Called once Ray has set CUDA_VISIBLE_DEVICES, which a process reads only once.
+
+        Raises:
+            ConfigError: PyTorch finds no GPU on a node.
+        """
+        reasons = ray.get([worker.execute_async(why_no_gpu) for worker in workers])
+        found = {worker.metadata.hostname: why for worker, why in zip(workers, reasons, strict=True) if why is not None}
+        if found:
+            host, why = min(found.items())
+            others = f" and {counted(len(found) - 1, 'other node')}" if len(found) > 1 else ""
+            raise ConfigError(
+                f"runtime.device: Ray has GPUs on the node {host}{others}, but PyTorch finds none there ({why}); "
+                "runtime.device=cpu trains on CPUs"
             )
         return {}
 

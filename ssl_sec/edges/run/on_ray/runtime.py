@@ -35,6 +35,7 @@ from ssl_sec.edges.run.on_ray.policies import (
     ElasticPolicy,
     ElasticTrainer,
     FailureWatch,
+    GPUCheck,
     NetworkOfNodes,
     TrainingWatch,
     count_failure,
@@ -115,8 +116,7 @@ def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig, counts: 
         "working_folder": os.getcwd(),
     }
     watches: list[Any] = [FailureWatch(folder, options.max_failures), TrainingWatch(folder)]
-    if not scaling.use_gpu:
-        watches.append(NetworkOfNodes())
+    watches.append(GPUCheck() if scaling.use_gpu else NetworkOfNodes())
     # Ray's detector of NCCL hangs (RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR) is for users to turn on: it is experimental,
     # and needs the program `ncclras`, which PyTorch's packages lack. A hang ends after timeout_s without it.
     common: dict[str, Any] = {

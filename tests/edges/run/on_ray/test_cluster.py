@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import ray
+import torch
 from mlflow.tracking import MlflowClient
 from ray.cluster_utils import Cluster
 
@@ -19,7 +20,7 @@ from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.on_ray.runtime import run_with_ray
 from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.tracking.deferred import DeferredRun
-from ssl_sec.errors import StorageError
+from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import to_values
 from tests.edges.run.faulty import Once, config_of, figures, folder_of, in_one_process, messages, steps_so_far
@@ -82,6 +83,14 @@ def test_workers_on_two_nodes_give_the_curve_of_one_process(cluster, whole, tmp_
     run = folder_of(tmp_path)
     assert [len(nodes) for nodes in groups(run)] == [2]
     assert_the_same_curve(run, whole, 8)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch finds a GPU here")
+def test_a_node_whose_gpu_pytorch_does_not_find_ends_the_run_in_one_line(cluster, tmp_path):
+    cluster.add_node(num_cpus=1, num_gpus=1)
+    with pytest.raises(ConfigError, match="^runtime.device: Ray has GPUs on the node .*, but PyTorch finds none there"):
+        run_training(PRETRAIN, config_of(tmp_path, *EXACT, "runtime.num_workers=1"))
+    assert groups(folder_of(tmp_path)) == []
 
 
 def test_a_lost_node_leaves_a_run_on_the_others(cluster, whole, tmp_path):

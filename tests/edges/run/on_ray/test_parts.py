@@ -49,3 +49,13 @@ def test_a_lack_of_memory_is_an_error_of_the_user_and_another_error_is_none(work
     assert isinstance(done(one, 1), ConfigError) and str(done(one, 1)).startswith("not enough memory for 2 GiB at once")
     with pytest.raises(RuntimeError, match="^a bug$"):
         done(one, 0)
+
+
+def test_a_gpu_that_cannot_be_used_is_an_error_of_the_user(worker, monkeypatch):
+    def unusable(device):
+        assert device.type == "cpu"  # that of the worker
+        raise ConfigError("runtime.device: found a GPU that cannot be used")
+
+    monkeypatch.setattr(parts, "require_usable", unusable)
+    one = worker(lambda device, on_images: pytest.fail("it starts"))
+    assert str(done(one, 0)) == "runtime.device: found a GPU that cannot be used"

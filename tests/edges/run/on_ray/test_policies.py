@@ -1,5 +1,6 @@
 """When a failing run ends, and how many workers an elastic one has, without a cluster."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from ssl_sec.edges.run.on_ray import policies
 from ssl_sec.edges.run.on_ray.policies import (
     ElasticPolicy,
     FailureWatch,
+    GPUCheck,
     NetworkOfNodes,
     TrainingWatch,
     count_failure,
@@ -23,7 +25,8 @@ from ssl_sec.edges.run.on_ray.policies import (
     recorded_failures,
 )
 from ssl_sec.edges.storage.bucket import RefusedError
-from ssl_sec.errors import DataError, StorageError, UserError
+from ssl_sec.errors import ConfigError, DataError, StorageError, UserError
+from ssl_sec.gpus import why_no_gpu
 from tests.edges.run.faulty import messages
 
 TIMED_OUT = RuntimeError("Timed out waiting 600000ms for recv operation to complete")
@@ -187,6 +190,33 @@ def test_workers_of_several_nodes_use_the_network_of_the_nodes(addresses, expect
     workers = [SimpleNamespace(metadata=SimpleNamespace(node_ip=ip), execute_async=execute_async) for ip in addresses]
     assert NetworkOfNodes().before_init_train_context(workers) == {}
     assert used == expected
+
+
+@pytest.mark.parametrize(
+    ("reasons", "named"),
+    [
+        ({"a": None, "b": None}, None),
+        ({"b": "no driver", "a": None}, "the node b, but PyTorch finds none there (no driver)"),
+        ({"c": "no CUDA", "a": None, "b": "too old"}, "the node b and 1 other node, but PyTorch finds none there (too"),
+    ],
+)
+def test_a_node_on_which_pytorch_finds_no_gpu_ends_the_run(reasons, named, monkeypatch):
+    """Before the workers connect: NCCL's error has no node and no reason."""
+    monkeypatch.setattr(policies.ray, "get", lambda references: references)
+
+    def worker(host, why):
+        def execute_async(function):
+            assert function is why_no_gpu
+            return why
+
+        return SimpleNamespace(metadata=SimpleNamespace(hostname=host), execute_async=execute_async)
+
+    workers = [worker(host, why) for host, why in reasons.items()]
+    if named is None:
+        assert GPUCheck().before_init_train_context(workers) == {}
+        return
+    with pytest.raises(ConfigError, match=rf"^runtime\.device: Ray has GPUs on {re.escape(named)}.*runtime.device=cpu"):
+        GPUCheck().before_init_train_context(workers)
 
 
 def test_a_death_is_described_in_words(folder):
