@@ -139,15 +139,23 @@ def cluster_address(given: str | None) -> str | None:
         given: the configuration's address: None for the one that `find_cluster` finds, "local" to start one.
 
     Raises:
-        ConfigError: if it is the address of a cluster's dashboard.
+        ConfigError: if it is an address of a cluster's dashboard or of Ray Client, or has no port.
     """
     address = None if given == "local" else given or find_cluster()
-    if address is not None and address.startswith(("http://", "https://")):
-        raise ConfigError(
-            f"{'runtime.address' if given else 'RAY_ADDRESS'}: found {address!r}, a cluster's dashboard, to which "
-            f"{command('submit')} sends jobs; allowed here: <head>:6379, or 'local' to start Ray here"
-        )
-    return address
+    if address is None or address == "auto":
+        return address
+    if address.startswith(("http://", "https://")):
+        found = f"a cluster's dashboard, to which {command('submit')} sends jobs"
+    elif "://" in address:
+        found = f"of Ray Client, in which no run can train; {command('submit')} sends jobs from outside of a cluster"
+    elif not address.rpartition(":")[2].isdigit():
+        found = "without a port"
+    else:
+        return address
+    raise ConfigError(
+        f"{'runtime.address' if given else 'RAY_ADDRESS'}: found {address!r}, {found}; "
+        "allowed here: <head>:6379, or 'local' to start Ray here"
+    )
 
 
 @contextlib.contextmanager

@@ -43,6 +43,11 @@ def test_the_address_of_a_dashboard_is_refused_before_a_run_is_made(monkeypatch)
         describe_runtime(RayConfig())
     with pytest.raises(ConfigError, match="^runtime.address: found 'https://head'"):
         describe_runtime(RayConfig(address="https://head"))
+    with pytest.raises(ConfigError, match="^runtime.address: found 'ray://head:10001', of Ray Client, in which no run"):
+        describe_runtime(RayConfig(address="ray://head:10001"))
+    with pytest.raises(ConfigError, match="^runtime.address: found 'head', without a port; allowed here: <head>:6379"):
+        describe_runtime(RayConfig(address="head"))
+    assert "the Ray cluster at auto" in describe_runtime(RayConfig(address="auto"))
 
 
 def test_the_environments_cluster_and_the_gpus_name_are_described(monkeypatch):

@@ -12,10 +12,12 @@ from typing import Any, cast
 
 import grpc
 import ray
+from ray._common.tls_utils import load_certs_from_env
 from ray._common.utils import get_default_ray_temp_dir
 
 # As `ray.init` does where it looks for a cluster itself.
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._private.ray_constants import GLOBAL_GRPC_OPTIONS
 from ray._private.ray_logging import stderr_deduplicator
 from ray.exceptions import AuthenticationError
 from ray.job_config import JobConfig
@@ -26,6 +28,8 @@ from ssl_sec.errors import ConfigError, UserError, first_line
 logger = logging.getLogger("ssl_sec")
 
 _ANSWER_WITHIN_S = 10.0
+# No HTTP/2 or another encryption, and another gRPC service, such as Ray's own at the port of its client.
+_NOT_RAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED)
 # Longest path of Ray's folder: the names of its sockets there add 66 bytes, with a process of seven digits, and Linux
 # allows 107.
 _LONGEST_FOLDER = 41
@@ -61,6 +65,11 @@ def connect(address: str | None, name: str | None = None, **resources: Any) -> N
             f"{key}: no Ray cluster at {address} ({error.strerror or error}); start one with "
             "`ray start --head`, or leave the address out to start Ray here"
         ) from error
+    if address is not None and _answer(address) in _NOT_RAY:  # Ray itself retries for ever
+        raise ConfigError(
+            f"{key}: found {address!r}, where no Ray cluster answers, or one with another setting of TLS; allowed: "
+            f"<head>:6379, or the port that `ray start --head` was given by --port; {_tls_settings()}"
+        )
     if address is not None and not gets_token(address, is_found=is_found):
         raise ConfigError(_needs_token(key, address))
     logger.info("starting Ray on this machine" if address is None else "connecting to the Ray cluster")
@@ -157,7 +166,7 @@ def gets_token(address: str, *, is_found: bool) -> bool:
         address: the cluster's address, host:port.
         is_found: whether nobody has given the address.
     """
-    if os.environ.get("RAY_AUTH_MODE") == "token" or not _requires_token(address):
+    if os.environ.get("RAY_AUTH_MODE") == "token" or _answer(address) != grpc.StatusCode.UNAUTHENTICATED:
         return True
     return is_found and maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
@@ -169,21 +178,50 @@ def _needs_token(key: str, address: str) -> str:
     )
 
 
-def _requires_token(address: str) -> bool:
-    """Whether a cluster refuses a call without a token; Ray itself would try again for 20 s."""
+def _answer(address: str) -> grpc.StatusCode:
+    """How a cluster answers a call without a token; Ray itself would repeat one that is refused.
+
+    Args:
+        address: host:port; others, which only Ray understands, are not called.
+
+    Raises:
+        ConfigError: TLS is to be used, and there is no certificate.
+    """
     if "://" in address or not address.rpartition(":")[2].isdigit():
-        return False
-    with grpc.insecure_channel(address) as channel:
+        return grpc.StatusCode.OK
+    with _channel(address) as channel:
         try:
             channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")(b"", timeout=_ANSWER_WITHIN_S)
         except grpc.RpcError as error:
-            return cast(grpc.Call, error).code() == grpc.StatusCode.UNAUTHENTICATED
-    return False
+            return cast(grpc.Call, error).code()
+    return grpc.StatusCode.OK
+
+
+def _channel(address: str) -> grpc.Channel:
+    """A connection with the same encryption as Ray's own, and without a proxy."""
+    if not _uses_tls():
+        return grpc.insecure_channel(address, GLOBAL_GRPC_OPTIONS)
+    try:
+        chain, key, root = load_certs_from_env()
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"RAY_USE_TLS: {first_line(error)}") from error
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(root, key, chain), GLOBAL_GRPC_OPTIONS)
+
+
+def _uses_tls() -> bool:
+    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
+
+
+def _tls_settings() -> str:
+    """What the environment says about TLS, and what the other kind of cluster needs."""
+    if _uses_tls():
+        return "RAY_USE_TLS is set, so the cluster must use TLS, with a certificate signed by RAY_TLS_CA_CERT"
+    return "one with TLS needs RAY_USE_TLS=1, RAY_TLS_SERVER_CERT, RAY_TLS_SERVER_KEY and RAY_TLS_CA_CERT"
 
 
 def refusal(address: str) -> OSError | None:
     """Why nothing can be reached at an address of the form host:port; None if something can."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    host, _, port = address.rpartition(":")
     try:
         if port.isdigit():
             socket.create_connection((host, int(port)), timeout=_ANSWER_WITHIN_S).close()

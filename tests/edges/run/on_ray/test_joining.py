@@ -1,13 +1,18 @@
 """Joining a cluster, without one."""
 
+import contextlib
 import signal
 import socket
 import sys
+import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
 import pytest
 import ray
+from ray._common.tls_utils import generate_self_signed_tls_certs
 from ray._private.utils import validate_socket_filepath
 
 from ssl_sec.edges.run import signals
@@ -39,7 +44,8 @@ def init(monkeypatch):
 
 
 def requires(monkeypatch, token):
-    monkeypatch.setattr(joining, "_requires_token", lambda address: token)
+    code = grpc.StatusCode.UNAUTHENTICATED if token else grpc.StatusCode.OK
+    monkeypatch.setattr(joining, "_answer", lambda address: code)
 
 
 @pytest.mark.parametrize(
@@ -105,20 +111,102 @@ def test_a_sigterm_while_ray_starts_interrupts(address, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_server_tells_by_its_refusal_that_it_requires_a_token():
-    class Refusing(grpc.ServerInterceptor):
-        def intercept_service(self, continuation, details):
-            code = grpc.StatusCode.UNAUTHENTICATED if "token" in names else grpc.StatusCode.UNIMPLEMENTED
-            return grpc.unary_unary_rpc_method_handler(lambda _, context: context.abort(code, "no"))
+class Answering(grpc.ServerInterceptor):
+    """Answers every call by its code, or takes it if that is OK."""
 
-    names = ["token"]
-    server = grpc.server(ThreadPoolExecutor(1), interceptors=[Refusing()])
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    assert joining._requires_token(address)
-    names.clear()
-    assert not joining._requires_token(address) and not joining._requires_token("auto")
-    server.stop(None)
+    code = grpc.StatusCode.OK
+
+    def intercept_service(self, continuation, details):
+        def answer(request, context):
+            if self.code != grpc.StatusCode.OK:
+                context.abort(self.code, "no")
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+@pytest.fixture
+def serve():
+    """Starts a gRPC server on this machine, with TLS if there are credentials; returns its address."""
+    with contextlib.ExitStack() as stack:
+
+        def start(answering, credentials=None):
+            server = grpc.server(ThreadPoolExecutor(1), interceptors=[answering])
+            place = "127.0.0.1:0"
+            port = server.add_secure_port(place, credentials) if credentials else server.add_insecure_port(place)
+            server.start()
+            stack.callback(lambda: server.stop(None).wait())
+            return f"127.0.0.1:{port}"
+
+        yield start
+
+
+def test_a_server_tells_by_its_refusal_that_it_requires_a_token(serve, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # which Ray does not use either
+    answering = Answering()
+    address = serve(answering)
+    for answering.code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.OK):
+        assert joining._answer(address) == answering.code
+    assert joining._answer("auto") == grpc.StatusCode.OK
+
+
+@pytest.fixture
+def certificates(tmp_path, monkeypatch):
+    """A certificate of this machine in the variables of Ray, without RAY_USE_TLS; the credentials of a server."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Ray's
+        certificate, key = generate_self_signed_tls_certs()
+    for name, text in {"SERVER_CERT": certificate, "CA_CERT": certificate, "SERVER_KEY": key}.items():
+        (tmp_path / name).write_text(text)
+        monkeypatch.setenv(f"RAY_TLS_{name}", str(tmp_path / name))
+    pair = (key.encode(), certificate.encode())
+    return grpc.ssl_server_credentials([pair], certificate.encode(), require_client_auth=True)
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_a_cluster_is_asked_with_the_encryption_of_ray(has_tls, serve, certificates, init, address, monkeypatch):
+    """Ray tries to join one with another encryption for ever."""
+    cluster = serve(Answering(), certificates if has_tls else None).replace("127.0.0.1", "localhost")
+    monkeypatch.setenv("RAY_USE_TLS", str(int(has_tls)))
+    joining.connect(cluster)
+    assert init == [cluster]
+    monkeypatch.setenv("RAY_USE_TLS", str(int(not has_tls)))
+    found = f"^runtime.address: found '{cluster}', where no Ray cluster answers, or one with another setting of TLS; "
+    with pytest.raises(ConfigError, match=found + (".*needs RAY_USE_TLS=1" if has_tls else ".*RAY_USE_TLS is set")):
+        joining.connect(cluster)
+    assert init == [cluster]
+
+
+def test_missing_certificates_are_one_line(init, address, monkeypatch):
+    monkeypatch.setenv("RAY_USE_TLS", "true")
+    for name in ("SERVER_CERT", "CA_CERT", "SERVER_KEY"):
+        monkeypatch.setenv(f"RAY_TLS_{name}", f"/nosuch/{name}")
+    with pytest.raises(ConfigError, match=r"^RAY_USE_TLS: .*No such file or directory: '/nosuch/SERVER_CERT'$"):
+        joining.connect(address)
+    monkeypatch.delenv("RAY_TLS_CA_CERT")
+    with pytest.raises(ConfigError, match="^RAY_USE_TLS: .*RAY_TLS_CA_CERT must also be set"):
+        joining.connect(address)
+
+
+def test_another_server_is_no_cluster(init, serve, monkeypatch):
+    """Such as those of the head's dashboard, which speaks HTTP/1, and of Ray Client."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.delenv("RAY_USE_TLS", raising=False)
+    client = Answering()
+    client.code = grpc.StatusCode.UNIMPLEMENTED
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            for other in (f"127.0.0.1:{server.server_port}", serve(client)):
+                with pytest.raises(
+                    ConfigError, match=f"^runtime.address: found '{other}', where no Ray cluster answers"
+                ):
+                    joining.connect(other)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert not init
 
 
 @pytest.mark.parametrize(
