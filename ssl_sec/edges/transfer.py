@@ -157,7 +157,7 @@ def _taken(probe: ProbeJobConfig, group: str, sweep: Sweep) -> Finished:
     folder = _folder(probe, group)
     logger.info("%s is finished: taking its results", folder.location)
     sweep.adopt([folder.run_id])
-    return as_before(folder, probe)
+    return as_before(folder, probe.tracking, probe.output_dir)
 
 
 def _measured(probe: ProbeJobConfig, sweep: Sweep) -> Finished:

@@ -24,6 +24,7 @@ class RunIdentity:
 
     Attributes:
         uri: address of the store; in the folder, without credentials.
+        workspace: workspace of a server that divides its experiments among several; None for its default.
         experiment: name of the experiment.
         name: name of the run.
         tags: tags of the run, `job` among them.
@@ -31,6 +32,7 @@ class RunIdentity:
     """
 
     uri: str = ""
+    workspace: str | None = None
     experiment: str = ""
     name: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)

@@ -23,7 +23,7 @@ from ssl_sec.edges.folder.names import (
 from ssl_sec.edges.folder.stored import StoredFolder, open_folder
 from ssl_sec.edges.folder.stored_config import require_whole_data, stored_values, training_config, with_credentials
 from ssl_sec.edges.folder.unfinished import named_run_checkpoint
-from ssl_sec.edges.masking import masked_values
+from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.edges.run.execution import Execution
 from ssl_sec.edges.run.resuming import is_probed, probe_folder, resume_run, settings_kept
 from ssl_sec.edges.run.running import running
@@ -31,9 +31,10 @@ from ssl_sec.edges.run.signals import stopped_by_signals
 from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.run.summary import Finished
 from ssl_sec.edges.storage.places import local_folder
-from ssl_sec.edges.tracking.identity import identity_of
+from ssl_sec.edges.tracking.identity import identity_of, require_workspace
 from ssl_sec.edges.tracking.networks import found_network
 from ssl_sec.edges.tracking.provenance import keep_code
+from ssl_sec.edges.tracking.runs import on_its_server
 from ssl_sec.edges.tracking.store import require_store, sqlite_file, tracking_uri
 from ssl_sec.errors import ConfigError, Stopped, writing
 from ssl_sec.recipes.config import UNLEARNED, RunConfig, TrainingConfig
@@ -115,7 +116,7 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
         probe=config.linear_probe,
         runtime=config.runtime,
         output_dir=config.output_dir,
-        tracking=config.tracking,
+        tracking=on_its_server(finished.folder, config.tracking),
         run_name=f"{config.run_name}-probe" if config.resume else None,
     )
     with _started_again(probe_it):
@@ -191,6 +192,8 @@ def run_replay(config: ReplayConfig) -> Finished:
         )
     identity = replace(folder.identity, uri=config.uri or with_credentials(folder.identity.uri, "uri"))
     require_store(identity.uri, "uri")
+    if config.uri is None:
+        require_workspace(identity)
     file, before = sqlite_file(identity.uri), folder.identity.tags.get("folder", folder.location)
     if config.uri is None and before != folder.location and file is not None and not file.exists():
         raise ConfigError(
@@ -218,6 +221,7 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
     waits, key = config.resume == "auto", "resume" if config.resume is True else "run_name"
     with _reserved(open_folder(path), config.runtime, waits=waits, key=key) as folder, settings_kept(folder):
         was_finished = folder.is_complete
+        tracking = on_its_server(folder, config.tracking)
         if not (folder.holds_run if config.resume == "auto" else config.resume):
             if config.resume == "auto":  # else they have been checked
                 require_files(config)
@@ -228,14 +232,14 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
                 folder.name,
                 replay_command(folder),
             )
-            return as_before(folder, config)
+            return as_before(folder, tracking, config.output_dir)
         tags = {**training_tags(config), **weights_tags(config, folder.initial_path)}
-        return _execute(recipe, config, folder, tags, config.tracking, was_finished)
+        return _execute(recipe, config, folder, tags, tracking, was_finished)
 
 
-def as_before(folder: RunFolder, config: RunConfig) -> Finished:
+def as_before(folder: RunFolder, tracking: TrackingConfig, output_dir: str) -> Finished:
     """The result of a run that had finished before."""
-    uri = tracking_uri(config.tracking, config.output_dir)
+    uri = tracking_uri(tracking, output_dir)
     return Finished(folder=folder, uri=uri, run_id=folder.run_id, experiment_id=None, metrics=folder.last_metrics())
 
 
@@ -257,7 +261,7 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
         found = probe_folder((group / name for name in names), config, trained, trained_path / "encoder.safetensors")
         if found is not None and is_probed(found):
             logger.info("%s is finished: taking its results", found.location)
-            return as_before(found, config)
+            return as_before(found, config.tracking, config.output_dir)
         config = config if found is None else replace(config, run_name=found.name)
     if config.data is None:
         require_whole_data(to_values(trained.data))
@@ -328,5 +332,7 @@ def _execute(
         code=code,
         tags={**tags, "folder": folder.location},
     )
+    if folder.run_id is not None and folder.identity.uri == masked(identity.uri):
+        require_workspace(folder.identity)
     spec = RunSpec(recipe=recipe, config=config, folder=folder, identity=identity, was_finished=was_finished)
     return Execution(spec).run()

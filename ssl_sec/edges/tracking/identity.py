@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.names import user_tags
-from ssl_sec.edges.tracking.store import tracking_uri
+from ssl_sec.edges.tracking.store import tracking_uri, workspace_of
+from ssl_sec.errors import ConfigError, shown
 from ssl_sec.recipes.tracking import TrackingConfig
 
 
@@ -27,9 +28,23 @@ def identity_of(
         StorageError: for a sqlite file that is a folder, or no database.
     """
     return RunIdentity(
-        uri=tracking_uri(tracking, output_dir),
+        uri=(uri := tracking_uri(tracking, output_dir)),
+        workspace=workspace_of(uri),
         experiment=tracking.experiment or recipe,
         name=name,
         tags={**code, **user_tags(tracking), **tags, "recipe": recipe, "job": job},
         parent_run_id=tracking.parent_run,
     )
+
+
+def require_workspace(identity: RunIdentity) -> None:
+    """Refuses another workspace than that of a run, in which alone MLflow's server finds it.
+
+    Raises:
+        ConfigError: if MLFLOW_WORKSPACE is another one.
+    """
+    if identity.workspace not in (None, found := workspace_of(identity.uri)):
+        raise ConfigError(
+            f"MLFLOW_WORKSPACE: found {shown(found)}, but run {identity.name} is in a workspace of {identity.uri}; "
+            f"allowed: MLFLOW_WORKSPACE={identity.workspace}"
+        )

@@ -1,28 +1,32 @@
 """Addresses of MLflow's pages, and the view that sorts the runs of an experiment by their scores."""
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from urllib.parse import urlencode
 
 from ssl_sec.recipes.registry import RECIPES
 
-# Without this parameter, MLflow 3 opens its pages for language models.
-_TRAINING = {"workflowType": "machine_learning"}
-
 _VIEW = "scores"
 _VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
 
 
+def _query(**more: str) -> str:
+    """The parameters of a page: without the first, MLflow 3 opens its pages for language models."""
+    workspace = os.environ.get("MLFLOW_WORKSPACE")
+    return urlencode({"workflowType": "machine_learning", **({"workspace": workspace} if workspace else {}), **more})
+
+
 def run_page(experiment_id: str, run_id: str) -> str:
     """The page of a run, to append to the address of the server."""
-    return f"/#/experiments/{experiment_id}/runs/{run_id}?{urlencode(_TRAINING)}"
+    return f"/#/experiments/{experiment_id}/runs/{run_id}?{_query()}"
 
 
 def runs_page(experiment_id: str, search: str | None = None) -> str:
     """The page that lists the runs of an experiment, or those that match a search."""
     more = {} if search is None else {"searchFilter": search}
-    return f"/#/experiments/{experiment_id}/runs?{urlencode({**_TRAINING, **more})}"
+    return f"/#/experiments/{experiment_id}/runs?{_query(**more)}"
 
 
 def scores_page(experiment_id: str) -> str:

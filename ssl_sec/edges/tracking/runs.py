@@ -1,6 +1,7 @@
 """Searches MLflow for runs."""
 
 import logging
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -24,6 +25,7 @@ from ssl_sec.edges.masking import masked
 from ssl_sec.edges.patience import ANSWER_S, Patience
 from ssl_sec.edges.tracking.checkpoints import download_checkpoint
 from ssl_sec.edges.tracking.comparing import CONTENT, deciding
+from ssl_sec.edges.tracking.identity import require_workspace
 from ssl_sec.edges.tracking.registry import RegisteredVersion, find_version
 from ssl_sec.edges.tracking.store import (
     all_pages,
@@ -312,11 +314,27 @@ def _of(job: str) -> str:
 
 
 def beside(word: str, tracking: TrackingConfig) -> TrackingConfig:
-    """The tracking of a job about a run: in the run's store, if the word is its folder and no store is given."""
+    """The tracking of a job about a run: in the run's store, if the word is its folder and no store is given.
+
+    Raises:
+        ConfigError: if the run is in another workspace of that store.
+    """
     folder = folder_at(word)
     if folder is None or tracking.uri is not None:
         return tracking
+    require_workspace(folder.identity)
     return replace(tracking, uri=folder.identity.known_uri)
+
+
+def on_its_server(folder: RunFolder, tracking: TrackingConfig) -> TrackingConfig:
+    """The tracking of a resumed run: on the server that it had, unless there is an address, also of the environment.
+
+    A sqlite file is that of the output folder, which may have been copied.
+    """
+    uri = folder.identity.known_uri
+    if tracking.uri is not None or os.environ.get("MLFLOW_TRACKING_URI") or uri is None or sqlite_file(uri):
+        return tracking
+    return replace(tracking, uri=uri)
 
 
 def tracked_beside(folder: RunFolder, tracking: TrackingConfig, output_dir: str) -> tuple[TrackingConfig, str | None]:

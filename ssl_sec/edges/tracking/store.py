@@ -73,6 +73,11 @@ def tracking_uri(config: TrackingConfig, output_dir: str) -> str:
     return absolute_store(uri)
 
 
+def workspace_of(uri: str) -> str | None:
+    """The workspace in which MLflow is used: that of MLFLOW_WORKSPACE on a server; None for its default one."""
+    return (os.environ.get("MLFLOW_WORKSPACE") or None) if uri.startswith(("http://", "https://")) else None
+
+
 def require_store(uri: str, key: str) -> None:
     """Refuses an address that cannot be a store.
 
