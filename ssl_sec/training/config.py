@@ -192,6 +192,8 @@ class RayConfig(_RuntimeConfig):
             numbers in this range that divide the batch; None takes one for each GPU of the cluster, or one on CPUs.
         address: address of a Ray cluster; None joins that of RAY_ADDRESS or of this machine, or starts one here.
         cpus_per_worker: CPUs of each worker; None divides the cluster's CPUs among the workers.
+        wait_for_nodes: whether workers wait for nodes that the cluster lacks, as one that grows on demand; otherwise
+            they are refused.
         max_failures: number of restarts in a row without a new checkpoint, -1 for no limit; a node
             that is removed with notice does not count.
         timeout_s: seconds that a worker waits for the others in a collective.
@@ -203,6 +205,7 @@ class RayConfig(_RuntimeConfig):
     num_workers: Count | tuple[Count, ...] | None = None
     address: str | None = None
     cpus_per_worker: Count | None = None
+    wait_for_nodes: bool = False
     max_failures: Annotated[int, Range(ge=-1, le=10**6, note="-1 for no limit")] = 3
     timeout_s: Annotated[int, Range(ge=1, le=10**7)] = 600
     start_timeout_s: Seconds = 60.0

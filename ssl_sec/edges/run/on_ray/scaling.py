@@ -31,43 +31,53 @@ def make_scaling(options: RayConfig, nodes: Nodes, counts: Sequence[int] | None 
         counts: the numbers of workers that the run can have; None for any.
 
     Raises:
-        ConfigError: if the cluster has too few resources.
+        ConfigError: if the cluster has too few resources, and the run does not wait for nodes, or it is not known what
+            it waits for.
     """
     num_gpus, num_cpus = _total(nodes, "GPU"), _total(nodes, "CPU")
+    if options.wait_for_nodes and options.device == "auto" and num_gpus == 0:
+        raise ConfigError(
+            "runtime.device: found 'auto', but the cluster has no GPUs yet; allowed with "
+            "runtime.wait_for_nodes=true: cuda, cpu"
+        )
     use_gpu = options.device == "cuda" or (options.device == "auto" and num_gpus > 0)
-    available, kind = (num_gpus, "GPU") if use_gpu else (num_cpus, "CPU")
+    available = num_gpus if use_gpu else num_cpus
     if isinstance(options.num_workers, tuple):
         least, most = options.num_workers
         least = least if counts is None else min(count for count in counts if count >= least)
         # The resources of a worker are fixed while machines come and go: its share of the machines present now.
-        default = _most_cpus(nodes, available, use_gpu) if use_gpu else 1
+        sharing = available if use_gpu else 0
     else:
         least = most = options.num_workers or (max(1, num_gpus) if use_gpu else 1)
-        default = _most_cpus(nodes, least, use_gpu)
-    if least > available:
-        raise ConfigError(
-            f"runtime.num_workers: found {least}, but the cluster has {counted(available, kind)}; allowed: 1 to "
-            f"{available}"
-        )
-    if (room := _room(nodes, 1, use_gpu)) < least:
-        raise ConfigError(
-            f"runtime.num_workers: found {least}, but the cluster has {counted(room, 'GPU')} with a CPU on the same "
-            "node; "
-            f"allowed: 1 to {room}"
-        )
-    cpus = options.cpus_per_worker or max(1, default)
-    if (room := _room(nodes, cpus, use_gpu)) < least:
-        raise ConfigError(
-            f"runtime.cpus_per_worker: found {cpus} for {counted(least, 'worker')}, but the nodes have room for "
-            f"{room} of them; "
-            f"allowed: 1 to {_most_cpus(nodes, least, use_gpu)}"
-        )
+        sharing = min(least, available)  # the others wait for nodes
+    cpus = options.cpus_per_worker or (max(1, _most_cpus(nodes, sharing, use_gpu)) if sharing else 1)
+    if not options.wait_for_nodes:
+        _require_room(nodes, least, cpus, use_gpu)
     return ScalingConfig(
         num_workers=(least, most) if isinstance(options.num_workers, tuple) else least,
         use_gpu=use_gpu,
         resources_per_worker={"CPU": cpus},
         elastic_resize_monitor_interval_s=options.resize_interval_s,
     )
+
+
+def _require_room(nodes: Nodes, workers: int, cpus: int, use_gpu: bool) -> None:
+    kind = "GPU" if use_gpu else "CPU"
+    if workers > (available := _total(nodes, kind)):
+        raise ConfigError(
+            f"runtime.num_workers: found {workers}, but the cluster has {counted(available, kind)}; allowed: 1 to "
+            f"{available}, or runtime.wait_for_nodes=true, if the cluster grows on demand"
+        )
+    if (room := _room(nodes, 1, use_gpu)) < workers:
+        raise ConfigError(
+            f"runtime.num_workers: found {workers}, but the cluster has {counted(room, 'GPU')} with a CPU on the same "
+            f"node; allowed: 1 to {room}"
+        )
+    if (room := _room(nodes, cpus, use_gpu)) < workers:
+        raise ConfigError(
+            f"runtime.cpus_per_worker: found {cpus} for {counted(workers, 'worker')}, but the nodes have room for "
+            f"{room} of them; allowed: 1 to {_most_cpus(nodes, workers, use_gpu)}"
+        )
 
 
 def describe_workers(scaling: ScalingConfig) -> str:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,24 @@ def test_a_node_whose_gpu_pytorch_does_not_find_ends_the_run_in_one_line(cluster
     with pytest.raises(ConfigError, match="^runtime.device: Ray has GPUs on the node .*, but PyTorch finds none there"):
         run_training(PRETRAIN, config_of(tmp_path, *EXACT, "runtime.num_workers=1"))
     assert groups(folder_of(tmp_path)) == []
+
+
+@pytest.mark.parametrize("num_workers", [2, "[2,2]"])
+def test_workers_wait_for_the_nodes_of_a_cluster_that_grows(cluster, whole, tmp_path, num_workers):
+    growing = (*EXACT, "runtime.wait_for_nodes=true", "runtime.device=cpu", "runtime.start_timeout_s=5")
+    config, run = config_of(tmp_path, *growing, f"runtime.num_workers={num_workers}"), folder_of(tmp_path)
+
+    def is_waiting() -> bool:
+        return run.metrics_path.exists() and "the cluster has 1 CPU, and the workers need 2" in messages(run)
+
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(run_training, PRETRAIN, config)
+        with Once(lambda: is_waiting() or training.done(), lambda: None) as waiting:
+            waiting.join(90)
+        cluster.add_node(num_cpus=1)
+        training.result(120)
+    assert [len(nodes) for nodes in groups(run)] == [2]
+    assert_the_same_curve(run, whole, 8)
 
 
 def test_a_lost_node_leaves_a_run_on_the_others(cluster, whole, tmp_path):
