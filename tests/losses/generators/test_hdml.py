@@ -141,6 +141,26 @@ def test_negatives_come_from_where_they_are_to_the_positives_distance(average, e
             torch.testing.assert_close((row - z[anchor]).norm(), wanted, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("average", [-4.0, 0.0])
+@pytest.mark.parametrize(("alpha", "other"), [(90.0, 1e-9), (0.0, math.inf)])
+def test_a_loss_that_is_not_positive_moves_negatives_as_one_that_comes_near_zero(average, alpha, other):
+    """DCL's falls below 0; without α no negative moves."""
+    z, pulls = directions(rows(10, DIM)), []
+    for each in (average, other):
+        found = synthesis(each)
+        found.alpha = alpha
+        pulls.append(found._pulls(z, LABELS, ALL))
+    assert pulls[0].any() == (alpha > 0)
+    torch.testing.assert_close(*pulls, rtol=1e-12, atol=1e-14)
+
+
+def test_without_a_loss_of_the_generator_and_without_beta_the_batch_alone_counts():
+    found = synthesis(average_gen=0.0)
+    assert [float(weight) for weight in found.weights(3)] == [0, 1]
+    found.beta = 0.0
+    assert [float(weight) for weight in found.weights(3)] == [1, 0]
+
+
 def test_it_computes_in_single_precision_under_autocast():
     without, under = under_autocast(synthesis(), TripletLoss())
     assert torch.equal(without, under)
