@@ -68,8 +68,7 @@ class NTXentLoss(Loss):
                 f"{type(self).__name__} needs a positive for every row: label {int(labels[alone][0])} occurs once in "
                 "the batch"
             )
-        terms = self._terms(embeddings, classes, anchors)
-        return torch.where(classes.size[anchors] > 1, terms, torch.nan).sum() / len(labels)
+        return self._terms(embeddings, classes, anchors).sum() / len(labels)
 
     def _terms(self, embeddings: Embeddings, classes: Classes, anchors: slice, negatives_only: bool = False) -> _Terms:
         """ℓ_i of each anchor that has a positive."""
@@ -132,8 +131,7 @@ class DCLLoss(NTXentLoss):
         return super()._share(embeddings, labels, anchors)
 
     def _terms(self, embeddings: Embeddings, classes: Classes, anchors: slice, negatives_only: bool = True) -> _Terms:
-        terms = super()._terms(embeddings, classes, anchors, negatives_only)
-        return torch.where(classes.num_negatives[anchors] > 0, terms, torch.nan)
+        return super()._terms(embeddings, classes, anchors, negatives_only)
 
     def compares(self, labels: Labels) -> Bool[Tensor, ""]:
         """Whether every row has a positive and a negative."""

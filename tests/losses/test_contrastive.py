@@ -186,6 +186,24 @@ def test_a_teachers_batch_without_rows_is_refused(loss):
 
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize("loss", [BYOLLoss, MoCoV3Loss])
+@pytest.mark.parametrize("labels", [PAIRS.double(), PAIRS[:4], PAIRS.unsqueeze(1), rows(8)])
+def test_a_teachers_labels_are_one_whole_number_a_row(loss, labels):
+    with pytest.raises(
+        TypeError, match=rf"^{loss.__name__}: found float64\[8, 5\] and .*, must be tensors, embeddings"
+    ):
+        loss()(rows(8), rows(8), labels)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("loss", [BYOLLoss, MoCoV3Loss])
+@pytest.mark.parametrize("anchors", [slice(0, 8, 2), (0, 8)])
+def test_a_teachers_anchors_are_a_range_of_rows(loss, anchors):
+    with pytest.raises(TypeError, match=rf"^{loss.__name__}: anchors: found .*, must be a slice of rows with step 1"):
+        loss()(rows(8), rows(8), PAIRS, anchors)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("loss", [BYOLLoss, MoCoV3Loss])
 @pytest.mark.parametrize("count", [3, 5])
 def test_teachers_rows_of_another_number_are_refused(loss, count):
     with pytest.raises(ValueError, match=rf"{loss.__name__}: found float64\[4, 6\] and float64\[{count}, 6\], must be"):

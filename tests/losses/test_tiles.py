@@ -72,6 +72,20 @@ def test_half_of_the_matrix_is_enough_unless_the_temperature_is_very_low(tempera
     assert bool(made) == is_half
 
 
+@pytest.mark.parametrize("sub_centres", [1, 2, 5])
+def test_a_tile_of_classes_has_a_bounded_number_of_similarities(sub_centres, monkeypatch):
+    """Each sub-centre of a class has its own."""
+    monkeypatch.setattr(tiles, "TILE_ENTRIES", 40)
+    made = []
+
+    def part(rows, templates, places, own):
+        made.append(len(rows) * len(templates) * sub_centres)
+        return own
+
+    tiles.over_tiles(part, rows(4), rows(20, 5 * sub_centres), torch.arange(4), torch.ones(4, dtype=torch.float64))
+    assert made == [40] * (20 // (10 // sub_centres))
+
+
 LABELS = torch.arange(12) // 3
 IN_TILES = {
     "symmetric": NTXentLoss,
