@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from ssl_sec.errors import counted
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, described, require_labels, require_range
 from ssl_sec.losses.classes import Classes, classes_of, may_read_values, positive_pairs, sum_rows, take_rows
-from ssl_sec.losses.geometry import directions, in_full_precision, squared_distances
+from ssl_sec.losses.geometry import directions, squared_distances
 from ssl_sec.losses.tiles import log_sum_exp_of_keys, log_sum_exp_of_others
 from ssl_sec.rules import Range
 
@@ -207,13 +207,12 @@ class TeacherLoss(nn.Module, ABC):
                 f"{name} needs two views of every image: label {int(labels[alone][0])} occurs once in the batch"
             )
         with torch.autocast(predictions.device.type, enabled=False):
-            rows = directions(in_full_precision(predictions)[anchors])
-            keys = directions(in_full_precision(targets).detach())
+            rows = directions(predictions[anchors])
+            keys = directions(targets.detach())
             number = classes.number
             others = take_rows(sum_rows(keys, number, len(keys)), number[anchors]) - keys[anchors]
-            at_positives = (rows * others).sum(1) / classes.num_positives[anchors]
-            terms = self._terms(rows, keys, at_positives, classes, anchors)
-            return torch.where(classes.size[anchors] > 1, terms, torch.nan).sum() / len(labels)
+            at_positives = (rows * others).sum(1) / classes.num_positives[anchors]  # NaN, 0 / 0, of an only view
+            return self._terms(rows, keys, at_positives, classes, anchors).sum() / len(labels)
 
     @abstractmethod
     def _terms(

@@ -12,6 +12,8 @@ DEFAULTS = {
     losses.NTXentLoss: {"temperature": 0.5},
     losses.SupConLoss: {"temperature": 0.1},
     losses.DCLLoss: {"temperature": 0.1},
+    losses.BYOLLoss: {},
+    losses.MoCoV3Loss: {"temperature": 0.2},
     losses.ContrastiveLoss: {"margin": 1.0},
     losses.TripletLoss: {"margin": 1.0},
     losses.SemihardTripletLoss: {"margin": 0.2},
@@ -31,6 +33,8 @@ DEFAULTS = {
     losses.AngularLoss: {"alpha_degrees": 45.0},
     losses.AngularHingeLoss: {"alpha_degrees": 45.0},
     losses.NPairAngularLoss: {"alpha_degrees": 45.0, "weight": 2.0},
+    losses.SoftmaxLoss: {"bias": False},
+    losses.NormFaceLoss: {"scale": None, "reachable_loss": 0.001},
     losses.SphereFaceLoss: {"scale": 64.0, "margin": 3},
     losses.CosFaceLoss: {"scale": 64.0, "margin": 0.35, "sub_centres": 1},
     losses.ArcFaceLoss: {"scale": 64.0, "margin_radians": 0.45, "sub_centres": 1},
@@ -46,6 +50,7 @@ DEFAULTS = {
     losses.CContrastiveLoss: {"margin": 1.0},
     losses.CTripletLoss: {"margin": 0.8, "add_center": False},
     losses.ProxyAnchorLoss: {"scale": 32.0, "margin": 0.1},
+    losses.SphericalConstraint: {"rho": 1.0, "radius": None},
 }
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ssl_sec.losses import BYOLLoss, DCLLoss, MoCoV3Loss, NTXentLoss, SupConLoss, tiles
+from ssl_sec.losses import BYOLLoss, DCLLoss, MoCoV3Loss, NTXentLoss, SupConLoss, contrastive, tiles
 from tests.losses.cases import rows
 from tests.losses.slow import pairs
 
@@ -169,6 +169,32 @@ def test_moco_v3_is_the_cross_entropy_of_its_algorithm():
 def test_an_image_with_one_view_is_named(loss, terms, values):
     with pytest.raises(ValueError, match=f"^{loss.__name__} needs two views of every image: label 7 occurs once"):
         loss(**values)(rows(5), rows(5), torch.tensor([1, 1, 7, 2, 2]))
+
+
+@pytest.mark.parametrize(("loss", "terms", "values"), TAUGHT)
+def test_an_image_with_one_view_makes_the_loss_nan_if_labels_may_not_be_read(loss, terms, values, monkeypatch):
+    monkeypatch.setattr(contrastive, "may_read_values", lambda labels: False)
+    assert loss(**values)(rows(5), rows(5), torch.tensor([1, 1, 7, 2, 2])).isnan()
+    assert loss(**values)(rows(5), rows(5), torch.tensor([1, 1, 2, 2, 2])).isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+@pytest.mark.parametrize(("loss", "terms", "values"), TAUGHT)
+def test_a_teachers_labels_may_be_any_whole_numbers(loss, terms, values, dtype):
+    given = rows(8), rows(8, seed=1)
+    assert loss(**values)(*given, PAIRS.to(dtype)).item() == loss(**values)(*given, PAIRS).item()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("loss", "terms", "values"), TAUGHT)
+def test_rows_in_half_precision_are_compared_with_a_teachers_in_single_precision(loss, terms, values, dtype):
+    predictions, targets = rows(8).to(dtype).requires_grad_(), rows(8, seed=1).to(dtype)
+    value = loss(**values)(predictions, targets, PAIRS)
+    expected = sum(terms(predictions.double().tolist(), targets.double().tolist(), PAIRS.tolist(), **values))
+    assert value.dtype == torch.float32
+    assert value.item() == pytest.approx(expected, rel=1e-5)
+    value.backward()
+    assert predictions.grad.dtype == dtype
 
 
 @pytest.mark.parametrize("loss", [NTXentLoss, DCLLoss])
