@@ -54,6 +54,11 @@ def test_all_anchors_can_be_given_by_any_slice(bound):
 def test_a_row_that_is_alone_has_no_others():
     for bound in (BOUNDED, UNBOUNDED):
         assert tiles.log_sum_exp_of_others(rows(1), slice(None), bound).tolist() == [-torch.inf]
+        one_group = torch.zeros(3, dtype=torch.int64)
+        assert tiles.log_sum_exp_of_others(rows(3), slice(None), bound, one_group).tolist() == [-torch.inf] * 3
+    groups = torch.tensor([0, 1])
+    of_rows = tiles.log_sum_exp_of_keys(rows(2), rows(3), groups, torch.tensor([1, 1, 1]))
+    assert of_rows.isneginf().tolist() == [False, True]
 
 
 def test_half_of_the_matrix_is_made_where_all_rows_are_anchors(monkeypatch):
