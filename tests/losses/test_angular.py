@@ -52,6 +52,7 @@ def test_the_hinge_is_zero_up_to_the_angle():
         ([], "a multiple of 3 rows: the batch has 0"),
         ([0, 0, 1, 1, 2, 0], r"a positive: rows 3 to 5 have the labels 1, 2, 0"),
         ([0, 0, 1, 2, 2, 2], r"a negative: rows 3 to 5 have the labels 2, 2, 2"),
+        ([0, 1, 2, 3, 4, 5], r"a positive: rows 0 to 2 have the labels 0, 1, 2"),
     ],
 )
 def test_labels_that_are_no_triplets_are_refused(loss, labels, message):
