@@ -137,14 +137,14 @@ class HardnessAwareSynthesis(RowGenerator):
         """The anchors' shares of the losses: of their own batches, of the reconstruction and of the classifier."""
         with torch.autocast(batch.embeddings.device.type, enabled=False):
             unit, labels = directions(batch.embeddings), batch.labels
+            own = range(len(labels))[anchors]
             features = batch.features[anchors].detach()
             errors = features - self.generator(unit[anchors].detach())
             classified = functional.cross_entropy(self.classifier(features), labels[anchors], reduction="sum")
             pulls = self._pulls(unit, labels, anchors)
             num_at_once = max(1, ROWS_AT_ONCE // len(labels))
             parts = [
-                slice(first, min(first + num_at_once, anchors.stop))
-                for first in range(anchors.start, anchors.stop, num_at_once)
+                slice(first, min(first + num_at_once, own.stop)) for first in range(own.start, own.stop, num_at_once)
             ]
             compute = self._of_part
             if len(parts) > 1:

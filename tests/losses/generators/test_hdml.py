@@ -110,6 +110,13 @@ def test_the_shares_of_a_partition_add_up():
     torch.testing.assert_close(torch.stack(whole), torch.stack([torch.stack(part) for part in parts]).sum(0))
 
 
+@pytest.mark.parametrize(("anchors", "same"), [(slice(None), ALL), (slice(-3, None), slice(7, 10))])
+def test_the_anchors_are_any_range_as_for_a_loss(anchors, same):
+    found, given, embed = synthesis(), batch(), head()
+    shares = [torch.stack(found(given, part, embed, TripletLoss())) for part in (anchors, same)]
+    torch.testing.assert_close(*shares, rtol=1e-12, atol=1e-12)
+
+
 def test_recomputed_parts_give_the_same(monkeypatch):
     """Memory is bounded: many rows are generated in parts."""
 
