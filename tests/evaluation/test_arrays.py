@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.arrays import unit_rows
+from ssl_sec.evaluation.arrays import as_tensor, unit_rows
 from ssl_sec.evaluation.classification.knn import knn_top1
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.faces.identification import all_pairs_tar_at_far, rank_1_identification
@@ -42,6 +42,15 @@ def test_arrays_may_be_reversed_or_read_only(rows):
     assert recall_at_k(embeddings[::-1], labels[::-1], [1]) == expected
     embeddings.flags.writeable = False
     assert recall_at_k(embeddings, labels, [1]) == expected
+
+
+def test_embeddings_may_have_gradients(rows):
+    embeddings, labels = rows
+    leaf = embeddings.clone().requires_grad_()
+    assert as_tensor(leaf).data_ptr() == leaf.data_ptr() and not as_tensor(leaf).requires_grad
+    assert recall_at_k(leaf, labels, [1]) == recall_at_k(embeddings, labels, [1])
+    for measure in (rankme, alpha_req, uniformity, lambda rows: alignment(rows, 2 * rows)):
+        assert measure(leaf) == measure(embeddings)
 
 
 @pytest.mark.parametrize("order", "<>")

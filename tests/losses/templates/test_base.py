@@ -43,6 +43,12 @@ def test_ties_and_nan_are_not_recognised():
     assert loss.recognised(batch, torch.tensor([0, 2, 2])).tolist() == [False, True, False]
 
 
+def test_a_row_is_recognised_also_if_it_is_opposite_to_all_templates():
+    loss = SoftmaxLoss(2, 2)
+    loss.weight.data = torch.tensor([[-1.0, -1.0], [-2.0, -2.0]])
+    assert loss.recognised(torch.ones(2, 2), torch.tensor([0, 1])).tolist() == [True, False]
+
+
 @pytest.mark.parametrize("kind", [CTripletLoss, ProxyAnchorLoss])
 def test_the_gradient_in_tiles_is_that_at_once(kind, monkeypatch):
     """Each tile of classes also has a gradient by the similarity to the own template."""
