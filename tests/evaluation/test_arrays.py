@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.arrays import as_tensor, unit_rows
+from ssl_sec.evaluation.arrays import as_labels, as_same, as_scores, as_tensor, unit_rows
 from ssl_sec.evaluation.classification.knn import knn_top1
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.faces.identification import all_pairs_tar_at_far, rank_1_identification
@@ -91,6 +91,30 @@ def test_names_of_classes_are_refused_as_labels(rows):
         ):
             with pytest.raises(DataError, match=message):
                 measure(given)
+    for none in (np.array([], dtype=object), np.array([], dtype=str)):
+        with pytest.raises(DataError, match=r"^k: found no labels, of type .*, must be whole numbers, as of numpy.un"):
+            as_labels("k", none)
+    with pytest.raises(DataError, match=r"^k: found the label b'dog', must be whole numbers"):
+        as_labels("k", np.array([b"dog", b"cat"]))
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("wrong", [0.5, -1.0, 2.0, torch.nan])
+def test_whether_two_images_show_one_person_is_yes_or_no(wrong):
+    expected = [True, False, True]
+    for dtype in (torch.bool, torch.uint8, torch.int64, torch.float32):
+        assert as_same(torch.tensor(expected).to(dtype)).tolist() == expected
+    with pytest.raises(DataError, match=rf"^verification: found {wrong:g} in same, must be booleans, or 0 and 1$"):
+        as_same(torch.tensor([1.0, wrong, 0.0, 3.0]))
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_scores_are_floats_and_same_is_on_their_device():
+    same = torch.tensor([1, 0, 1])
+    for given, wanted in ((torch.int32, torch.float64), (torch.float32,) * 2, (torch.float64,) * 2):
+        scores, is_genuine = as_scores(torch.tensor([3, 1, 2], dtype=given), same)
+        assert (scores.dtype, scores.tolist()) == (wanted, [3, 1, 2]) and is_genuine.tolist() == [True, False, True]
+    assert as_scores(torch.empty(3, device="meta"), same)[1].device.type == "meta"
 
 
 @pytest.mark.usefixtures("unchecked_types")
