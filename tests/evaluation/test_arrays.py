@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.arrays import as_labels, as_same, as_scores, as_tensor, unit_rows
+from ssl_sec.evaluation.arrays import as_labelled, as_labels, as_same, as_scores, as_tensor, unit_rows
 from ssl_sec.evaluation.classification.knn import knn_top1
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.faces.identification import all_pairs_tar_at_far, rank_1_identification
@@ -70,6 +70,7 @@ def test_labels_that_are_no_whole_numbers_one_an_image_are_refused(rows, measure
         (labels / 10, "type float32, must be whole numbers"),
         ((labels / 10).numpy(), "type float32, must be whole numbers"),
         (labels > 2, "type bool, must be whole numbers"),
+        (labels.to(torch.complex64), "type complex64, must be whole numbers"),
         (labels.unsqueeze(1), r"shape \[60, 1\], must be \[images\]"),
     ):
         with pytest.raises(DataError, match=f": found labels of {found}"):
@@ -96,6 +97,27 @@ def test_names_of_classes_are_refused_as_labels(rows):
             as_labels("k", none)
     with pytest.raises(DataError, match=r"^k: found the label b'dog', must be whole numbers"):
         as_labels("k", np.array([b"dog", b"cat"]))
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("shape", [(4,), (4, 2, 3), (3, 2), (0, 2)])
+def test_features_are_a_row_for_each_label(shape):
+    labels = torch.zeros(0 if shape[0] == 0 else 4, dtype=torch.int64)
+    with pytest.raises(DataError, match=r"^k: found features of shape \[[\d, ]+\] and labels of shape \[\d\], must be"):
+        as_labelled("k", torch.ones(shape), labels)
+
+
+@pytest.mark.parametrize(
+    ("labels", "num_classes", "message"),
+    [
+        ([0, 5, 5], 5, r"found label 5, must be in \[0, 4\] \(num_classes\)"),
+        ([0, -1, 9], None, "found label -1, must be ≥ 0"),
+    ],
+)
+def test_labels_are_in_their_range(labels, num_classes, message):
+    with pytest.raises(DataError, match=f"^k: {message}$"):
+        as_labelled("k", torch.ones(3, 2), torch.tensor(labels), num_classes)
+    assert as_labelled("k", torch.ones(2, 2), torch.tensor([0, 4]), 5)[1].tolist() == [0, 4]
 
 
 @pytest.mark.usefixtures("unchecked_types")
