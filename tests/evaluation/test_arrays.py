@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.arrays import as_labelled, as_labels, as_same, as_scores, as_tensor, unit_rows
+from ssl_sec.evaluation.arrays import as_labelled, as_labels, as_same, as_scores, as_tensor, tiles, unit_rows
 from ssl_sec.evaluation.classification.knn import knn_top1
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.faces.identification import all_pairs_tar_at_far, rank_1_identification
@@ -34,6 +34,21 @@ def test_rows_without_a_direction():
     found = unit_rows(torch.tensor([[0.0, 0.0], [torch.inf, 1.0], [torch.nan, 1.0]]))
     assert found[0].tolist() == [0, 0] and found[1:].isnan().any(1).all()
     assert unit_rows(torch.zeros(0, 3)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_smallest_and_the_largest_numbers_have_a_direction(dtype):
+    limits = torch.finfo(dtype)
+    scales = [limits.smallest_normal * limits.eps, 3 * limits.smallest_normal * limits.eps, limits.smallest_normal]
+    for scale in (*scales, 1.0, limits.max / 4, limits.max):
+        found = unit_rows(torch.tensor([[scale, -scale, 0.0, scale, scale], [0.0, 0.0, -scale, 0.0, 0.0]], dtype=dtype))
+        expected = torch.tensor([[0.5, -0.5, 0.0, 0.5, 0.5], [0.0, 0.0, -1.0, 0.0, 0.0]], dtype=dtype)
+        torch.testing.assert_close(found, expected)
+
+
+def test_the_last_part_has_the_rest():
+    assert list(tiles(5, 2)) == [slice(0, 2), slice(2, 4), slice(4, 5)]
+    assert list(tiles(4, 4)) == [slice(0, 4)] and list(tiles(0, 3)) == []
 
 
 def test_arrays_may_be_reversed_or_read_only(rows):

@@ -5,8 +5,10 @@ import pytest
 import torch
 from torch import nn
 
+from ssl_sec.data import loading
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.evaluation import features as features_module
 from ssl_sec.evaluation.features import extract_features, feature_table, readable_rows
 from ssl_sec.networks import Encoder
 from tests.data.files import noisy_set
@@ -106,6 +108,41 @@ def test_features_are_in_single_or_double_precision(given, wanted):
 def test_an_encoder_without_parameters_gets_single_precision():
     features, _ = extract_features(nn.Flatten(), images(), torch.arange(3), CPU)
     assert torch.equal(features, images().images[:3].float().flatten(1) / 255)
+
+
+def test_the_images_of_a_batch_and_the_loader_processes_are_as_many_as_stated(monkeypatch):
+    sizes, asked = [], []
+
+    def batches(image_set, parts, device, num_loader_workers):
+        asked.append(num_loader_workers)
+        return loading.batches(image_set, parts, device, 0)
+
+    class Counted(nn.Flatten):
+        def forward(self, batch):
+            sizes.append(len(batch))
+            return super().forward(batch)
+
+    monkeypatch.setattr(features_module, "batches", batches)
+    extract_features(Counted(), images(), batch_size=4, num_loader_workers=3)
+    assert (sizes, asked) == ([4, 4, 3], [3])
+
+
+def test_the_features_are_on_the_given_device():
+    table = feature_table(nn.Flatten(), images(), device=torch.device("meta"))
+    assert table.features.device.type == table.labels.device.type == "meta"
+
+
+def calls_before_batches(count):
+    calls = []
+    feature_table(encoder(), images(), range(count), batch_size=1, before_batch=lambda: calls.append(1))
+    return len(calls)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_workers_have_as_many_batches_as_each_other(tmp_path, count):
+    """Whatever they do before each batch, such as a collective operation, all do as many times."""
+    assert on_workers(2, tmp_path, calls_before_batches, count) == [(count + 1) // 2] * 2
 
 
 def rows_of_readable(indices):
