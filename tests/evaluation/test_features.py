@@ -145,6 +145,27 @@ def test_workers_have_as_many_batches_as_each_other(tmp_path, count):
     assert on_workers(2, tmp_path, calls_before_batches, count) == [(count + 1) // 2] * 2
 
 
+class Wide(nn.Module):
+    """An eighth of a MiB for each image."""
+
+    def forward(self, batch):
+        return batch.flatten(1)[:, :1].expand(-1, 2**15)
+
+
+def held(count, limit_mib):
+    table = feature_table(Wide(), images(count), batch_size=4, limit_mib=limit_mib)
+    assert len(table.labels) == count
+    return len(table.features), table.first, table.is_divided
+
+
+@pytest.mark.distributed
+def test_large_features_are_divided_among_several_workers(tmp_path):
+    assert held(9, 1) == (9, 0, False)  # of one worker
+    assert on_workers(2, tmp_path, held, 8, 1) == [(8, 0, False)] * 2  # just as large as the limit
+    assert on_workers(2, tmp_path, held, 9, None) == [(9, 0, False)] * 2
+    assert on_workers(2, tmp_path, held, 9, 1) == [(5, 0, True), (4, 5, True)]
+
+
 def rows_of_readable(indices):
     noise = noisy_set(11, bad=(0, 4, 9))
     rows = readable_rows(partial(feature_table, nn.Flatten(), device=CPU), CPU, noise, torch.tensor(indices))

@@ -51,6 +51,12 @@ def test_templates_and_rows_may_have_any_precision(case, of_templates, of_rows):
     assert torch.equal(loss.recognised(batch, labels), exact.recognised(batch.double(), labels))
 
 
+def test_the_templates_of_rows_are_read_without_gradients():
+    loss = SoftmaxLoss(3, 2)
+    found = loss.templates_of(torch.tensor([2, 0, 2]))
+    assert torch.equal(found, loss.weight[[2, 0, 2]]) and not found.requires_grad
+
+
 def test_ties_and_nan_are_not_recognised():
     loss = SoftmaxLoss(3, 2)
     loss.weight.data = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
