@@ -56,6 +56,7 @@ def test_indices_may_be_lists_and_arrays():
         ([], r"i: found indices float32\[0\], must be whole numbers, one or more"),
         (torch.arange(0), r"i: found indices int64\[0\], must"),
         (torch.arange(11) < 3, r"i: found indices bool\[11\], must"),
+        (torch.zeros(2, 2).long(), r"i: found indices int64\[2, 2\], must"),
         ([3, -1], r"i: found index -1, must be in \[0, 10\]"),
         ([11], r"i: found index 11, must be in \[0, 10\]"),
     ],
@@ -183,6 +184,14 @@ def test_images_that_replace_unreadable_ones_are_left_out(tmp_path):
             torch.testing.assert_close(part, expected)
     with pytest.raises(DataError, match="^noise/train: 2 images to measure, and none can be read$"):
         rows_of_readable([4, 9])
+
+
+@pytest.mark.parametrize("bad", [(), (0, 4, 9)])
+def test_images_that_can_be_read_may_be_corrupted(bad):
+    extract = partial(feature_table, nn.Flatten(), device=CPU)
+    noise, indices = noisy_set(11, bad=bad), torch.tensor([9, 1, 0, 2])
+    rows = readable_rows(extract, CPU, noise, indices, lambda of_batch, places: 0 * of_batch + places.view(-1, 1, 1, 1))
+    assert rows.features[:, 0].tolist() == [index for index in indices.tolist() if index not in bad]
 
 
 @pytest.mark.distributed

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from ssl_sec import losses
+from ssl_sec.losses.generators.hdml import HardnessAwareSynthesis
 
 # Names and defaults of the papers, which experiments rely on.
 DEFAULTS = {
@@ -51,6 +52,24 @@ DEFAULTS = {
     losses.CTripletLoss: {"margin": 0.8, "add_center": False},
     losses.ProxyAnchorLoss: {"scale": 32.0, "margin": 0.1},
     losses.SphericalConstraint: {"rho": 1.0, "radius": None},
+    losses.SphericalFeatureTransform: {
+        "mode": "rotate",
+        "tail_classes": None,
+        "weight": 0.2,
+        "energy": 0.95,
+        "seed": 0,
+        "centres": "mean",
+    },
+    HardnessAwareSynthesis: {
+        "alpha": 90.0,
+        "beta": 1e4,
+        "reconstruction_weight": 0.5,
+        "softmax_weight": 5000.0,
+        "hidden_dim": 512,
+        "generator_learning_rate": 1e-2,
+        "classifier_learning_rate": 1e-3,
+        "seed": 0,
+    },
 }
 
 
