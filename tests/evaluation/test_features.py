@@ -165,6 +165,7 @@ def test_large_features_are_divided_among_several_workers(tmp_path):
     assert on_workers(2, tmp_path, held, 8, 1) == [(8, 0, False)] * 2  # just as large as the limit
     assert on_workers(2, tmp_path, held, 9, None) == [(9, 0, False)] * 2
     assert on_workers(2, tmp_path, held, 9, 1) == [(5, 0, True), (4, 5, True)]
+    assert on_workers(3, tmp_path, held, 1, 0) == [(1, 0, True), (0, 1, True), (0, 1, True)]
 
 
 def rows_of_readable(indices):
