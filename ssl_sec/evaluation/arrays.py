@@ -103,10 +103,10 @@ def as_labels(what: str, labels: Labels) -> Int64[Tensor, " images"]:
     Raises:
         DataError: they are of another type, or not one number for each image.
     """
-    if not isinstance(labels, Tensor) and (given := np.asarray(labels)).dtype.kind in "OSU" and given.size:
+    if not isinstance(labels, Tensor) and (given := np.asarray(labels)).dtype.kind in "OSU":
+        found = f"the label {given.flat[0]!s}" if given.size else f"no labels, of type {given.dtype}"
         raise DataError(
-            f"{what}: found the label {given.flat[0]!s}, must be whole numbers, as of "
-            "numpy.unique(labels, return_inverse=True)[1]"
+            f"{what}: found {found}, must be whole numbers, as of numpy.unique(labels, return_inverse=True)[1]"
         )
     classes = as_tensor(labels)
     if classes.ndim != 1:

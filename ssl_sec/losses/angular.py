@@ -89,8 +89,7 @@ class DisjointLoss(Loss):
         rows = range(len(labels))[anchors]
         own = slice(-(-rows.start // 3), -(-rows.stop // 3))  # rounded up, to the next anchor
         terms = self._terms(embeddings[0::3][own], embeddings[1::3][own], embeddings[2::3][own])
-        are_triplets = (labels[0::3] == labels[1::3]) & (labels[0::3] != labels[2::3])
-        return 3 * torch.where(are_triplets[own], terms, torch.nan).sum() / len(labels)
+        return 3 * terms.sum() / len(labels)
 
     def compares(self, labels: Labels) -> Bool[Tensor, ""]:
         """Whether the rows form triplets."""

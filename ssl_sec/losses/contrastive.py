@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from ssl_sec.errors import counted
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, described, require_labels, require_range
 from ssl_sec.losses.classes import Classes, classes_of, may_read_values, positive_pairs, sum_rows, take_rows
-from ssl_sec.losses.geometry import directions, in_full_precision, squared_distances
+from ssl_sec.losses.geometry import directions, squared_distances
 from ssl_sec.losses.tiles import log_sum_exp_of_keys, log_sum_exp_of_others
 from ssl_sec.rules import Range
 
@@ -68,8 +68,7 @@ class NTXentLoss(Loss):
                 f"{type(self).__name__} needs a positive for every row: label {int(labels[alone][0])} occurs once in "
                 "the batch"
             )
-        terms = self._terms(embeddings, classes, anchors)
-        return torch.where(classes.size[anchors] > 1, terms, torch.nan).sum() / len(labels)
+        return self._terms(embeddings, classes, anchors).sum() / len(labels)
 
     def _terms(self, embeddings: Embeddings, classes: Classes, anchors: slice, negatives_only: bool = False) -> _Terms:
         """ℓ_i of each anchor that has a positive."""
@@ -132,8 +131,7 @@ class DCLLoss(NTXentLoss):
         return super()._share(embeddings, labels, anchors)
 
     def _terms(self, embeddings: Embeddings, classes: Classes, anchors: slice, negatives_only: bool = True) -> _Terms:
-        terms = super()._terms(embeddings, classes, anchors, negatives_only)
-        return torch.where(classes.num_negatives[anchors] > 0, terms, torch.nan)
+        return super()._terms(embeddings, classes, anchors, negatives_only)
 
     def compares(self, labels: Labels) -> Bool[Tensor, ""]:
         """Whether every row has a positive and a negative."""
@@ -209,13 +207,12 @@ class TeacherLoss(nn.Module, ABC):
                 f"{name} needs two views of every image: label {int(labels[alone][0])} occurs once in the batch"
             )
         with torch.autocast(predictions.device.type, enabled=False):
-            rows = directions(in_full_precision(predictions)[anchors])
-            keys = directions(in_full_precision(targets).detach())
+            rows = directions(predictions[anchors])
+            keys = directions(targets.detach())
             number = classes.number
             others = take_rows(sum_rows(keys, number, len(keys)), number[anchors]) - keys[anchors]
-            at_positives = (rows * others).sum(1) / classes.num_positives[anchors]
-            terms = self._terms(rows, keys, at_positives, classes, anchors)
-            return torch.where(classes.size[anchors] > 1, terms, torch.nan).sum() / len(labels)
+            at_positives = (rows * others).sum(1) / classes.num_positives[anchors]  # NaN, 0 / 0, of an only view
+            return self._terms(rows, keys, at_positives, classes, anchors).sum() / len(labels)
 
     @abstractmethod
     def _terms(

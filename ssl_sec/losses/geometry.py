@@ -105,7 +105,10 @@ def grad_scale(
 
 
 def angles(first: Float[Tensor, "batch dim"], second: Float[Tensor, "batch dim"]) -> Float[Tensor, " batch"]:
-    """The angle between the rows of the same index, in radians, exact also where it is small; π/2 with a zero row."""
+    """The angle between the rows of the same index, in radians, exact also where it is small; π/2 with a zero row.
+
+    Two zero rows have the angle 0.
+    """
     one, other = directions(first), directions(second)
     return 2 * torch.atan2(norms(one - other), norms(one + other))
 

@@ -154,7 +154,7 @@ class _RowForm(torch.autograd.Function):
 def _ranges(rows: Tensor, start: int, stop: int) -> Iterator[slice]:
     step = CPU_TILE_ROWS if rows.device.type == "cpu" else GPU_TILE_ROWS
     for first in range(start, stop, step):
-        yield slice(first, min(first + step, stop))
+        yield slice(first, first + step)
 
 
 def _upper_tiles(rows: Tensor, groups: Tensor | None = None) -> Iterator[tuple[slice, slice, Tensor]]:

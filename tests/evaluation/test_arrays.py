@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.arrays import unit_rows
+from ssl_sec.evaluation.arrays import as_labelled, as_labels, as_same, as_scores, as_tensor, tiles, unit_rows
 from ssl_sec.evaluation.classification.knn import knn_top1
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.faces.identification import all_pairs_tar_at_far, rank_1_identification
@@ -36,12 +36,36 @@ def test_rows_without_a_direction():
     assert unit_rows(torch.zeros(0, 3)).shape == (0, 3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_smallest_and_the_largest_numbers_have_a_direction(dtype):
+    limits = torch.finfo(dtype)
+    scales = [limits.smallest_normal * limits.eps, 3 * limits.smallest_normal * limits.eps, limits.smallest_normal]
+    for scale in (*scales, 1.0, limits.max / 4, limits.max):
+        found = unit_rows(torch.tensor([[scale, -scale, 0.0, scale, scale], [0.0, 0.0, -scale, 0.0, 0.0]], dtype=dtype))
+        expected = torch.tensor([[0.5, -0.5, 0.0, 0.5, 0.5], [0.0, 0.0, -1.0, 0.0, 0.0]], dtype=dtype)
+        torch.testing.assert_close(found, expected)
+
+
+def test_the_last_part_has_the_rest():
+    assert list(tiles(5, 2)) == [slice(0, 2), slice(2, 4), slice(4, 5)]
+    assert list(tiles(4, 4)) == [slice(0, 4)] and list(tiles(0, 3)) == []
+
+
 def test_arrays_may_be_reversed_or_read_only(rows):
     embeddings, labels = (each.numpy() for each in rows)
     expected = recall_at_k(embeddings, labels, [1])
     assert recall_at_k(embeddings[::-1], labels[::-1], [1]) == expected
     embeddings.flags.writeable = False
     assert recall_at_k(embeddings, labels, [1]) == expected
+
+
+def test_embeddings_may_have_gradients(rows):
+    embeddings, labels = rows
+    leaf = embeddings.clone().requires_grad_()
+    assert as_tensor(leaf).data_ptr() == leaf.data_ptr() and not as_tensor(leaf).requires_grad
+    assert recall_at_k(leaf, labels, [1]) == recall_at_k(embeddings, labels, [1])
+    for measure in (rankme, alpha_req, uniformity, lambda rows: alignment(rows, 2 * rows)):
+        assert measure(leaf) == measure(embeddings)
 
 
 @pytest.mark.parametrize("order", "<>")
@@ -61,6 +85,7 @@ def test_labels_that_are_no_whole_numbers_one_an_image_are_refused(rows, measure
         (labels / 10, "type float32, must be whole numbers"),
         ((labels / 10).numpy(), "type float32, must be whole numbers"),
         (labels > 2, "type bool, must be whole numbers"),
+        (labels.to(torch.complex64), "type complex64, must be whole numbers"),
         (labels.unsqueeze(1), r"shape \[60, 1\], must be \[images\]"),
     ):
         with pytest.raises(DataError, match=f": found labels of {found}"):
@@ -82,6 +107,51 @@ def test_names_of_classes_are_refused_as_labels(rows):
         ):
             with pytest.raises(DataError, match=message):
                 measure(given)
+    for none in (np.array([], dtype=object), np.array([], dtype=str)):
+        with pytest.raises(DataError, match=r"^k: found no labels, of type .*, must be whole numbers, as of numpy.un"):
+            as_labels("k", none)
+    with pytest.raises(DataError, match=r"^k: found the label b'dog', must be whole numbers"):
+        as_labels("k", np.array([b"dog", b"cat"]))
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("shape", [(4,), (4, 2, 3), (3, 2), (0, 2)])
+def test_features_are_a_row_for_each_label(shape):
+    labels = torch.zeros(0 if shape[0] == 0 else 4, dtype=torch.int64)
+    with pytest.raises(DataError, match=r"^k: found features of shape \[[\d, ]+\] and labels of shape \[\d\], must be"):
+        as_labelled("k", torch.ones(shape), labels)
+
+
+@pytest.mark.parametrize(
+    ("labels", "num_classes", "message"),
+    [
+        ([0, 5, 5], 5, r"found label 5, must be in \[0, 4\] \(num_classes\)"),
+        ([0, -1, 9], None, "found label -1, must be ≥ 0"),
+    ],
+)
+def test_labels_are_in_their_range(labels, num_classes, message):
+    with pytest.raises(DataError, match=f"^k: {message}$"):
+        as_labelled("k", torch.ones(3, 2), torch.tensor(labels), num_classes)
+    assert as_labelled("k", torch.ones(2, 2), torch.tensor([0, 4]), 5)[1].tolist() == [0, 4]
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("wrong", [0.5, -1.0, 2.0, torch.nan])
+def test_whether_two_images_show_one_person_is_yes_or_no(wrong):
+    expected = [True, False, True]
+    for dtype in (torch.bool, torch.uint8, torch.int64, torch.float32):
+        assert as_same(torch.tensor(expected).to(dtype)).tolist() == expected
+    with pytest.raises(DataError, match=rf"^verification: found {wrong:g} in same, must be booleans, or 0 and 1$"):
+        as_same(torch.tensor([1.0, wrong, 0.0, 3.0]))
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_scores_are_floats_and_same_is_on_their_device():
+    same = torch.tensor([1, 0, 1])
+    for given, wanted in ((torch.int32, torch.float64), (torch.float32,) * 2, (torch.float64,) * 2):
+        scores, is_genuine = as_scores(torch.tensor([3, 1, 2], dtype=given), same)
+        assert (scores.dtype, scores.tolist()) == (wanted, [3, 1, 2]) and is_genuine.tolist() == [True, False, True]
+    assert as_scores(torch.empty(3, device="meta"), same)[1].device.type == "meta"
 
 
 @pytest.mark.usefixtures("unchecked_types")

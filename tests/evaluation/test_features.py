@@ -5,8 +5,10 @@ import pytest
 import torch
 from torch import nn
 
+from ssl_sec.data import loading
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.evaluation import features as features_module
 from ssl_sec.evaluation.features import extract_features, feature_table, readable_rows
 from ssl_sec.networks import Encoder
 from tests.data.files import noisy_set
@@ -54,6 +56,7 @@ def test_indices_may_be_lists_and_arrays():
         ([], r"i: found indices float32\[0\], must be whole numbers, one or more"),
         (torch.arange(0), r"i: found indices int64\[0\], must"),
         (torch.arange(11) < 3, r"i: found indices bool\[11\], must"),
+        (torch.zeros(2, 2).long(), r"i: found indices int64\[2, 2\], must"),
         ([3, -1], r"i: found index -1, must be in \[0, 10\]"),
         ([11], r"i: found index 11, must be in \[0, 10\]"),
     ],
@@ -108,6 +111,63 @@ def test_an_encoder_without_parameters_gets_single_precision():
     assert torch.equal(features, images().images[:3].float().flatten(1) / 255)
 
 
+def test_the_images_of_a_batch_and_the_loader_processes_are_as_many_as_stated(monkeypatch):
+    sizes, asked = [], []
+
+    def batches(image_set, parts, device, num_loader_workers):
+        asked.append(num_loader_workers)
+        return loading.batches(image_set, parts, device, 0)
+
+    class Counted(nn.Flatten):
+        def forward(self, batch):
+            sizes.append(len(batch))
+            return super().forward(batch)
+
+    monkeypatch.setattr(features_module, "batches", batches)
+    extract_features(Counted(), images(), batch_size=4, num_loader_workers=3)
+    assert (sizes, asked) == ([4, 4, 3], [3])
+
+
+def test_the_features_are_on_the_given_device():
+    table = feature_table(nn.Flatten(), images(), device=torch.device("meta"))
+    assert table.features.device.type == table.labels.device.type == "meta"
+
+
+def calls_before_batches(count):
+    calls = []
+    feature_table(encoder(), images(), range(count), batch_size=1, before_batch=lambda: calls.append(1))
+    return len(calls)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_workers_have_as_many_batches_as_each_other(tmp_path, count):
+    """Whatever they do before each batch, such as a collective operation, all do as many times."""
+    assert on_workers(2, tmp_path, calls_before_batches, count) == [(count + 1) // 2] * 2
+
+
+class Wide(nn.Module):
+    """An eighth of a MiB for each image."""
+
+    def forward(self, batch):
+        return batch.flatten(1)[:, :1].expand(-1, 2**15)
+
+
+def held(count, limit_mib):
+    table = feature_table(Wide(), images(count), batch_size=4, limit_mib=limit_mib)
+    assert len(table.labels) == count
+    return len(table.features), table.first, table.is_divided
+
+
+@pytest.mark.distributed
+def test_large_features_are_divided_among_several_workers(tmp_path):
+    assert held(9, 1) == (9, 0, False)  # of one worker
+    assert on_workers(2, tmp_path, held, 8, 1) == [(8, 0, False)] * 2  # just as large as the limit
+    assert on_workers(2, tmp_path, held, 9, None) == [(9, 0, False)] * 2
+    assert on_workers(2, tmp_path, held, 9, 1) == [(5, 0, True), (4, 5, True)]
+    assert on_workers(3, tmp_path, held, 1, 0) == [(1, 0, True), (0, 1, True), (0, 1, True)]
+
+
 def rows_of_readable(indices):
     noise = noisy_set(11, bad=(0, 4, 9))
     rows = readable_rows(partial(feature_table, nn.Flatten(), device=CPU), CPU, noise, torch.tensor(indices))
@@ -125,6 +185,14 @@ def test_images_that_replace_unreadable_ones_are_left_out(tmp_path):
             torch.testing.assert_close(part, expected)
     with pytest.raises(DataError, match="^noise/train: 2 images to measure, and none can be read$"):
         rows_of_readable([4, 9])
+
+
+@pytest.mark.parametrize("bad", [(), (0, 4, 9)])
+def test_images_that_can_be_read_may_be_corrupted(bad):
+    extract = partial(feature_table, nn.Flatten(), device=CPU)
+    noise, indices = noisy_set(11, bad=bad), torch.tensor([9, 1, 0, 2])
+    rows = readable_rows(extract, CPU, noise, indices, lambda of_batch, places: 0 * of_batch + places.view(-1, 1, 1, 1))
+    assert rows.features[:, 0].tolist() == [index for index in indices.tolist() if index not in bad]
 
 
 @pytest.mark.distributed

@@ -4,7 +4,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from ssl_sec.figures.training import curves_figure
-from ssl_sec.metrics import METRICS, Metric, chosen_metrics, known_metrics, metric, metric_label
+from ssl_sec.metrics import METRICS, RESULT_GROUPS, Metric, chosen_metrics, known_metrics, metric, metric_label
 from ssl_sec.recipes.pretraining.config import MONITORED
 from ssl_sec.recipes.registry import RECIPES, compared_metrics
 
@@ -18,6 +18,12 @@ from ssl_sec.recipes.registry import RECIPES, compared_metrics
         ("face/cfp_fp_1e6_rank1", "cfp_fp rank-1 among 1e6 distractors (%)", None),
         ("face/blufr_tar_at_far_1e-3", "blufr TAR at FAR = 1e-3 (%)", None),
         ("face/blufr_tar_at_far_1e-3_mean", "mean of such a measure over the trials (%)", None),
+        ("face/blufr_tar_at_far_2.5e-3", "blufr TAR at FAR = 2.5e-3 (%)", None),
+        (
+            "probe/held_out_top1_lr_0.3",
+            "linear probe top-1 on these images with a learning rate of 0.3 (%)",
+            None,
+        ),
         ("face/lfw_norm_mean", "mean norm of the embeddings of lfw", None),
         ("face/head_classes_accuracy", "accuracy on other images of the head classes (%)", None),
         ("probe/corruption/gaussian_noise_3_top1", "linear probe top-1 with gaussian_noise of strength 3 (%)", None),
@@ -46,6 +52,7 @@ def test_the_most_specific_row_is_taken():
 
 def test_an_unknown_name_is_its_own_label():
     assert metric("train/other") is None
+    assert metric("face/_eer") is None
     assert metric_label("train/other") == "train/other"
 
 
@@ -60,6 +67,12 @@ def test_metrics_are_chosen_in_the_order_of_keys_and_then_of_numbers():
     names = ["retrieval/recall_at_1", "retrieval/recall_at_2", "probe/few_shot_10", "probe/few_shot_5", "x"]
     chosen = ["probe/few_shot_{labels}", "retrieval/recall_at_1", "train/loss"]
     assert chosen_metrics(chosen, names) == ["probe/few_shot_5", "probe/few_shot_10", "retrieval/recall_at_1"]
+    # Those of several test sets, by set; one by its own name, at its own place.
+    names = ["face/z_eer", "face/b_tar_at_far_1e-3", "face/b_eer", "face/b_tar_at_far_1e-4", "face/c_eer"]
+    chosen = ["face/{test_set}_tar_at_far_{far}", "face/c_eer", "face/{test_set}_eer"]
+    assert chosen_metrics(chosen, names) == [
+        "face/b_tar_at_far_1e-4", "face/b_tar_at_far_1e-3", "face/c_eer", "face/b_eer", "face/z_eer",
+    ]  # fmt: skip
 
 
 def test_the_metrics_of_tables_and_recipes_are_known():
@@ -70,6 +83,10 @@ def test_the_metrics_of_tables_and_recipes_are_known():
     named |= set(MONITORED)
     assert {name for name in named if metric(name) is None} == set()
     assert {name for name in compared_metrics() if name not in METRICS and metric(name) is None} == set()
+
+
+def test_metrics_are_of_the_training_or_measured_once():
+    assert {name.partition("/")[0] for name in METRICS} - {"train", "val", "test"} == RESULT_GROUPS
 
 
 def test_each_row_names_its_variable_parts():

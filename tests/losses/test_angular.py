@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ssl_sec.losses import AngularHingeLoss, DisjointTripletLoss, angular
+from ssl_sec.losses import AngularHingeLoss, DisjointTripletLoss, angular, base
 from tests.losses.cases import rows
 
 TRIPLETS = torch.tensor([0, 0, 1, 1, 1, 0, 2, 2, 0, 0, 0, 2])
@@ -52,6 +52,7 @@ def test_the_hinge_is_zero_up_to_the_angle():
         ([], "a multiple of 3 rows: the batch has 0"),
         ([0, 0, 1, 1, 2, 0], r"a positive: rows 3 to 5 have the labels 1, 2, 0"),
         ([0, 0, 1, 2, 2, 2], r"a negative: rows 3 to 5 have the labels 2, 2, 2"),
+        ([0, 1, 2, 3, 4, 5], r"a positive: rows 0 to 2 have the labels 0, 1, 2"),
     ],
 )
 def test_labels_that_are_no_triplets_are_refused(loss, labels, message):
@@ -63,6 +64,7 @@ def test_labels_that_are_no_triplets_are_refused(loss, labels, message):
 @BOTH
 @pytest.mark.parametrize("labels", [[0, 0, 1, 1, 2, 0], [0, 0, 1, 2, 2, 2]])
 def test_the_loss_is_nan_if_labels_may_not_be_read(loss, labels, monkeypatch):
-    monkeypatch.setattr(angular, "may_read_values", lambda labels: False)
+    for module in (angular, base):
+        monkeypatch.setattr(module, "may_read_values", lambda labels: False)
     assert loss(rows(6), torch.tensor(labels)).isnan()
     assert loss(rows(6), torch.tensor([0, 0, 1, 1, 1, 0])).isfinite()

@@ -6,12 +6,15 @@ import math
 import pytest
 
 from ssl_sec import losses
+from ssl_sec.losses.generators.hdml import HardnessAwareSynthesis
 
 # Names and defaults of the papers, which experiments rely on.
 DEFAULTS = {
     losses.NTXentLoss: {"temperature": 0.5},
     losses.SupConLoss: {"temperature": 0.1},
     losses.DCLLoss: {"temperature": 0.1},
+    losses.BYOLLoss: {},
+    losses.MoCoV3Loss: {"temperature": 0.2},
     losses.ContrastiveLoss: {"margin": 1.0},
     losses.TripletLoss: {"margin": 1.0},
     losses.SemihardTripletLoss: {"margin": 0.2},
@@ -31,6 +34,8 @@ DEFAULTS = {
     losses.AngularLoss: {"alpha_degrees": 45.0},
     losses.AngularHingeLoss: {"alpha_degrees": 45.0},
     losses.NPairAngularLoss: {"alpha_degrees": 45.0, "weight": 2.0},
+    losses.SoftmaxLoss: {"bias": False},
+    losses.NormFaceLoss: {"scale": None, "reachable_loss": 0.001},
     losses.SphereFaceLoss: {"scale": 64.0, "margin": 3},
     losses.CosFaceLoss: {"scale": 64.0, "margin": 0.35, "sub_centres": 1},
     losses.ArcFaceLoss: {"scale": 64.0, "margin_radians": 0.45, "sub_centres": 1},
@@ -46,6 +51,25 @@ DEFAULTS = {
     losses.CContrastiveLoss: {"margin": 1.0},
     losses.CTripletLoss: {"margin": 0.8, "add_center": False},
     losses.ProxyAnchorLoss: {"scale": 32.0, "margin": 0.1},
+    losses.SphericalConstraint: {"rho": 1.0, "radius": None},
+    losses.SphericalFeatureTransform: {
+        "mode": "rotate",
+        "tail_classes": None,
+        "weight": 0.2,
+        "energy": 0.95,
+        "seed": 0,
+        "centres": "mean",
+    },
+    HardnessAwareSynthesis: {
+        "alpha": 90.0,
+        "beta": 1e4,
+        "reconstruction_weight": 0.5,
+        "softmax_weight": 5000.0,
+        "hidden_dim": 512,
+        "generator_learning_rate": 1e-2,
+        "classifier_learning_rate": 1e-3,
+        "seed": 0,
+    },
 }
 
 

@@ -54,3 +54,23 @@ def test_they_stay_in_float64(convert):
 def test_a_weight_out_of_range_is_refused(rho):
     with pytest.raises(ConfigError, match=r"rho: found .*, must be in \(0, 1\]"):
         Averages(rho, "only")
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16, torch.float64])
+def test_they_move_to_another_device_with_the_model(dtype):
+    averages = Averages(0.01, "only").to("meta", dtype)
+    assert {(name, buffer.device.type, buffer.dtype) for name, buffer in averages.named_buffers()} == {
+        ("only", "meta", torch.float64),
+        ("started", "meta", torch.bool),
+    }
+
+
+def test_no_gradient_passes_through_them():
+    averages = Averages(0.5, "only")
+    for figure in (1.0, 3.0):
+        (found,) = averages.average(torch.tensor(figure, requires_grad=True))
+    assert found == 2.0 and not found.requires_grad and not averages.only.requires_grad
+
+
+def test_they_show_the_weight_of_a_batch():
+    assert repr(Averages(0.25, "only")) == "Averages(rho=0.25)"

@@ -90,6 +90,50 @@ def test_combined_losses_have_their_own_values():
             from_values(CLASS["combined"], {**values, "weight": 1.0, key: {"name": "triplet"}})
 
 
+def test_a_loss_or_one_of_two_has_templates_or_is_a_softmax():
+    """Only of a softmax are the classes sampled."""
+    of = {
+        "arcface": (True, True),
+        "c_triplet": (True, False),
+        "center": (False, False),
+        ("arcface", "center"): (True, True),
+        ("center", "arcface"): (True, True),
+        ("c_triplet", "center"): (True, False),
+        ("center", "center"): (False, False),
+    }
+    for name, (has_templates, is_softmax) in of.items():
+        if isinstance(name, str):
+            config = CLASS[name]()
+        else:
+            config = CLASS["combined"](first=CLASS[name[0]](), second=CLASS[name[1]](), weight=1.0)
+        assert config.has_templates == has_templates, name
+        loss_config.check_class_sample_rate(1.0, config)
+        if is_softmax:
+            loss_config.check_class_sample_rate(0.5, config)
+        else:
+            found = rf"^class_sample_rate: found 0.5, must be 1 with loss={config.name}, which is no softmax$"
+            with pytest.raises(ConfigError, match=found):
+                loss_config.check_class_sample_rate(0.5, config)
+    loss_config.check_class_sample_rate(1.0, PAIR["triplet"]())
+    with pytest.raises(ConfigError, match=r"must be 1 with loss=triplet, which is no softmax$"):
+        loss_config.check_class_sample_rate(0.5, PAIR["triplet"]())
+
+
+def test_checking_a_loss_draws_nothing_and_knows_no_number_of_classes():
+    before = torch.get_rng_state()
+    assert CLASS["normface"](reachable_loss=3.0).reachable_loss == 3.0  # more than that of a few classes
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_cross_entropy_takes_the_sizes_of_the_classes():
+    config, sizes = loss_config.CrossEntropyConfig(label_smoothing=0.1), [1, 2, 6]
+    logits, labels = rows(4, 3), torch.tensor([0, 1, 2, 2])
+    for given in (None, sizes):
+        expected = losses.CrossEntropyLoss(0.1, given)(logits, labels)
+        assert config.build(given)(logits, labels).item() == expected.item()
+    assert config.build()(logits, labels).item() != config.build(sizes)(logits, labels).item()
+
+
 @pytest.mark.parametrize("first_is_pickier", [True, False])
 def test_combined_losses_compare_what_both_compare(first_is_pickier):
     """Of rows of one class each, only one of the two has something to compare."""
@@ -143,3 +187,74 @@ def test_a_transform_and_a_teacher_have_the_defaults_of_their_classes():
     names = ("mode", "weight", "energy", "kind_of_centres")
     assert [getattr(built, name) for name in names] == [getattr(bare, name) for name in names]
     assert loss_config.MoCoV3Config().build().temperature == losses.MoCoV3Loss().temperature
+
+
+def test_the_values_of_a_teachers_losses():
+    for kind in (loss_config.BYOLConfig, loss_config.MoCoV3Config):
+        assert (kind().momentum, kind().predictor_dim) == (0.99, 512)
+        for key, wrong in (("momentum", 1.0), ("predictor_dim", 0)):
+            with pytest.raises(ConfigError, match=rf"^loss.{key}: found {wrong}, must be in"):
+                kind(**{key: wrong})
+    assert loss_config.MoCoV3Config(temperature=0.7).build().temperature == 0.7
+
+
+def transformed(seed=0, **given):
+    values = {"class_sizes": torch.tensor([9, 2, 5, 1]), "num_features": 4, "dim": 5, "steps_per_epoch": 6} | given
+    return loss_config.Transformed(**values, seed=seed)
+
+
+def test_the_values_of_a_feature_transform_reach_it():
+    values = {"weight": 0.7, "centres": "random"}
+    for config, mode in (
+        (loss_config.SFTConfig(**values), "rotate"),
+        (loss_config.SFTDConfig(**values), "translate"),
+        (loss_config.FTLConfig(**values, energy=0.5), "ftl"),
+    ):
+        for tail_below, tail in ((None, None), (2, [3]), (5, [1, 3])):
+            built = dataclasses.replace(config, tail_below=tail_below).build(transformed(seed=8))
+            assert (built.mode, built.weight, built.kind_of_centres, built.seed) == (mode, 0.7, "random", 8)
+            assert built.energy == config.energy
+            assert built.centres.shape == (4, 5)
+            assert (None if built.tail_classes is None else built.tail_classes.tolist()) == tail
+    for tail_below in (1, 10):
+        found = f"^transform.tail_below: found {tail_below}, must part the classes; they have 1 to 9 samples$"
+        with pytest.raises(ConfigError, match=found):
+            loss_config.SFTConfig(tail_below=tail_below).build(transformed())
+    with pytest.raises(ConfigError, match="^transform.weight: found -1.0, must be ≥ 0$"):
+        loss_config.SFTConfig(weight=-1.0)
+
+
+GENERATORS = {kind.name: kind for kind in get_args(loss_config.GeneratorConfig)}
+
+
+def test_the_sizes_of_the_data_and_the_network_reach_a_generator():
+    built = {name: kind().build(transformed(seed=8)) for name, kind in GENERATORS.items()}
+    assert (built["hdml"].steps_per_epoch, built["memory"].rows.shape[1]) == (6, 5)
+    shapes = {name: [tuple(p.shape) for p in built[name].parameters() if p.ndim == 2] for name in ("hdml", "dvml")}
+    assert shapes["hdml"] == [(512, 5), (4, 512), (4, 4)]
+    assert shapes["dvml"] == [(5, 4), (5, 4), (512, 5), (4, 512)]
+    for name in ("hdml", "dvml"):
+        weights = [next(GENERATORS[name]().build(transformed(seed=seed)).parameters()) for seed in (8, 8, 9)]
+        assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[2])
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(("name", "key"), [("hdml", "alpha"), ("dvml", "first_phase_steps"), ("memory", "from_step")])
+def test_a_wrong_value_of_a_generator_is_named_with_its_key(name, key):
+    with pytest.raises(ConfigError, match=rf"^transform.{key}: found -1, must be ≥ 0$"):
+        GENERATORS[name](**{key: -1})
+
+
+def test_only_some_losses_compare_with_remembered_rows():
+    memory, allowed = GENERATORS["memory"](), set()
+    for name, kind in PAIR.items():
+        loss_config.check_memory(loss_config.NoTransformConfig(), kind())
+        try:
+            loss_config.check_memory(memory, kind())
+            allowed.add(name)
+        except ConfigError as error:
+            assert str(error).startswith(f"loss: found '{name}', must be one that compares with remembered rows")
+    # Those that the docstring of the memory lists.
+    assert allowed == {
+        "circle", "contrastive", "multi_similarity", "ranked_list", "semihard", "supcon", "triplet",
+    }  # fmt: skip

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ssl_sec.losses import BYOLLoss, DCLLoss, MoCoV3Loss, NTXentLoss, SupConLoss, tiles
+from ssl_sec.losses import BYOLLoss, DCLLoss, MoCoV3Loss, NTXentLoss, SupConLoss, contrastive, tiles
 from tests.losses.cases import rows
 from tests.losses.slow import pairs
 
@@ -171,6 +171,32 @@ def test_an_image_with_one_view_is_named(loss, terms, values):
         loss(**values)(rows(5), rows(5), torch.tensor([1, 1, 7, 2, 2]))
 
 
+@pytest.mark.parametrize(("loss", "terms", "values"), TAUGHT)
+def test_an_image_with_one_view_makes_the_loss_nan_if_labels_may_not_be_read(loss, terms, values, monkeypatch):
+    monkeypatch.setattr(contrastive, "may_read_values", lambda labels: False)
+    assert loss(**values)(rows(5), rows(5), torch.tensor([1, 1, 7, 2, 2])).isnan()
+    assert loss(**values)(rows(5), rows(5), torch.tensor([1, 1, 2, 2, 2])).isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+@pytest.mark.parametrize(("loss", "terms", "values"), TAUGHT)
+def test_a_teachers_labels_may_be_any_whole_numbers(loss, terms, values, dtype):
+    given = rows(8), rows(8, seed=1)
+    assert loss(**values)(*given, PAIRS.to(dtype)).item() == loss(**values)(*given, PAIRS).item()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("loss", "terms", "values"), TAUGHT)
+def test_rows_in_half_precision_are_compared_with_a_teachers_in_single_precision(loss, terms, values, dtype):
+    predictions, targets = rows(8).to(dtype).requires_grad_(), rows(8, seed=1).to(dtype)
+    value = loss(**values)(predictions, targets, PAIRS)
+    expected = sum(terms(predictions.double().tolist(), targets.double().tolist(), PAIRS.tolist(), **values))
+    assert value.dtype == torch.float32
+    assert value.item() == pytest.approx(expected, rel=1e-5)
+    value.backward()
+    assert predictions.grad.dtype == dtype
+
+
 @pytest.mark.parametrize("loss", [NTXentLoss, DCLLoss])
 def test_a_batch_without_rows_is_refused(loss):
     with pytest.raises(ValueError, match=f"{loss.__name__} needs a positive for every row: the batch has no rows"):
@@ -182,6 +208,24 @@ def test_a_teachers_batch_without_rows_is_refused(loss):
     none = torch.zeros(0, 5)
     with pytest.raises(ValueError, match=rf"{loss.__name__}: found float32\[0, 5\] and float32\[0, 5\], must be"):
         loss()(none, none, torch.zeros(0, dtype=torch.int64))
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("loss", [BYOLLoss, MoCoV3Loss])
+@pytest.mark.parametrize("labels", [PAIRS.double(), PAIRS[:4], PAIRS.unsqueeze(1), rows(8)])
+def test_a_teachers_labels_are_one_whole_number_a_row(loss, labels):
+    with pytest.raises(
+        TypeError, match=rf"^{loss.__name__}: found float64\[8, 5\] and .*, must be tensors, embeddings"
+    ):
+        loss()(rows(8), rows(8), labels)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("loss", [BYOLLoss, MoCoV3Loss])
+@pytest.mark.parametrize("anchors", [slice(0, 8, 2), (0, 8)])
+def test_a_teachers_anchors_are_a_range_of_rows(loss, anchors):
+    with pytest.raises(TypeError, match=rf"^{loss.__name__}: anchors: found .*, must be a slice of rows with step 1"):
+        loss()(rows(8), rows(8), PAIRS, anchors)
 
 
 @pytest.mark.usefixtures("unchecked_types")

@@ -41,6 +41,12 @@ def test_an_angle_is_exact_also_where_its_cosine_rounds_to_one(angle):
     assert angles(first, second).item() == pytest.approx(angle.item(), rel=1e-12, abs=1e-15)
 
 
+def test_a_zero_row_is_at_a_right_angle_to_others_and_not_turned_from_another():
+    zero = torch.zeros(1, 7, dtype=torch.float64)
+    assert angles(zero.expand(5, -1), rows()).tolist() == pytest.approx([math.pi / 2] * 5, rel=1e-12)
+    assert angles(zero, zero).tolist() == [0]
+
+
 @pytest.mark.parametrize("tiny", [1e-30, 1e-100, 1e-150])
 def test_a_tiny_row_has_a_direction(tiny):
     torch.testing.assert_close(directions(tiny * rows()), directions(rows()), rtol=1e-12, atol=0)

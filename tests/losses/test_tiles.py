@@ -54,6 +54,11 @@ def test_all_anchors_can_be_given_by_any_slice(bound):
 def test_a_row_that_is_alone_has_no_others():
     for bound in (BOUNDED, UNBOUNDED):
         assert tiles.log_sum_exp_of_others(rows(1), slice(None), bound).tolist() == [-torch.inf]
+        one_group = torch.zeros(3, dtype=torch.int64)
+        assert tiles.log_sum_exp_of_others(rows(3), slice(None), bound, one_group).tolist() == [-torch.inf] * 3
+    groups = torch.tensor([0, 1])
+    of_rows = tiles.log_sum_exp_of_keys(rows(2), rows(3), groups, torch.tensor([1, 1, 1]))
+    assert of_rows.isneginf().tolist() == [False, True]
 
 
 def test_half_of_the_matrix_is_made_where_all_rows_are_anchors(monkeypatch):
@@ -70,6 +75,20 @@ def test_half_of_the_matrix_is_enough_unless_the_temperature_is_very_low(tempera
     )
     NTXentLoss(temperature)(rows(12, 8).float(), LABELS)
     assert bool(made) == is_half
+
+
+@pytest.mark.parametrize("sub_centres", [1, 2, 5])
+def test_a_tile_of_classes_has_a_bounded_number_of_similarities(sub_centres, monkeypatch):
+    """Each sub-centre of a class has its own."""
+    monkeypatch.setattr(tiles, "TILE_ENTRIES", 40)
+    made = []
+
+    def part(rows, templates, places, own):
+        made.append(len(rows) * len(templates) * sub_centres)
+        return own
+
+    tiles.over_tiles(part, rows(4), rows(20, 5 * sub_centres), torch.arange(4), torch.ones(4, dtype=torch.float64))
+    assert made == [40] * (20 // (10 // sub_centres))
 
 
 LABELS = torch.arange(12) // 3

@@ -123,6 +123,25 @@ def test_workers_with_sharded_classes_equal_one_with_all(name, num_workers, tmp_
     assert_equal(results, whole)
 
 
+def recognised(sharded):
+    """Of each loss, which rows are, and the templates of their classes."""
+    batch, labels, found = rows(60, DIM), torch.arange(60) % NUM_CLASSES, {}
+    for name in ("softmax_bias", "arcface", "sub_centres"):
+        loss = LOSSES[name]()
+        draw_templates(loss, 3, sharded)
+        loss.double()
+        found[name] = loss.recognised(batch, labels), loss.templates_of(labels)
+    return found
+
+
+@pytest.mark.distributed
+def test_rows_are_recognised_among_the_classes_of_all_workers(tmp_path):
+    whole = recognised(False)
+    assert all(0 < is_right.sum() < 60 for is_right, _ in whole.values())
+    for part in on_workers(2, tmp_path, recognised, True):
+        torch.testing.assert_close(part, whole, rtol=0, atol=0)
+
+
 @every_loss
 @pytest.mark.parametrize("classes_a_tile", [1, 3, 10])
 def test_tiles_of_classes_equal_the_whole(name, classes_a_tile):

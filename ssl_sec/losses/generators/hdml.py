@@ -4,9 +4,9 @@ For an anchor z with its positive at the distance d⁺, a negative z⁻ of the d
 
     ẑ⁻ = z + [λ d + (1 − λ) d⁺] (z⁻ − z) / d,    λ = exp(−α / J_avg),    where d > d⁺, else ẑ⁻ = z⁻,
 
-with J_avg the mean of the metric loss over the last epoch: as the loss falls, λ falls, and negatives come nearer. A
-generator G takes the moved row back to the backbone's features, ỹ⁻ = G(ẑ⁻), and the head embeds these like
-features of images. With the rows that are not moved, y' = G(z), and a softmax classifier C,
+with J_avg the mean of the metric loss over the last epoch: as the loss falls, λ falls, and negatives come nearer; λ = 0
+if J_avg is not positive. A generator G takes the moved row back to the backbone's features, ỹ⁻ = G(ẑ⁻), and the head
+embeds these like features of images. With the rows that are not moved, y' = G(z), and a softmax classifier C,
 
     J_gen    = w_r Σ ‖y − y'‖² + w_s mean(softmax loss of C(ỹ))
     J_metric = e^{−β / J_gen} J(Z) + (1 − e^{−β / J_gen}) J(Z̃) .
@@ -116,8 +116,13 @@ class HardnessAwareSynthesis(RowGenerator):
 
     def weights(self, step: int) -> tuple[Tensor, Tensor]:
         """e^{−β / J_gen} and 1 minus it."""
-        of_batch = torch.exp(-self.beta / self.averages[1])
+        of_batch = self._falling(self.beta)[1]
         return of_batch, 1 - of_batch
+
+    def _falling(self, rate: float) -> Float[Tensor, " 2"]:
+        """e^{−rate / J} of both averages; where J ≤ 0, as it may be of DCL, its limit for J → 0."""
+        smallest = torch.finfo(self.averages.dtype).tiny
+        return torch.exp(-rate / self.averages.clamp(min=smallest))
 
     @torch.no_grad()
     def observe(self, step: int, metric_loss: Float[Tensor, ""], generator_loss: Float[Tensor, ""]) -> None:
@@ -132,14 +137,14 @@ class HardnessAwareSynthesis(RowGenerator):
         """The anchors' shares of the losses: of their own batches, of the reconstruction and of the classifier."""
         with torch.autocast(batch.embeddings.device.type, enabled=False):
             unit, labels = directions(batch.embeddings), batch.labels
+            own = range(len(labels))[anchors]
             features = batch.features[anchors].detach()
             errors = features - self.generator(unit[anchors].detach())
             classified = functional.cross_entropy(self.classifier(features), labels[anchors], reduction="sum")
             pulls = self._pulls(unit, labels, anchors)
             num_at_once = max(1, ROWS_AT_ONCE // len(labels))
             parts = [
-                slice(first, min(first + num_at_once, anchors.stop))
-                for first in range(anchors.start, anchors.stop, num_at_once)
+                slice(first, min(first + num_at_once, own.stop)) for first in range(own.start, own.stop, num_at_once)
             ]
             compute = self._of_part
             if len(parts) > 1:
@@ -167,7 +172,7 @@ class HardnessAwareSynthesis(RowGenerator):
         to_positive = distances.gather(1, classes.positive[anchors].unsqueeze(1))
         has_positive = (classes.size[anchors] > 1).unsqueeze(1)
         farther = negative_pairs(labels, anchors) & has_positive & (distances > to_positive)
-        hardness = 1 - torch.exp(-self.alpha / self.averages[0])
+        hardness = 1 - self._falling(self.alpha)[0]
         return torch.where(farther, hardness * (1 - to_positive / torch.where(farther, distances, 1.0)), 0.0)
 
     def _of_part(

@@ -144,7 +144,7 @@ class TemplateLoss(ClassLoss):
         return without_own(similarities(rows, self._of_templates(templates)), places, -torch.inf).amax(1)
 
     def _compare(self, embeddings: Float[Tensor, "rows dim"], labels: Int64[Tensor, " rows"]) -> Compared:
-        rows, templates = self._of_rows(embeddings), in_full_precision(self.weight).to(embeddings.dtype)
+        rows, templates = self._of_rows(embeddings), self.weight.to(embeddings.dtype)
         places, held = self._places(labels)
         own_templates = self._of_templates(take_rows(templates, places.clamp(0, len(templates) - 1)))
         own = (rows.unsqueeze(1) * own_templates.reshape(-1, self.sub_centres, rows.shape[1])).sum(2).amax(1)

@@ -21,7 +21,6 @@ from torch.nn import functional
 from ssl_sec.errors import counted
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, require_classes
 from ssl_sec.losses.classes import classes_of, take_rows
-from ssl_sec.losses.geometry import in_full_precision
 from ssl_sec.losses.templates.base import TEMPLATE_STD, Compared, RowTemplateLoss, similarities
 from ssl_sec.losses.templates.sampling import ClassSample
 from ssl_sec.losses.tiles import Places, Rows, RowValues, Templates, over_tiles, without_own
@@ -137,7 +136,7 @@ class TemplateSoftmaxLoss(RowTemplateLoss):
 
     def logits(self, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows held"]:
         """The logits without a margin, one for each template held here."""
-        templates = in_full_precision(self.weight).to(embeddings.dtype)
+        templates = self.weight.to(embeddings.dtype)
         return self.scale * similarities(self._of_rows(embeddings), self._of_templates(templates))
 
     def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:

@@ -110,8 +110,16 @@ def test_the_shares_of_a_partition_add_up():
     torch.testing.assert_close(torch.stack(whole), torch.stack([torch.stack(part) for part in parts]).sum(0))
 
 
-def test_recomputed_parts_give_the_same(monkeypatch):
-    """Memory is bounded: many rows are generated in parts."""
+@pytest.mark.parametrize(("anchors", "same"), [(slice(None), ALL), (slice(-3, None), slice(7, 10))])
+def test_the_anchors_are_any_range_as_for_a_loss(anchors, same):
+    found, given, embed = synthesis(), batch(), head()
+    shares = [torch.stack(found(given, part, embed, TripletLoss())) for part in (anchors, same)]
+    torch.testing.assert_close(*shares, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows_at_once", [3 * len(LABELS), len(LABELS) - 1])
+def test_recomputed_parts_give_the_same(monkeypatch, rows_at_once):
+    """Memory is bounded: many rows are generated in parts, of one anchor at least."""
 
     def computed():
         found, given, embed = synthesis(), batch(), head()
@@ -121,9 +129,21 @@ def test_recomputed_parts_give_the_same(monkeypatch):
         return torch.stack(shares), [tensor.grad for tensor in tensors]
 
     whole = computed()
-    monkeypatch.setattr(hdml, "ROWS_AT_ONCE", 3 * len(LABELS))
+    monkeypatch.setattr(hdml, "ROWS_AT_ONCE", rows_at_once)
     torch.testing.assert_close(computed(), whole, rtol=1e-10, atol=1e-12)
     assert len(whole[1]) == 9 and all(gradient.abs().max() > 0 for gradient in whole[1])
+
+
+def test_parts_keep_little_for_the_backward_pass(monkeypatch):
+    kept = []
+    for rows_at_once in (hdml.ROWS_AT_ONCE, len(LABELS)):
+        monkeypatch.setattr(hdml, "ROWS_AT_ONCE", rows_at_once)
+        found, given, embed, sizes = synthesis(), batch(), head(), []
+        keep = torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.numel()), lambda _: None)
+        with keep:
+            found(given, ALL, embed, TripletLoss())
+        kept.append(sum(sizes))
+    assert kept[1] < kept[0] / 2
 
 
 @pytest.mark.parametrize(("average", "expected"), [(math.inf, 0), (1e-9, 1)])
@@ -139,6 +159,26 @@ def test_negatives_come_from_where_they_are_to_the_positives_distance(average, e
             is_moved = expected and LABELS[i] != LABELS[anchor] and distances[anchor, i] > to_positive
             wanted = to_positive if is_moved else distances[anchor, i]
             torch.testing.assert_close((row - z[anchor]).norm(), wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("average", [-4.0, 0.0])
+@pytest.mark.parametrize(("alpha", "other"), [(90.0, 1e-9), (0.0, math.inf)])
+def test_a_loss_that_is_not_positive_moves_negatives_as_one_that_comes_near_zero(average, alpha, other):
+    """DCL's falls below 0; without α no negative moves."""
+    z, pulls = directions(rows(10, DIM)), []
+    for each in (average, other):
+        found = synthesis(each)
+        found.alpha = alpha
+        pulls.append(found._pulls(z, LABELS, ALL))
+    assert pulls[0].any() == (alpha > 0)
+    torch.testing.assert_close(*pulls, rtol=1e-12, atol=1e-14)
+
+
+def test_without_a_loss_of_the_generator_and_without_beta_the_batch_alone_counts():
+    found = synthesis(average_gen=0.0)
+    assert [float(weight) for weight in found.weights(3)] == [0, 1]
+    found.beta = 0.0
+    assert [float(weight) for weight in found.weights(3)] == [1, 0]
 
 
 def test_it_computes_in_single_precision_under_autocast():
@@ -190,6 +230,15 @@ def test_the_averages_are_those_of_the_last_whole_epoch():
     assert set(found.state_dict()) >= {"averages", "sums", "generator.0.weight", "classifier.0.weight"}
 
 
+def test_the_averages_have_no_gradient_and_each_part_its_own_learning_rate():
+    found = HardnessAwareSynthesis(
+        CLASSES, FEATURES, DIM, steps_per_epoch=1, generator_learning_rate=0.3, classifier_learning_rate=0.2
+    )
+    found.observe(0, torch.tensor(1.0, requires_grad=True), torch.tensor(2.0, requires_grad=True))
+    assert found.averages.tolist() == [1, 2] and not (found.averages.requires_grad or found.sums.requires_grad)
+    assert (found.generator.learning_rate, found.classifier.learning_rate) == (0.3, 0.2)
+
+
 def test_losses_that_overflowed_are_left_out_of_the_averages():
     found = HardnessAwareSynthesis(CLASSES, FEATURES, DIM, steps_per_epoch=2)
     for metric_loss in (math.nan, 3.0):
@@ -224,8 +273,11 @@ def test_the_initial_weights_are_a_function_of_the_seed_and_leave_other_draws_al
         ({"alpha": -1.0}, r"alpha: found -1.0, must be ≥ 0"),
         ({"beta": -1.0}, r"beta: found -1.0, must be ≥ 0"),
         ({"softmax_weight": math.nan}, r"softmax_weight: found nan"),
+        ({"reconstruction_weight": -0.1}, r"reconstruction_weight: found -0.1, must be ≥ 0"),
         ({"generator_learning_rate": 0.0}, r"generator_learning_rate: found 0.0, must be > 0"),
+        ({"classifier_learning_rate": 0.0}, r"classifier_learning_rate: found 0.0, must be > 0"),
         ({"hidden_dim": 0}, r"hidden_dim: found 0"),
+        ({"hidden_dim": 2**20 + 1}, r"hidden_dim: found 1048577, must be in \[1, 1048576\]"),
         ({"steps_per_epoch": 0}, r"steps_per_epoch: found 0, must be ≥ 1"),
     ],
 )

@@ -3,10 +3,12 @@ import torch
 
 from ssl_sec.losses import MultiSimilarityLoss, SupConLoss, TripletLoss
 from ssl_sec.losses.generators.base import GlobalBatch
+from ssl_sec.losses.generators.dvml import VariationalSynthesis
+from ssl_sec.losses.generators.hdml import HardnessAwareSynthesis
 from ssl_sec.losses.generators.memory import WITH_MEMORY, CrossBatchMemory
 from ssl_sec.losses.geometry import directions
 from tests.losses.cases import DIM, PAIR_LOSSES, rows
-from tests.losses.generators.batches import LABELS, batch, head
+from tests.losses.generators.batches import FEATURES, LABELS, batch, head
 
 SIZE = 2 * len(LABELS)
 CASES = {case.name: case for case in PAIR_LOSSES if case.make in WITH_MEMORY}
@@ -22,6 +24,11 @@ def filled(**options):
 
 def step_of(step):
     return batch(labels=(LABELS + step) % 4, step=step, seed=10 * step)
+
+
+def test_the_memory_learns_nothing_and_the_other_generators_have_parameters():
+    kinds = (HardnessAwareSynthesis(2, FEATURES, DIM, steps_per_epoch=1), VariationalSynthesis(FEATURES, DIM))
+    assert [generator.is_trained for generator in (filled(), *kinds)] == [False, True, True]
 
 
 def test_the_memory_has_the_newest_rows_of_the_steps_before():

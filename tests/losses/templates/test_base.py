@@ -36,11 +36,38 @@ def test_a_row_is_recognised_if_its_own_template_is_the_most_similar(case, entri
     assert 0 < loss.recognised(batch, labels).sum() < 30
 
 
+@pytest.mark.parametrize("of_rows", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("of_templates", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "case", [case for case in ALL_LOSSES if issubclass(case.make, TemplateLoss)], ids=lambda case: case.name
+)
+def test_templates_and_rows_may_have_any_precision(case, of_templates, of_rows):
+    loss, exact, labels = case.build().to(of_templates), case.build(), torch.arange(12) % NUM_CLASSES
+    exact.load_state_dict({name: value.double() for name, value in loss.state_dict().items()})
+    batch = rows().to(of_rows)
+    value = loss(batch, labels)
+    assert value.dtype == (torch.float64 if of_rows == torch.float64 else torch.float32)
+    assert value.item() == pytest.approx(exact(batch.double(), labels).item(), rel=1e-4)
+    assert torch.equal(loss.recognised(batch, labels), exact.recognised(batch.double(), labels))
+
+
+def test_the_templates_of_rows_are_read_without_gradients():
+    loss = SoftmaxLoss(3, 2)
+    found = loss.templates_of(torch.tensor([2, 0, 2]))
+    assert torch.equal(found, loss.weight[[2, 0, 2]]) and not found.requires_grad
+
+
 def test_ties_and_nan_are_not_recognised():
     loss = SoftmaxLoss(3, 2)
     loss.weight.data = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     batch = torch.tensor([[1.0, 0.0], [0.0, 1.0], [torch.nan, 1.0]])
     assert loss.recognised(batch, torch.tensor([0, 2, 2])).tolist() == [False, True, False]
+
+
+def test_a_row_is_recognised_also_if_it_is_opposite_to_all_templates():
+    loss = SoftmaxLoss(2, 2)
+    loss.weight.data = torch.tensor([[-1.0, -1.0], [-2.0, -2.0]])
+    assert loss.recognised(torch.ones(2, 2), torch.tensor([0, 1])).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("kind", [CTripletLoss, ProxyAnchorLoss])
