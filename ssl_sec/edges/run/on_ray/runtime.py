@@ -208,7 +208,7 @@ class _RoomWatch:
         was_short, shortage = self._is_short, find_shortage(scaling, node_resources())
         self._is_short = shortage is not None
         if shortage is not None and not was_short:
-            self._folder.log_message("WARNING", f"{shortage}; training continues when there are more")
+            self._folder.log_message("WARNING", f"{shortage}; training waits until there are more")
         may_wait = not (self._is_short or self._has_waited or self._folder.is_training)
         if may_wait and (free := find_wait()) is not None:
             self._has_waited = True
