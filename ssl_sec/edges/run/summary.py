@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import stored_values
@@ -43,6 +44,10 @@ class Finished:
         lines = [f"{meaning}: {_with_spread(key, self.metrics)}" for key, meaning in results]
         run = [f"MLflow run: {self.run_id}"] if self.run_id else ["MLflow run: none; see the warning above"]
         return "\n".join([*lines, f"folder: {self.folder.location}", *run, ui_instructions(self)])
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """A notebook shows the result of a cell so, in place of all metrics."""
+        printer.text(str(self))
 
 
 def _meaning(key: str, meaning: str, folder: RunFolder) -> str:

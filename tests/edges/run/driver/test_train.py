@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mlflow.tracking import MlflowClient
@@ -22,6 +23,9 @@ def test_the_training_of_the_documentation_runs(tmp_path, monkeypatch, capsys):
     *shown, last = capsys.readouterr().out.splitlines()
     assert last == f"{run.metrics['probe/top1']} {run.run_id}"
     assert shown[-4:-2] == [f"folder: {tmp_path}/runs/digits/{run.folder.name}", f"MLflow run: {run.run_id}"]
+    in_notebook: list[str] = []
+    run._repr_pretty_(SimpleNamespace(text=in_notebook.append), False)  # as IPython calls it
+    assert in_notebook == [str(run)]
     assert repr(run.folder) == f"RunFolder('{run.folder.path}')"
     logged = MlflowClient(run.uri).get_run(run.run_id).data.metrics
     assert run.metrics["train/loss"] == logged["train/loss"]
