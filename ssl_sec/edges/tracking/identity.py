@@ -27,8 +27,9 @@ def identity_of(
         ConfigError: for a scheme of the store's address that MLflow does not support.
         StorageError: for a sqlite file that is a folder, or no database.
     """
+    uri = tracking_uri(tracking, output_dir)
     return RunIdentity(
-        uri=(uri := tracking_uri(tracking, output_dir)),
+        uri=uri,
         workspace=workspace_of(uri),
         experiment=tracking.experiment or recipe,
         name=name,

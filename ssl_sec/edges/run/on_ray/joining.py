@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -28,6 +29,7 @@ from ssl_sec.errors import ConfigError, UserError, first_line
 logger = logging.getLogger("ssl_sec")
 
 _ANSWER_WITHIN_S = 10.0
+_ASKED_TIMES, _ASKED_AGAIN_S = 3, 1.0
 # No HTTP/2 or another encryption, and another gRPC service, such as Ray's own at the port of its client.
 _NOT_RAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED)
 # Longest path of Ray's folder: the names of its sockets there add 66 bytes, with a process of seven digits, and Linux
@@ -65,7 +67,7 @@ def connect(address: str | None, name: str | None = None, **resources: Any) -> N
             f"{key}: no Ray cluster at {address} ({error.strerror or error}); start one with "
             "`ray start --head`, or leave the address out to start Ray here"
         ) from error
-    if address is not None and _answer(address) in _NOT_RAY:  # Ray itself retries for ever
+    if address is not None and not _is_ray(address):  # Ray itself retries for ever
         raise ConfigError(
             f"{key}: found {address!r}, where no Ray cluster answers, or one with another setting of TLS; allowed: "
             f"<head>:6379, or the port that `ray start --head` was given by --port; {_tls_settings()}"
@@ -176,6 +178,15 @@ def _needs_token(key: str, address: str) -> str:
         f"{key}: the Ray cluster at {address} requires the token that it was started with; give it by "
         "RAY_AUTH_MODE=token, and by RAY_AUTH_TOKEN_PATH=<file> if it is not in ~/.ray/auth_token"
     )
+
+
+def _is_ray(address: str) -> bool:
+    """Whether a cluster answers; it is asked more than once, since a busy one may close a connection."""
+    for _ in range(_ASKED_TIMES - 1):
+        if _answer(address) not in _NOT_RAY:
+            return True
+        time.sleep(_ASKED_AGAIN_S)
+    return _answer(address) not in _NOT_RAY
 
 
 def _answer(address: str) -> grpc.StatusCode:

@@ -163,8 +163,22 @@ def certificates(tmp_path, monkeypatch):
     return grpc.ssl_server_credentials([pair], certificate.encode(), require_client_auth=True)
 
 
+@pytest.fixture
+def quickly(monkeypatch):
+    monkeypatch.setattr(joining, "_ASKED_AGAIN_S", 0.0)
+
+
+def test_a_cluster_that_closes_a_connection_is_asked_again(address, init, quickly, monkeypatch):
+    codes = iter([grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAVAILABLE, *2 * [grpc.StatusCode.OK]])
+    monkeypatch.setattr(joining, "_answer", lambda address: next(codes))
+    joining.connect(address)
+    assert init == [address]
+
+
 @pytest.mark.parametrize("has_tls", [False, True])
-def test_a_cluster_is_asked_with_the_encryption_of_ray(has_tls, serve, certificates, init, address, monkeypatch):
+def test_a_cluster_is_asked_with_the_encryption_of_ray(
+    has_tls, serve, certificates, init, address, quickly, monkeypatch
+):
     """Ray tries to join one with another encryption for ever."""
     cluster = serve(Answering(), certificates if has_tls else None).replace("127.0.0.1", "localhost")
     monkeypatch.setenv("RAY_USE_TLS", str(int(has_tls)))
@@ -188,7 +202,7 @@ def test_missing_certificates_are_one_line(init, address, monkeypatch):
         joining.connect(address)
 
 
-def test_another_server_is_no_cluster(init, serve, monkeypatch):
+def test_another_server_is_no_cluster(init, serve, quickly, monkeypatch):
     """Such as those of the head's dashboard, which speaks HTTP/1, and of Ray Client."""
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.delenv("RAY_USE_TLS", raising=False)
