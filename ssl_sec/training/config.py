@@ -3,12 +3,12 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, Literal
 
 import torch
 
 from ssl_sec import compilers
+from ssl_sec.data.log import log_once
 from ssl_sec.data.samplers import worker_rows
 from ssl_sec.errors import ConfigError
 from ssl_sec.gpus import has_hidden_gpu, why_no_gpu
@@ -17,8 +17,6 @@ from ssl_sec.rules import Count, NotNegative, Processes, Range, Seconds, Share, 
 from ssl_sec.settings import Settings, wherever_possible
 from ssl_sec.training.recipe import Computation, Precision
 from ssl_sec.training.schedules import CappedRamp, Constant, FaceRamp, LinearRamp, Schedule
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,24 +161,21 @@ class LocalConfig(_RuntimeConfig):
         """The device of this process; a warning says if the machine has a GPU that PyTorch does not find."""
         if self.device == "cpu":
             return torch.device("cpu")
-        if (why := why_no_gpu()) is None:
+        if torch.cuda.is_available():
             return torch.device("cuda", 0)
         if self.device == "cuda":
             raise ConfigError(
-                f"runtime.device: found 'cuda', but PyTorch finds no GPU on this machine ({why}); allowed here: cpu"
+                f"runtime.device: found 'cuda', but PyTorch finds no GPU on this machine ({why_no_gpu()}); "
+                "allowed here: cpu"
             )
         if has_hidden_gpu():
-            _warn_of_hidden_gpu(why)
+            log_once(
+                logging.WARNING,
+                "runtime.device: the CPU is used, since PyTorch finds no GPU, though this machine has one (%s); "
+                "runtime.device=cpu uses it without this warning",
+                str(why_no_gpu()),
+            )
         return torch.device("cpu")
-
-
-@cache  # once in a process
-def _warn_of_hidden_gpu(why: str) -> None:
-    logger.warning(
-        "runtime.device: the CPU is used, since PyTorch finds no GPU, though this machine has one (%s); "
-        "runtime.device=cpu uses it without this warning",
-        why,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from ssl_sec import compilers, gpus
+from ssl_sec.data import log
 from ssl_sec.errors import ConfigError
 from ssl_sec.gpus import require_usable, why_no_gpu
 from ssl_sec.settings import from_values
-from ssl_sec.training import config
 from ssl_sec.training.config import LocalConfig, NoConstraintConfig, RayConfig, SphericalConfig
 from ssl_sec.training.recipe import Computation
 
@@ -173,7 +173,7 @@ def test_a_gpu_that_pytorch_does_not_find_is_named_once(
     monkeypatch.setattr(gpus, "_LISTED_BY_DRIVER", str(tmp_path / "gpus"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", failing(NO_CUDA))
-    config._warn_of_hidden_gpu.cache_clear()
+    log._log.cache_clear()
     assert [LocalConfig(device=device).resolve_device().type for _ in range(2)] == ["cpu", "cpu"]
     expected = (
         "runtime.device: the CPU is used, since PyTorch finds no GPU, though this machine has one (Torch not compiled "

@@ -24,7 +24,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 from ssl_sec.edges.environment import is_loopback, through_proxy, with_variables
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE, checkout, command, packaged
-from ssl_sec.edges.run.on_ray.joining import gets_token
+from ssl_sec.edges.run.on_ray.joining import answer_of, gets_token
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.provenance import write_code_state
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line
@@ -72,7 +72,7 @@ class Cluster:
         address = address or os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
         if not address:
             address = _find_local_cluster()
-            gets_token(address, is_found=True)
+            gets_token(answer_of(address), is_found=True)
         try:
             _require_answer(address)
             with with_variables({"RAY_API_SERVER_ADDRESS": address}):  # Ray's client prefers it to the argument

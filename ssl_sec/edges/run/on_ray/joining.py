@@ -29,7 +29,7 @@ from ssl_sec.errors import ConfigError, UserError, first_line
 logger = logging.getLogger("ssl_sec")
 
 _ANSWER_WITHIN_S = 10.0
-_ASKED_TIMES, _ASKED_AGAIN_S = 3, 1.0
+_ASKED_AGAIN_S = 1.0
 # No HTTP/2 or another encryption, and another gRPC service, such as Ray's own at the port of its client.
 _NOT_RAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED)
 # Longest path of Ray's folder: the names of its sockets there add 66 bytes, with a process of seven digits, and Linux
@@ -67,13 +67,10 @@ def connect(address: str | None, name: str | None = None, **resources: Any) -> N
             f"{key}: no Ray cluster at {address} ({error.strerror or error}); start one with "
             "`ray start --head`, or leave the address out to start Ray here"
         ) from error
-    if address is not None and not _is_ray(address):  # Ray itself retries for ever
-        raise ConfigError(
-            f"{key}: found {address!r}, where no Ray cluster answers, or one with another setting of TLS; allowed: "
-            f"<head>:6379, or the port that `ray start --head` was given by --port; {_tls_settings()}"
-        )
-    if address is not None and not gets_token(address, is_found=is_found):
-        raise ConfigError(_needs_token(key, address))
+    if address is not None:
+        answer = _answer_of_ray(key, address)
+        if not gets_token(answer, is_found=is_found):
+            raise ConfigError(_needs_token(key, address))
     logger.info("starting Ray on this machine" if address is None else "connecting to the Ray cluster")
     stderr_deduplicator.skip_re = stderr_deduplicator.skip_re or _HARMLESS
     with own_signal_handlers(), _own_process_group(), _start_reported(key, address):
@@ -158,17 +155,17 @@ def _start_reported(key: str, address: str | None) -> Iterator[None]:
         raise
 
 
-def gets_token(address: str, *, is_found: bool) -> bool:
+def gets_token(answer: grpc.StatusCode, *, is_found: bool) -> bool:
     """Whether a cluster gets a token if it requires one.
 
     `ray start` requires this user's token where there is one. As by Ray, it is given only to a cluster that was found
     on this machine: another one gets the token that `RAY_AUTH_MODE=token` asks for.
 
     Args:
-        address: the cluster's address, host:port.
-        is_found: whether nobody has given the address.
+        answer: the cluster's answer to a call without a token.
+        is_found: whether nobody has given its address.
     """
-    if os.environ.get("RAY_AUTH_MODE") == "token" or _answer(address) != grpc.StatusCode.UNAUTHENTICATED:
+    if os.environ.get("RAY_AUTH_MODE") == "token" or answer != grpc.StatusCode.UNAUTHENTICATED:
         return True
     return is_found and maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
@@ -180,16 +177,23 @@ def _needs_token(key: str, address: str) -> str:
     )
 
 
-def _is_ray(address: str) -> bool:
-    """Whether a cluster answers; it is asked more than once, since a busy one may close a connection."""
-    for _ in range(_ASKED_TIMES - 1):
-        if _answer(address) not in _NOT_RAY:
-            return True
-        time.sleep(_ASKED_AGAIN_S)
-    return _answer(address) not in _NOT_RAY
+def _answer_of_ray(key: str, address: str) -> grpc.StatusCode:
+    """The answer of a cluster; it is asked more than once, since a busy one may close a connection.
+
+    Raises:
+        ConfigError: no cluster answers; Ray itself would try to join for ever.
+    """
+    for wait_s in (_ASKED_AGAIN_S, _ASKED_AGAIN_S, 0.0):
+        if (answer := answer_of(address)) not in _NOT_RAY:
+            return answer
+        time.sleep(wait_s)
+    raise ConfigError(
+        f"{key}: found {address!r}, where no Ray cluster answers, or one with another setting of TLS; allowed: "
+        f"<head>:6379, or the port that `ray start --head` was given by --port; {_tls_settings()}"
+    )
 
 
-def _answer(address: str) -> grpc.StatusCode:
+def answer_of(address: str) -> grpc.StatusCode:
     """How a cluster answers a call without a token; Ray itself would repeat one that is refused.
 
     Args:

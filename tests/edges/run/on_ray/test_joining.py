@@ -45,7 +45,7 @@ def init(monkeypatch):
 
 def requires(monkeypatch, token):
     code = grpc.StatusCode.UNAUTHENTICATED if token else grpc.StatusCode.OK
-    monkeypatch.setattr(joining, "_answer", lambda address: code)
+    monkeypatch.setattr(joining, "answer_of", lambda address: code)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_a_server_tells_by_its_refusal_that_it_requires_a_token(serve, monkeypat
     answering = Answering()
     address = serve(answering)
     for answering.code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.OK):
-        assert joining._answer(address) == answering.code
-    assert joining._answer("auto") == grpc.StatusCode.OK
+        assert joining.answer_of(address) == answering.code
+    assert joining.answer_of("auto") == grpc.StatusCode.OK
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def quickly(monkeypatch):
 
 def test_a_cluster_that_closes_a_connection_is_asked_again(address, init, quickly, monkeypatch):
     codes = iter([grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAVAILABLE, *2 * [grpc.StatusCode.OK]])
-    monkeypatch.setattr(joining, "_answer", lambda address: next(codes))
+    monkeypatch.setattr(joining, "answer_of", lambda address: next(codes))
     joining.connect(address)
     assert init == [address]
 
