@@ -42,6 +42,9 @@ def test_a_failed_allocation_is_one_line(allocate, asked):
 def test_a_gpu_out_of_memory_is_one_line():
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of")
     assert str(out_of_memory(error)).startswith("not enough memory for 20.00 GiB at once; ")
+    assert "runtime.recompute=true, or runtime.micro_batch_size for an encoder without batch norm" in str(
+        out_of_memory(error)
+    )
 
 
 @pytest.mark.parametrize(

@@ -34,22 +34,23 @@ class AugmentConfig(Settings, key="augment"):
         num_views: views of each image, ≥ 2; the positives of a view are all others of its image.
         view_size_px: side of the views; null for that of the images.
         min_scale: smallest crop, as a share of the image's area, in (0, 1].
-        from_original: whether the crops are cut out of the original images, which are then decoded anew in each epoch,
-            as in SimCLR; otherwise out of their centred squares of data.image_size_px.
+        from_original: whether the crops are cut out of the original images, which are then decoded anew in each epoch;
+            otherwise out of their centred squares of data.image_size_px.
         flip_probability: probability of a horizontal flip, in [0, 1].
-        vertical_flip_probability: probability of a vertical flip, in [0, 1]; for images without an upper side, such as
-            aerial or microscopic ones.
+        vertical_flip_probability: probability of a vertical flip, in [0, 1]; for aerial or microscopic images.
         quarter_turn_probability: probability of a turn by 90 degrees, in [0, 1]; with 0.5 for it and both flips, all
             eight orientations are equally frequent.
         colour_strength: strength of the colour distortion, ≥ 0; SimCLR has 0.5 for CIFAR and 1 for ImageNet.
+        saturation_strength: that of the saturation, ≥ 0; null for colour_strength; BYOL has half of it.
         grey_probability: probability that a colour image becomes grey, in [0, 1]; without effect if colour_strength
             is 0.
         blur_probability: probability of a Gaussian blur, in [0, 1]; SimCLR has 0.5 for ImageNet and 0 for CIFAR.
-        solarise_probability: probability that pixels above one half are inverted (BYOL), in [0, 1].
-        fused: whether one launch makes the views (Triton); null: wherever that is possible, for colour images in views
-            of up to 64 pixels on a GPU, without blur, solarisation, vertical flips and turns.
-        small_views: further views of each image, of a smaller size and from smaller crops (SwAV's multi-crop), ≥ 0;
-            SwAV has 6 and 2 large ones.
+        solarise_probability: probability that pixels above one half are inverted, in [0, 1].
+        second_blur_probability: that of every second view; null for that of the others; BYOL has 1 and 0.1.
+        second_solarise_probability: likewise; BYOL has 0 and 0.2.
+        fused: whether one launch makes the views (Triton); null: where that is possible, for colour images in views of
+            up to 64 pixels on a GPU, without blur, solarisation, vertical flips and turns.
+        small_views: further views of each image, of a smaller size and from smaller crops, ≥ 0; SwAV has 6.
         small_view_size_px: side of the small views; null for 3/7 of that of the others, as SwAV's 96 of 224 pixels.
         small_view_min_scale: smallest crop of a small view, as a share of the image's area, in (0, 1].
         small_view_max_scale: largest crop of a small view, ≥ small_view_min_scale; min_scale at 0.14 separates the two
@@ -64,9 +65,12 @@ class AugmentConfig(Settings, key="augment"):
     vertical_flip_probability: Probability = 0.0
     quarter_turn_probability: Probability = 0.0
     colour_strength: Annotated[float, Range(ge=0, le=2.5)] = 0.5  # its hue turns by 0.2 of it, at most by half a turn
+    saturation_strength: Annotated[float, Range(ge=0, le=2.5)] | None = None
     grey_probability: Probability = 0.2
     blur_probability: Probability = 0.0
     solarise_probability: Probability = 0.0
+    second_blur_probability: Probability | None = None
+    second_solarise_probability: Probability | None = None
     fused: bool | None = None
     small_views: Annotated[int, Range(ge=0, le=64)] = 0
     small_view_size_px: Side | None = None
@@ -179,9 +183,12 @@ class AugmentConfig(Settings, key="augment"):
             "vertical_flip_probability": self.vertical_flip_probability,
             "quarter_turn_probability": self.quarter_turn_probability,
             "colour_strength": self.colour_strength,
+            "saturation_strength": self.saturation_strength,
             "grey_probability": self.grey_probability,
             "blur_probability": self.blur_probability,
             "solarise_probability": self.solarise_probability,
+            "second_blur_probability": self.second_blur_probability,
+            "second_solarise_probability": self.second_solarise_probability,
         }
         if self.from_original:
             settings["parts"] = CutParts(first=first_part, num_channels=num_channels, size_px=image_size_px)
@@ -191,6 +198,8 @@ class AugmentConfig(Settings, key="augment"):
             self.quarter_turn_probability,
             self.blur_probability,
             self.solarise_probability,
+            self.second_blur_probability or 0,
+            self.second_solarise_probability or 0,
         )
         if max(lacking) > 0:
             reason = reason or "the kernel makes neither vertical flips and turns nor blur and solarisation"

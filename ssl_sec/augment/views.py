@@ -2,12 +2,13 @@
 
 SimCLR's three (Chen et al. 2020, appendix A; SEC, appendix B.3): random crop and resize, random flip, colour distortion
 of strength s (brightness, contrast, saturation 0.8 s, hue 0.2 s, with probability 0.8; grey with probability 0.2), on
-ImageNet a blur as well (a Gaussian of σ in [0.1, 2] pixels and a kernel of a tenth of the side); BYOL's solarisation.
-Images without an upper side may also be flipped vertically and turned by 90 degrees. SwAV adds small views of small
-crops to two large ones (multi-crop, Caron et al. 2020, section 3.3). Deep metric learning's two (SEC, appendix B.1):
-random crop and resize, random flip. The draws of a step are made on the CPU for the whole global batch from (seed,
-step, view) alone, and each worker applies its own rows of them on its device, so the views do not depend on the number
-of workers, and a GPU draws what a CPU draws.
+ImageNet a blur as well (a Gaussian of σ in [0.1, 2] pixels and a kernel of a tenth of the side). BYOL blurs and
+solarises its two views with different probabilities (Grill et al. 2020, appendix B). Images without an upper side may
+also be flipped vertically and turned by 90 degrees. SwAV adds small views of small crops to two large ones (multi-crop,
+Caron et al. 2020, section 3.3). Deep metric learning's two (SEC, appendix B.1): random crop and resize, random flip.
+The draws of a step are made on the CPU for the whole global batch from (seed, step, view) alone, and each worker
+applies its own rows of them on its device, so the views do not depend on the number of workers, and a GPU draws what a
+CPU draws.
 """
 
 import math
@@ -28,6 +29,9 @@ from ssl_sec.seeding import derived_seed
 
 # The largest side of a view whose pixels fit into the registers of one program of a GPU.
 LARGEST_FUSED_VIEW_PX = 64
+
+# Values of the images that are transformed at once: the transforms need several times their memory (512 MiB).
+_VALUES_AT_ONCE = 2**27
 
 # Tensors of a draw that the whole batch shares, whatever their length.
 _SHARED_DRAWS = frozenset({"order", "forward_input_shape"})
@@ -89,18 +93,29 @@ class _GlobalBatchAugmentation:
         seed: the run's seed.
         num_views: views of each image, ≥ 1.
         parts: the parts of the images that the views show, if they were cut out when the images were decoded.
+        second_transforms: those of every second view; None if all views have the same.
     """
 
-    def __init__(self, transforms: list[nn.Module], seed: int, num_views: int, parts: "CutParts | None" = None) -> None:
-        from kornia.augmentation import AugmentationSequential  # imported late: a config needs no kornia
+    def __init__(
+        self,
+        transforms: list[nn.Module],
+        seed: int,
+        num_views: int,
+        parts: "CutParts | None" = None,
+        second_transforms: list[nn.Module] | None = None,
+    ) -> None:
+        from ssl_sec.augment.transforms import sequence
 
         self.seed = seed
         self.num_views = num_views
         self.parts = parts
-        self.transforms = AugmentationSequential(*transforms, data_keys=["input"])  # pyright: ignore[reportArgumentType]
+        self.transforms = sequence(transforms)
+        self.second_transforms = self.transforms if second_transforms is None else sequence(second_transforms)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(seed={self.seed}, num_views={self.num_views}, transforms={self.transforms})"
+        differing = "" if self.second_transforms is self.transforms else f", second_transforms={self.second_transforms}"
+        shown = f"seed={self.seed}, num_views={self.num_views}, transforms={self.transforms}{differing}"
+        return f"{type(self).__name__}({shown})"
 
     @torch.no_grad()
     def __call__(
@@ -118,23 +133,26 @@ class _GlobalBatchAugmentation:
             rows: rows of these images in the global batch.
             global_batch_size: rows of all workers.
         """
-        if self.parts is None:
-            of_views = [unit_range(images)] * self.num_views
-        else:
-            of_views = [unit_range(part) for part in self.parts(images, self.num_views)]
+        of_views = [images] * self.num_views if self.parts is None else self.parts(images, self.num_views)
         global_shape = torch.Size((global_batch_size, *of_views[0].shape[1:]))
-        return torch.cat(
-            [
-                self.transforms(pixels, params=_rows_of(self._draw(global_shape, step, view), rows, len(images)))
-                for view, pixels in enumerate(of_views)
-            ]
-        )
+        made: list[Tensor] = []
+        for view, pixels in enumerate(of_views):
+            draws = _rows_of(self._draw(global_shape, step, view), rows, len(images))
+            at_once = max(_VALUES_AT_ONCE // math.prod(pixels.shape[1:]), 1)
+            for start in range(0, len(pixels), at_once):
+                part = pixels[start : start + at_once]
+                drawn = _rows_of(draws, slice(start, start + at_once), len(part))
+                made.append(self._of(view)(unit_range(part), params=drawn))
+        return torch.cat(made)
+
+    def _of(self, view: int) -> Any:
+        return self.second_transforms if view % 2 == 1 else self.transforms
 
     def _draw(self, global_shape: torch.Size, step: int, view: int) -> list[Any]:
         # kornia draws from torch's global generator; only the CPU's is used, and restored afterwards.
         with torch.random.fork_rng(devices=[]), _one_thread():
             torch.default_generator.manual_seed(derived_seed(self.seed, "views", step, view))
-            return self.transforms.forward_parameters(global_shape)
+            return self._of(view).forward_parameters(global_shape)
 
 
 class SimCLRAugmentation(_GlobalBatchAugmentation):
@@ -157,6 +175,9 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
         grey_probability: probability that a colour image becomes grey, in [0, 1].
         blur_probability: probability of a Gaussian blur, in [0, 1].
         solarise_probability: probability that pixels above one half are inverted, in [0, 1].
+        saturation_strength: strength of the distortion of the saturation, in [0, 2.5]; None for `colour_strength`.
+        second_blur_probability: blur_probability of every second view; None for that of the others.
+        second_solarise_probability: solarise_probability of every second view; None for that of the others.
     """
 
     def __init__(
@@ -176,22 +197,22 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
         vertical_flip_probability: float = 0.0,
         quarter_turn_probability: float = 0.0,
         parts: CutParts | None = None,
+        saturation_strength: float | None = None,
+        second_blur_probability: float | None = None,
+        second_solarise_probability: float | None = None,
     ) -> None:
-        from kornia.augmentation import (
-            ColorJitter,
-            RandomGaussianBlur,
-            RandomGrayscale,
-            RandomRotation90,
-            RandomSolarize,
-            RandomVerticalFlip,
-        )
+        from ssl_sec.augment import transforms
 
+        saturation = colour_strength if saturation_strength is None else saturation_strength
+        second_blur = blur_probability if second_blur_probability is None else second_blur_probability
+        second_solarise = solarise_probability if second_solarise_probability is None else second_solarise_probability
         check(image_size_px >= 1, "image_size_px", image_size_px, "≥ 1")
         check(num_channels >= 1, "num_channels", num_channels, "≥ 1")
         check(num_views >= 1, "num_views", num_views, "≥ 1")
         Range(gt=0, le=1).check("min_scale", min_scale)
         Range(ge=min_scale, le=1).check("max_scale", max_scale)
         Range(ge=0, le=2.5).check("colour_strength", colour_strength)
+        Range(ge=0, le=2.5).check("saturation_strength", saturation)
         for key, probability in (
             ("flip_probability", flip_probability),
             ("vertical_flip_probability", vertical_flip_probability),
@@ -199,27 +220,30 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
             ("grey_probability", grey_probability),
             ("blur_probability", blur_probability),
             ("solarise_probability", solarise_probability),
+            ("second_blur_probability", second_blur),
+            ("second_solarise_probability", second_solarise),
         ):
             Range(ge=0, le=1).check(key, probability)
         self.image_size_px = image_size_px
-        crop_and_flip = _crop_and_flip(image_size_px, (min_scale, max_scale), (3 / 4, 4 / 3), flip_probability)
-        transforms = crop_and_flip if parts is None else crop_and_flip[1:]
-        if vertical_flip_probability > 0:
-            transforms.append(RandomVerticalFlip(p=vertical_flip_probability))
-        if quarter_turn_probability > 0:
-            transforms.append(RandomRotation90(times=(1, 1), p=quarter_turn_probability))
-        if colour_strength > 0:
-            strong, weak = 0.8 * colour_strength, 0.2 * colour_strength
-            if num_channels == 3:
-                transforms += [ColorJitter(strong, strong, strong, weak, p=0.8), RandomGrayscale(p=grey_probability)]
-            else:
-                transforms.append(ColorJitter(strong, strong, p=0.8))
-        if blur_probability > 0:
-            kernel_px = max(image_size_px // 20 * 2 + 1, 3)  # odd, a tenth of the side
-            transforms.append(RandomGaussianBlur((kernel_px, kernel_px), (0.1, 2.0), p=blur_probability))
-        if solarise_probability > 0:
-            transforms.append(RandomSolarize(thresholds=0.0, additions=0.0, p=solarise_probability))
-        super().__init__(transforms, seed, num_views, parts)
+
+        def in_order(blur: float, solarise: float) -> list[nn.Module]:
+            cut = () if parts else transforms.crop(image_size_px, (min_scale, max_scale), (3 / 4, 4 / 3))
+            return [
+                *cut,
+                *transforms.flip(flip_probability),
+                *transforms.orientations(vertical_flip_probability, quarter_turn_probability),
+                *transforms.colours(num_channels, colour_strength, saturation, grey_probability),
+                *transforms.blur_and_solarise(image_size_px, blur, solarise),
+            ]
+
+        differ = (second_blur, second_solarise) != (blur_probability, solarise_probability)
+        super().__init__(
+            in_order(blur_probability, solarise_probability),
+            seed,
+            num_views,
+            parts,
+            in_order(second_blur, second_solarise) if differ else None,
+        )
 
 
 class FusedSimCLRAugmentation(SimCLRAugmentation):
@@ -315,27 +339,11 @@ class RetrievalAugmentation(_GlobalBatchAugmentation):
     """
 
     def __init__(self, *, image_size_px: int, crop: RandomResizedCrop, seed: int) -> None:
-        aspects = (crop.min_aspect, crop.max_aspect)
-        transforms = _crop_and_flip(image_size_px, (crop.min_scale, crop.max_scale), aspects, crop.flip_probability)
-        super().__init__(transforms, seed, num_views=1)
+        from ssl_sec.augment import transforms
 
-
-def _crop_and_flip(
-    image_size_px: int, scales: tuple[float, float], aspects: tuple[float, float], flip_probability: float
-) -> list[nn.Module]:
-    from kornia.augmentation import RandomHorizontalFlip
-    from kornia.augmentation import RandomResizedCrop as KorniaCrop
-
-    # The corner pixels of the crop become those of the view; torchvision's lie up to half a pixel of the view further
-    # in. Resampling is twice as fast as slicing.
-    crop = KorniaCrop(
-        (image_size_px, image_size_px),
-        scale=scales,
-        ratio=aspects,
-        cropping_mode="resample",
-        align_corners=False,
-    )
-    return [crop, RandomHorizontalFlip(p=flip_probability)] if flip_probability > 0 else [crop]
+        scales, aspects = (crop.min_scale, crop.max_scale), (crop.min_aspect, crop.max_aspect)
+        crops_and_flips = [*transforms.crop(image_size_px, scales, aspects), *transforms.flip(crop.flip_probability)]
+        super().__init__(crops_and_flips, seed, num_views=1)
 
 
 @contextmanager

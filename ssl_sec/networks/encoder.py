@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ssl_sec.errors import ConfigError, DataError, first_line
 from ssl_sec.modes import evaluating
+from ssl_sec.networks.micro_batches import in_micro_batches
 
 
 class Encoder(nn.Module):
@@ -83,12 +84,15 @@ class Network(nn.Module):
     Args:
         encoder: views in [0, 1] -> features.
         head: features -> raw embeddings.
+        micro_batch_size: views that the encoder takes at once, ≥ 1; None for all of a size. The head takes all
+            features.
     """
 
-    def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
+    def __init__(self, encoder: nn.Module, head: nn.Module, micro_batch_size: int | None = None) -> None:
         super().__init__()
         self.encoder = encoder
         self.head = head
+        self.micro_batch_size = micro_batch_size
 
     def forward(
         self, views: Float[Tensor, "views channels height width"], *others: Float[Tensor, "_ channels _ _"]
@@ -99,7 +103,11 @@ class Network(nn.Module):
             views: views of the first size.
             others: views of other sizes, a batch for each.
         """
-        of_each = [self.encoder(each) for each in (views, *others)]
+        size = self.micro_batch_size
+        of_each = [
+            self.encoder(each) if size is None else in_micro_batches(self.encoder, each, size)
+            for each in (views, *others)
+        ]
         features = torch.cat(of_each) if others else of_each[0]
         return Embedded(features, self.head(features))
 

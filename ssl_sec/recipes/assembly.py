@@ -33,6 +33,7 @@ from ssl_sec.networks import Encoder, Network, save_weights
 from ssl_sec.networks.batch_norm import globalise_batch_norm
 from ssl_sec.networks.convolutions import lay_out
 from ssl_sec.networks.heads import PredictionHead, ProjectionHead
+from ssl_sec.networks.micro_batches import require_separable
 from ssl_sec.networks.recomputation import recompute_blocks
 from ssl_sec.networks.weights import UnfitWeightsError
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
@@ -169,7 +170,7 @@ def assemble(
         views=views,
         total_steps=total_steps,
         computation=computation,
-        teacher=_teacher(config, encoder, head, total_steps),
+        teacher=_teacher(config, encoder, head, total_steps, computation.micro_batch_size),
         **more,
     )
 
@@ -341,13 +342,15 @@ def _require_parameters(config: TrainingConfig, modules: Iterable[nn.Module], to
         )
 
 
-def _teacher(config: TrainingConfig, encoder: Encoder, head: nn.Module, total_steps: int) -> Teacher | None:
+def _teacher(
+    config: TrainingConfig, encoder: Encoder, head: nn.Module, total_steps: int, micro_batch_size: int | None
+) -> Teacher | None:
     """The teacher of a network that is on its device, if the loss needs one."""
     if not isinstance(config.loss, TeacherLossConfig):
         return None
     assert isinstance(head, PredictionHead)
     momentum = TeacherMomentum(config.loss.momentum, total_steps)
-    return Teacher(Network(encoder, head.projector), momentum).train()
+    return Teacher(Network(encoder, head.projector, micro_batch_size), momentum).train()
 
 
 def _to_device(
@@ -355,7 +358,9 @@ def _to_device(
 ) -> nn.Module:
     """The network with batch norm and gradients of all workers; it and the objective are moved."""
     log_once(runtime, "computing in %s", computation)
-    network: nn.Module = Network(encoder, head)
+    network: nn.Module = Network(encoder, head, computation.micro_batch_size)
+    if computation.micro_batch_size is not None:
+        require_separable(encoder, computation.micro_batch_size)
     if runtime.world_size > 1:
         network = globalise_batch_norm(network)
     network.to(runtime.device, computation.dtype)

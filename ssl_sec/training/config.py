@@ -95,12 +95,14 @@ class _RuntimeConfig(Settings, key="runtime"):
         precision: precision of the forward pass; bfloat16 is autocast, float64 is for checks of exactness. None takes
             bfloat16 on GPUs that support it, else float32.
         channels_last: whether activations are in the channels_last layout; None for yes.
-        compile: whether torch.compile compiles the network; None for yes on GPUs for which it can: of compute
-            capability 7.0 or more, with Triton, a C compiler and Python's headers.
+        compile: whether torch.compile compiles the network; None for yes on GPUs for which it can: with Triton, a C
+            compiler and Python's headers.
         graphs: whether the launches of a step are recorded once and replayed (CUDA graphs), in pretraining with one
             worker; None for yes wherever that is possible.
         recompute: whether the backbone's blocks compute their activations again in the backward pass, which takes less
             memory and one more forward pass; weights and gradients are the same.
+        micro_batch_size: views that the encoder takes at once, if it has no batch norm, which takes the memory of these
+            and one more forward pass; weights and gradients are the same up to rounding. None for the whole batch.
         num_loader_workers: processes of each worker that decode a streamed set, ≥ 0.
     """
 
@@ -110,6 +112,7 @@ class _RuntimeConfig(Settings, key="runtime"):
     compile: bool | None = None
     graphs: bool | None = None
     recompute: bool = False
+    micro_batch_size: Annotated[int, Range(ge=1, le=65536)] | None = None
     num_loader_workers: Processes = 2
 
     def on(self, device: torch.device) -> Computation:
@@ -126,6 +129,7 @@ class _RuntimeConfig(Settings, key="runtime"):
             channels_last=self.channels_last is not False,
             compiled=wherever_possible("runtime.compile", asked, compilers.why_not_compiled(device)),
             recomputed=self.recompute,
+            micro_batch_size=self.micro_batch_size,
             num_loader_workers=self.num_loader_workers,
         )
 
@@ -148,6 +152,8 @@ class _RuntimeConfig(Settings, key="runtime"):
             reason = f"there are {world_size} workers, and what they send each other is not recorded"
         elif self.recompute:
             reason = "runtime.recompute is true, and it reads the state of the random numbers, which is not recorded"
+        elif self.micro_batch_size is not None:
+            reason = "runtime.micro_batch_size is set, which reads the state of the random numbers, too"
         return wherever_possible("runtime.graphs", self.graphs, reason)
 
 

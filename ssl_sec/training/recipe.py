@@ -31,6 +31,7 @@ class Computation:
         channels_last: whether activations are in the channels_last layout.
         compiled: whether the network is compiled by torch.compile.
         recomputed: whether the backbone's blocks compute their activations again in the backward pass.
+        micro_batch_size: views that the encoder takes at once, whose activations are computed again, too; None for all.
         num_loader_workers: processes that decode the images of a streamed set.
     """
 
@@ -38,12 +39,16 @@ class Computation:
     channels_last: bool = False
     compiled: bool = False
     recomputed: bool = False
+    micro_batch_size: int | None = None
     num_loader_workers: int = 0
 
     def __str__(self) -> str:
         layout = ["channels_last"] if self.channels_last else []
+        compiled = ["compiled"] if self.compiled else []
         recomputed = ["with recomputed blocks"] if self.recomputed else []
-        return ", ".join([self.precision, *layout, *(["compiled"] if self.compiled else []), *recomputed])
+        size = self.micro_batch_size
+        micro_batches = [] if size is None else [f"in micro-batches of {counted(size, 'view')}"]
+        return ", ".join([self.precision, *layout, *compiled, *recomputed, *micro_batches])
 
     @property
     def dtype(self) -> torch.dtype:

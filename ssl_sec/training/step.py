@@ -341,7 +341,7 @@ def _terms_metrics(recipe: Recipe, terms: Terms, more: Mapping[str, Tensor] = Ma
 @torch.no_grad()
 def _embedded(recipe: Recipe, views: SizedViews) -> Float[Tensor, "rows dim"]:
     """The raw embeddings of this worker's views at the present weights, in float32, or float64 if that is trained."""
-    network = Network(recipe.encoder, recipe.head)
+    network = Network(recipe.encoder, recipe.head, recipe.computation.micro_batch_size)
     # Copies, so that batch norm's running statistics count no view twice.
     buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
     return torch.func.functional_call(network, buffers, _by_size(views)).embeddings

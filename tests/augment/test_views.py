@@ -83,6 +83,16 @@ def test_the_views_of_some_rows_are_those_rows_of_the_whole_batchs_views(channel
     torch.testing.assert_close(by_parts(blurred, pixels, cuts, step), whole(blurred, pixels, step), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("at_once", [1, 5, BATCH])
+def test_the_images_of_a_large_batch_are_transformed_in_parts(at_once, monkeypatch):
+    augment, pixels = augmentation(num_views=3, colour_strength=1.0, solarise_probability=0.5), images()
+    expected, sizes = whole(augment, pixels), []
+    augment.transforms.register_forward_hook(lambda module, args, output: sizes.append(len(args[0])))
+    monkeypatch.setattr("ssl_sec.augment.views._VALUES_AT_ONCE", at_once * 3 * 9 * 9 + 2)
+    assert torch.equal(whole(augment, pixels), expected)
+    assert max(sizes) == at_once and sum(sizes) == 3 * BATCH
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 @given(cuts=st.lists(st.integers(1, BATCH - 1), unique=True, max_size=4), step=st.integers(0, 50))
 @settings(max_examples=10)
@@ -318,7 +328,8 @@ def test_draws_are_unchanged_without_blur_and_solarisation():
 
 def test_the_kernel_makes_no_blur_no_solarisation_no_turns_and_no_views_that_are_cropped_already(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    probabilities = {f"{kind}_probability": 0.5 for kind in ("blur", "solarise", "vertical_flip", "quarter_turn")}
+    kinds = ("blur", "solarise", "second_blur", "second_solarise", "vertical_flip", "quarter_turn")
+    probabilities = {f"{kind}_probability": 0.5 for kind in kinds}
     for option, value in {**probabilities, "from_original": True}.items():
         asked = AugmentConfig(fused=True, **{option: value})
         with pytest.raises(ConfigError, match=r"augment\.fused: found true"):
@@ -342,9 +353,12 @@ def test_images_other_than_pixels_from_0_to_255_are_refused(dtype):
         ({"flip_probability": 2.0}, r"flip_probability: found 2.0, must be in \[0, 1\]"),
         ({"grey_probability": -1.0}, "grey_probability: found -1.0"),
         ({"blur_probability": 3.0}, "blur_probability: found 3.0"),
+        ({"second_blur_probability": 3.0}, "second_blur_probability: found 3.0"),
+        ({"second_solarise_probability": -1.0}, "second_solarise_probability: found -1.0"),
         ({"vertical_flip_probability": 1.5}, r"vertical_flip_probability: found 1.5, must be in \[0, 1\]"),
         ({"quarter_turn_probability": -0.5}, "quarter_turn_probability: found -0.5"),
         ({"colour_strength": -1.0}, r"colour_strength: found -1.0, must be in \[0, 2.5\]"),
+        ({"saturation_strength": 3.0}, r"saturation_strength: found 3.0, must be in \[0, 2.5\]"),
         ({"num_views": 0}, "num_views: found 0, must be ≥ 1"),
         ({"num_channels": 0}, "num_channels: found 0, must be ≥ 1"),
     ],

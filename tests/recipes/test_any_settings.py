@@ -51,6 +51,7 @@ common = (
     at_times("grad_scale=0.5", "grad_scale=1"),
     at_times("grad_scale_by=batch"),
     at_times("runtime.recompute=true"),
+    at_times("runtime.micro_batch_size=7"),
     at_times("seed=7"),
 )
 pretraining = all_of(
@@ -66,6 +67,7 @@ pretraining = all_of(
     ),
     at_times("positives=classes"),
     at_times("augment.solarise_probability=0.4", "augment.quarter_turn_probability=0.4"),
+    at_times("augment.second_blur_probability=0.3", "augment.second_solarise_probability=0.4"),
     at_times("cut_init=2"),
     at_times("monitor.online_probe=false"),
     *common,

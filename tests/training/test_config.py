@@ -114,6 +114,7 @@ def test_steps_are_replayed_on_one_gpu(gpu):
         (RayConfig(graphs=True), "cuda", 2, "there are 2 workers"),
         (LocalConfig(graphs=True, precision="float64"), "cuda", 1, "the precision is float64"),
         (LocalConfig(graphs=True, recompute=True), "cuda", 1, "runtime.recompute is true"),
+        (LocalConfig(graphs=True, micro_batch_size=64), "cuda", 1, "runtime.micro_batch_size is set"),
     ],
 )
 def test_replaying_is_refused_where_it_is_not_possible(options, device, world_size, reason):

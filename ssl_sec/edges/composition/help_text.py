@@ -38,6 +38,8 @@ _FIRST_GROUPS = ("data", "runtime")
 _WITHOUT_OPTIONS = ("align", "replay", "report")
 # The column in which explanations of keys begin.
 _COLUMN = 38
+# A range in an explanation, which the allowed values repeat.
+_RANGE = re.compile(r", (?:in [(\[][-\d., ]+[)\]]|[≥>] [-\d.]*\d)(?=[;.]|$)")
 # A space at which no line is broken.
 _FIXED = "\N{NO-BREAK SPACE}"
 _USAGES: Mapping[str, str] = {
@@ -240,7 +242,8 @@ def _entries(job: str, values: Mapping[str, Any]) -> str:
 def _key(key: Key, between: str = "=") -> list[str]:
     is_needed = key.value == "???"
     shown = f"  {key.name}{between}{'<needed>' if is_needed else as_typed(key.value)}"
-    text = f"{key.explanation.rstrip('.')} [{key.allowed}]"
+    explanation = _RANGE.sub("", key.explanation) if re.search("[<>≤≥]", key.allowed) else key.explanation
+    text = f"{explanation.rstrip('.')} [{key.allowed}]"
     if len(shown) > _COLUMN - 2:
         return [shown, *_wrapped(text, " " * _COLUMN)]
     first, *rest = _wrapped(text, " " * _COLUMN)

@@ -39,7 +39,7 @@ REQUIRED = {
     **{name: ["data.root=x"] for name in ("records", "cub", "cars196", "sop", "inshop")},
 }
 ONLY_IN = {
-    "pretrain": {"optimiser": {"sgd", "lars", "adamw"}, "augment": {"simclr", "digits"}},
+    "pretrain": {"optimiser": {"sgd", "lars", "adamw"}, "augment": {"simclr", "digits", "byol"}},
     "finetune": {
         "optimiser": {"nesterov", "adamw"},
         "augment": {"crop", "retrieval"},

@@ -125,7 +125,9 @@ def test_an_option_of_another_job_is_refused_by_name():
         compose("pretrain", ["experiment=digits", "optimiser=adam"])
     with pytest.raises(ConfigError, match="^optimiser: found 'sgd_steps', which jobs.pretrain cannot use"):
         compose("pretrain", ["optimiser=sgd_steps"])
-    with pytest.raises(ConfigError, match="^augment: found 'flip', which jobs.pretrain cannot use; allowed: digits, s"):
+    with pytest.raises(
+        ConfigError, match="^augment: found 'flip', which jobs.pretrain cannot use; allowed: byol, digits, s"
+    ):
         compose("pretrain", ["augment=flip"])
 
 
@@ -314,3 +316,18 @@ def test_photos_simclr_is_simclrs_imagenet_recipe():
     assert (augment.num_views, augment.view_size_px, augment.min_scale) == (2, 224, 0.08)
     assert (augment.colour_strength, augment.grey_probability, augment.blur_probability) == (1.0, 0.2, 0.5)
     assert config.constraint.name == "none"
+
+
+def test_the_views_of_byol_are_those_of_its_table():
+    """Grill et al. 2020, appendix B: brightness and contrast 0.4, saturation 0.2, hue 0.1."""
+    augment = configured("pretrain", ["augment=byol", "loss=byol"]).augment
+    strengths = (0.8 * augment.colour_strength, 0.8 * augment.saturation_strength, 0.2 * augment.colour_strength)
+    assert strengths == pytest.approx((0.4, 0.2, 0.1))
+    assert (augment.num_views, augment.min_scale, augment.flip_probability, augment.grey_probability) == (
+        2,
+        0.08,
+        0.5,
+        0.2,
+    )
+    assert (augment.blur_probability, augment.second_blur_probability) == (1.0, 0.1)
+    assert (augment.solarise_probability, augment.second_solarise_probability) == (0.0, 0.2)

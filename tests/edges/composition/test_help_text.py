@@ -96,6 +96,13 @@ def test_help_on_an_experiment_shows_what_it_is_and_its_values():
     assert re.search(r"^  constraint.eta=0.5 ", text, re.M)
 
 
+def test_help_does_not_repeat_a_range_that_the_allowed_values_have():
+    text = re.sub(r"\s+", " ", help_text("pretrain", ["augment=simclr"]))
+    assert "augment.flip_probability=0.5 probability of a horizontal flip [number ≥ 0 and ≤ 1]" in text
+    assert "optimiser.weight_decay=0.0001 weight decay [number ≥ 0 and ≤ 1e+06]" in text
+    assert "T > 0, the divisor of the similarities [number]" in text  # its range is nowhere else
+
+
 @pytest.mark.parametrize("job", ["pretrain", "finetune", "metric_learning", "face"])
 def test_help_names_every_experiment_with_the_papers_figure(job, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")

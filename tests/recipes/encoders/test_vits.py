@@ -8,8 +8,8 @@ from torch import nn
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.pretraining.recipe import build_recipe
 from tests.fakes import FakeRuntime
-from tests.recipes.pretraining.test_pretraining import config, run
-from tests.recipes.same_runs import assert_resumes_bit_equal, on_a_worker
+from tests.recipes.pretraining.test_pretraining import VALUES, config, run
+from tests.recipes.same_runs import assert_resumes_bit_equal, assert_the_same_curve, on_a_worker
 from tests.workers import on_workers
 
 # MoCo v3 with its optimiser, in float64; warm for one of two epochs.
@@ -88,3 +88,21 @@ def test_adamw_has_a_state_of_all_but_the_teacher_and_no_decay_of_biases_and_nor
     of_norms = [each for norm in norms for each in norm.parameters()]
     expected = {names[id(each)] for each in (*of_norms, *biases) if each is not None}
     assert {names[id(each)] for each in spared["params"]} == expected
+
+
+@pytest.mark.parametrize("loss", [MOCO_V3, {"encoder": MOCO_V3["encoder"], "loss": {"name": "ntxent"}}])
+def test_a_run_in_micro_batches_has_the_same_curve(loss, tmp_path):
+    """Of views of two sizes, with a teacher and without, and SEC on the norms of the whole batch."""
+    augment = {"min_scale": 0.4, "small_views": 2, "small_view_size_px": 5, "small_view_max_scale": 0.4}
+    values = {**loss, "augment": augment, "epochs": 1}
+    expected, _ = run(tmp_path, **values)
+    found, _ = run(tmp_path, **values, runtime={**VALUES["runtime"], "micro_batch_size": 24})
+    assert_the_same_curve(found.reports, expected.reports, rel=1e-7)
+    torch.testing.assert_close(found.last_state(), expected.last_state(), rtol=1e-6, atol=1e-9)
+
+
+def test_micro_batches_of_an_encoder_with_batch_norm_are_refused(tmp_path):
+    with pytest.raises(
+        ConfigError, match="^runtime.micro_batch_size: found 24, must be null: the encoder has batch norm"
+    ):
+        run(tmp_path, runtime={**VALUES["runtime"], "micro_batch_size": 24})
