@@ -62,7 +62,8 @@ def out_of_memory(error: BaseException) -> ConfigError | None:
     at_once = f" for {asked[1]} at once" if asked else ""
     return ConfigError(
         f"not enough memory{at_once}; less is needed with a smaller global_batch_size, encoder.width, head.dim or "
-        "image, and in training with runtime.recompute=true, or runtime.micro_batch_size for an encoder without batch norm"
+        "image, and in training with runtime.recompute=true, or runtime.micro_batch_size for an encoder without batch "
+        "norm"
     )
 
 
