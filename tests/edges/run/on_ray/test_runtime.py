@@ -16,6 +16,7 @@ from ray.train import ControllerError
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.cpu import ENVIRONMENT
 from ssl_sec.edges.run.driver import run_training
+from ssl_sec.edges.run.on_ray import joining
 from ssl_sec.edges.run.on_ray.joining import connect
 from ssl_sec.edges.run.on_ray.runtime import _death, _failure_of, _is_preempted, _join_again, _named_cluster
 from ssl_sec.edges.run.signals import stop_requests
@@ -213,6 +214,7 @@ def test_a_cluster_of_this_machine_is_joined_while_it_runs(monkeypatch, tmp_path
     monkeypatch.setattr(ray, "init", lambda **options: asked.update(options))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(joining, "_ANSWER_WITHIN_S", 0.2)  # the server never answers
     (tmp_path / "ray").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
@@ -249,6 +251,7 @@ def test_a_cluster_is_joined_again_with_its_resources(is_alive, monkeypatch):
     monkeypatch.setattr(ray, "init", lambda **options: asked.update(options))
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 64.0, "GPU": 8.0, "memory": 1e9}}])
     monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setattr(joining, "_ANSWER_WITHIN_S", 0.2)  # the server never answers
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=address))
