@@ -48,6 +48,7 @@ _UPLOAD_S = 600
 _SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks", "databricks-uc")
 _SQLITE = b"SQLite format 3\0"
 _WRONG_HOST = "Invalid Host header"  # the server's answer, with status 403, to another name than its --allowed-hosts
+_UNKNOWN_USER = "failed with error code 401 "
 _NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -205,6 +206,11 @@ def store_errors(uri: str) -> Iterator[None]:
         if _WRONG_HOST in str(error):
             allowed = "a name, with its port, of the server's --allowed-hosts"
             raise StorageError(f"tracking.uri: MLflow refuses the host of {masked(uri)}; allowed: {allowed}") from error
+        if _UNKNOWN_USER in str(error):
+            given = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+            raise StorageError(
+                f"tracking.uri: MLflow at {masked(uri)} does not know the user; allowed: one that it knows, in {given}"
+            ) from error
         where = f"{uri} cannot be used{through_proxy(uri)}"
         raise StorageError(f"tracking.uri: MLflow at {where}: {first_line(error)}") from error
 

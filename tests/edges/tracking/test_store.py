@@ -263,6 +263,17 @@ def test_a_full_database_is_one_line_without_a_traceback(tmp_path: Path, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_a_server_that_does_not_know_the_user_says_so():
+    """MLflow's own authentication answers without an error code of MLflow."""
+    with pytest.raises(
+        StorageError, match=r"^tracking\.uri: MLflow at http://mlflow:5000 does not know the user; .* in ML"
+    ):
+        with store_errors("http://mlflow:5000"):
+            raise MlflowException(
+                "API request to endpoint /api/x failed with error code 401 != 200. Response body: 'You'"
+            )
+
+
 def test_a_store_that_is_asked_through_a_proxy_says_so(monkeypatch):
     for name in ("NO_PROXY", "no_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
