@@ -51,7 +51,6 @@ common = (
     at_times("grad_scale=0.5", "grad_scale=1"),
     at_times("grad_scale_by=batch"),
     at_times("runtime.recompute=true"),
-    at_times("runtime.micro_batch_size=7"),
     at_times("seed=7"),
 )
 pretraining = all_of(
