@@ -1,6 +1,7 @@
 """A backbone with the pixel scaling that its weights expect, and the trained network: an encoder with its head."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,6 @@ from torch import Tensor, nn
 
 from ssl_sec.errors import ConfigError, DataError, first_line
 from ssl_sec.modes import evaluating
-from ssl_sec.networks.micro_batches import in_micro_batches
 
 
 class Encoder(nn.Module):
@@ -92,7 +92,11 @@ class Network(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.head = head
-        self.micro_batch_size = micro_batch_size
+        self._in_micro_batches: Callable[[Tensor], Tensor] | None = None
+        if micro_batch_size is not None:
+            from ssl_sec.networks.micro_batches import in_micro_batches  # with torch._dynamo, which takes a second
+
+            self._in_micro_batches = partial(in_micro_batches, encoder, size=micro_batch_size)
 
     def forward(
         self, views: Float[Tensor, "views channels height width"], *others: Float[Tensor, "_ channels _ _"]
@@ -103,11 +107,8 @@ class Network(nn.Module):
             views: views of the first size.
             others: views of other sizes, a batch for each.
         """
-        size = self.micro_batch_size
-        of_each = [
-            self.encoder(each) if size is None else in_micro_batches(self.encoder, each, size)
-            for each in (views, *others)
-        ]
+        encode = self._in_micro_batches or self.encoder
+        of_each = [encode(each) for each in (views, *others)]
         features = torch.cat(of_each) if others else of_each[0]
         return Embedded(features, self.head(features))
 
