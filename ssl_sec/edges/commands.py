@@ -115,6 +115,14 @@ def neighbours(overrides: Sequence[str]) -> str:
     return str(run_neighbours(config))
 
 
+def select(overrides: Sequence[str]) -> str:
+    """Images to label first, typical ones of all clusters of embedded images."""
+    config = announced_config("select", overrides)
+    from ssl_sec.edges.embeddings.select import run_select
+
+    return str(run_select(config))
+
+
 def align(overrides: Sequence[str]) -> str:
     """Cuts faces out of images, aligned by five points each."""
     config = announced_config("align", overrides)
@@ -163,7 +171,7 @@ def pipeline(arguments: Sequence[str]) -> int:
 # Commands that are configured by `configs/<name>.yaml` and return the text to print.
 _JOBS: dict[str, Callable[[Sequence[str]], str]] = {
     job.__name__: job
-    for job in (preview, ablate, study, tune, transfer, export, embed, neighbours, align, report, replay)
+    for job in (preview, ablate, study, tune, transfer, export, embed, neighbours, select, align, report, replay)
 }
 # Commands with a command line of their own, which return the exit code.
 _OTHERS: dict[str, Callable[[Sequence[str]], int]] = {"submit": submit}

@@ -23,8 +23,9 @@ from benchmarks import (
     simclr,
     throughput,
 )
-from benchmarks.accuracy import finetuning, pretraining
+from benchmarks.accuracy import finetuning, pretraining, selection
 from benchmarks.contest import Contest
+from ssl_sec.embeddings.parts import Rows, encoded
 from tests.data.files import encode, write_parquet
 from tests.fakes import FakeClock
 from tests.jobs import pretrain
@@ -290,6 +291,25 @@ def test_accuracies_are_measured_side_by_side_and_a_second_call_only_adds_seeds(
     assert [(row["name"], row["seed"]) for row in found[1]] == [(n, s) for s in (3, 4) for n in ("ours", "lightly")]
     assert found[1][:2] == found[0]
     assert all(0 <= row["probe/top1"] <= 100 and row["seconds"] > 0 for row in found[1])
+
+
+def test_choices_of_images_to_label_are_measured_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "RESULTS", tmp_path)
+    labels = np.repeat(np.arange(3), 30)
+    embeddings = np.eye(4, dtype=np.float32)[labels] + np.random.default_rng(0).normal(0, 0.1, (90, 4)).astype(
+        np.float32
+    )
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        rows = Rows(rows=np.arange(90), paths=[None] * 90, labels=labels, embeddings=embeddings)
+        (tmp_path / split / f"{split}-00000-of-00001.parquet").write_bytes(encoded(rows, ("a", "b", "c"), {}))
+    folders = ["--train", str(tmp_path / "train"), "--test", str(tmp_path / "test")]
+    monkeypatch.setattr(sys, "argv", ["selection", *folders, "--labels", "1", "3", "--seeds", "0", "1"])
+    selection.main()
+    runs = json.loads((tmp_path / "selection-cpu.json").read_text())["runs"]
+    assert [(row["labels"], row["seed"]) for row in runs] == [(1, 0), (1, 1), (3, 0), (3, 1)]
+    assert [row["typical"] for row in runs] == [pytest.approx(100 / 3)] * 2 + [100, 100]
+    assert all(row["random"] <= row["typical"] for row in runs)
 
 
 @pytest.mark.slow

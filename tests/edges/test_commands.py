@@ -29,6 +29,7 @@ SHOWN = [
     "export",
     "embed",
     "neighbours",
+    "select",
     "align",
     "report",
     "replay",

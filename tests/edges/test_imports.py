@@ -74,8 +74,11 @@ WEIGHTY = [
     (["ablate", "seeds=[-1]"], "seeds[0]: found -1"),
     (["probe", "run=x", "runtime.timeout_s=0"], "runtime.timeout_s: found 0"),
     (["export", "run=x", "format=nosuch"], "format: found 'nosuch'"),
-    *(([job, "--help"], "") for job in ("finetune", "embed", "neighbours", "study", "transfer", "tune")),
-    *(([job, "outputdir=x"], "did you mean 'output") for job in ("embed", "neighbours", "study", "transfer", "tune")),
+    *(([job, "--help"], "") for job in ("finetune", "embed", "neighbours", "select", "study", "transfer", "tune")),
+    *(
+        ([job, "outputdir=x"], "did you mean 'output")
+        for job in ("embed", "neighbours", "select", "study", "transfer", "tune")
+    ),
     (["finetune", "--cfg", "job"], ""),
     (["finetune", "runtime=local"], "data: found null, must be given without run=<id>"),
     (["finetune", "data=digits", "seed=-1"], "seed: found -1"),

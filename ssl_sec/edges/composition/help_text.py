@@ -50,6 +50,7 @@ _USAGES: Mapping[str, str] = {
     "preview": "[group=option ...] [key=value ...]",
     "neighbours": "embeddings=<folder or URL> output=<folder or URL> [key=value ...]",
     "replay": "folder=<the run's folder>",
+    "select": "embeddings=<folder or URL> output=<folder or URL> count=<number> [key=value ...]",
     "study": "study=<name or file> [group=option ...] [key=value ...]",
     "transfer": "run=<id, name or folder> 'sets=[...]' [key=value ...]",
     "tune": "experiment=<name> '<key>=interval(<low>,<high>)' '<key>=choice(<a>,<b>)' [key=value ...]",
@@ -82,6 +83,13 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("data=folder data.root=<folder> data.image_size_px=64 augment.min_scale=0.5", "larger crops"),
     ),
     "replay": (("folder=runs/digits/<name>", "after an outage of the MLflow server"),),
+    "select": (
+        ("embeddings=embeddings output=selected count=200", "what jobs.embed wrote; open selected/index.html"),
+        (
+            "embeddings=embeddings output=more count=200 'labelled=[selected/selected.csv]'",
+            "200 more, in other regions",
+        ),
+    ),
     "study": (
         ("study=digits concurrent=2", "SEC and others beside NT-Xent, five seeds, in some minutes on a CPU"),
         ("study=digits run=false", "what there is so far"),

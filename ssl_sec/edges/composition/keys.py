@@ -26,6 +26,7 @@ _KINDS = {
     "preview": "ssl_sec.edges.config:PreviewConfig",
     "replay": "ssl_sec.edges.config:ReplayConfig",
     "report": "ssl_sec.edges.config:ReportConfig",
+    "select": "ssl_sec.edges.config.select:SelectConfig",
     "study": "ssl_sec.edges.config.study:StudyConfig",
     "transfer": "ssl_sec.recipes.probing.config:TransferConfig",
     "tune": "ssl_sec.edges.config.tune:TuneConfig",

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,16 +16,16 @@ from torch import Tensor
 
 from ssl_sec.edges.config.neighbours import NeighboursConfig
 from ssl_sec.edges.embeddings.findings import LARGE_SHARE, Findings
+from ssl_sec.edges.embeddings.opened import embeddings_at, require_own_folder
 from ssl_sec.edges.embeddings.page import page_of
 from ssl_sec.edges.embeddings.workers import done_on
 from ssl_sec.edges.embeddings.written import alone_in, whole_files
 from ssl_sec.edges.progress_bar import progress_shown
 from ssl_sec.edges.run.signals import interruptible
 from ssl_sec.edges.storage.files import Place, place_at
-from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.embeddings.labels import same_label
 from ssl_sec.embeddings.parts import PartPlan, parquet_of
-from ssl_sec.embeddings.reading import EmbeddingSet, read_set, require_alike, require_all_parts
+from ssl_sec.embeddings.reading import EmbeddingSet, require_alike
 from ssl_sec.embeddings.search import search
 from ssl_sec.embeddings.tables import (
     Outliers,
@@ -37,7 +36,7 @@ from ssl_sec.embeddings.tables import (
     pair_table,
     redundant,
 )
-from ssl_sec.errors import ConfigError, DataError, MissingDataError, StorageError, first_line
+from ssl_sec.errors import DataError, StorageError, first_line
 from ssl_sec.rules import check
 
 logger = logging.getLogger("ssl_sec")
@@ -63,7 +62,7 @@ def run_neighbours(config: NeighboursConfig) -> Findings:
         StorageError: if the output cannot be written.
         Stopped: if the job was interrupted; whole parts are kept.
     """
-    _require_own_folder(config)
+    require_own_folder(config.output, {"embeddings": config.embeddings, "queries": config.queries})
     work = SearchWork(config=config)
     base, queries = work.open()
     num_others = len(base) - (queries is base)
@@ -142,10 +141,10 @@ class SearchWork:
         Raises:
             DataError: if the embeddings cannot be read, or cannot be compared.
         """
-        base = _embeddings_at(self.config.embeddings, "embeddings")
+        base = embeddings_at(self.config.embeddings, "embeddings")
         if self.config.queries is None:
             return base, base
-        queries = _embeddings_at(self.config.queries, "queries")
+        queries = embeddings_at(self.config.queries, "queries")
         require_alike([*base.files, *queries.files])
         return base, queries
 
@@ -333,45 +332,6 @@ def _counted(
         done = (start + len(block)) * num_queries // len(base)
         on_images(done - counted)
         counted = done
-
-
-def _require_own_folder(config: NeighboursConfig) -> None:
-    """Refuses an output whose tables would be taken for embeddings later."""
-    output = place_at(config.output)
-    for location, key in ((config.embeddings, "embeddings"), (config.queries, "queries")):
-        if location is not None and str(_place_of(location, key)[0]) == str(output):
-            raise ConfigError(f"output: found {output}, the folder of the {key}; must be another")
-
-
-def _place_of(location: str, key: str) -> tuple[Place, str]:
-    """The folder of embeddings, and the name of the one file if one is given; Spark gives folders names of files."""
-    is_file = location.endswith(".parquet") and not Path(location).expanduser().is_dir()
-    folder, _, last = location.rpartition("/") if is_file else (location, "", "")
-    return place_at(folder or ("/" if location.startswith("/") else "."), key), last
-
-
-def _embeddings_at(location: str, key: str) -> EmbeddingSet:
-    """The embeddings in a folder, or in a file.
-
-    Raises:
-        DataError: if there are none, some of a folder are missing, or they cannot be read.
-    """
-    if not is_remote(location):
-        path = Path(location).expanduser()
-        if not path.exists():
-            raise MissingDataError(f"{key}: found {location}: no such file or folder")
-        if path.is_file() and path.suffix != ".parquet":
-            raise DataError(f"{key}: found {location}, must be a folder of Parquet files, or one such file, *.parquet")
-    place, last = _place_of(location, key)
-    names = sorted(
-        name for name in place.files() if name.endswith(".parquet") and "/" not in name and last in ("", name)
-    )
-    if not names:
-        raise DataError(f"{key}: found no Parquet files in {location}; python -m jobs.embed writes such files")
-    if not last:
-        require_all_parts(names)
-    root = location if not last else (location.rpartition("/")[0] or ".")
-    return read_set((f"{root}/{name}", lambda name=name: place.open(name)) for name in names)
 
 
 def _num_found(table: pa.Table) -> int:

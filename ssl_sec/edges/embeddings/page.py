@@ -16,7 +16,7 @@ from ssl_sec.embeddings.reading import EmbeddingSet
 # Characters of a file's path below its picture, in two lines.
 _LONGEST_NAME = 32
 
-_STYLE = """
+STYLE = """
 body { font: 14px/1.4 system-ui, sans-serif; margin: 2em auto; max-width: 1200px; padding: 0 1em; color: #222; }
 h2 { margin: 2em 0 .3em; } p { margin: .3em 0 1em; max-width: 80ch; }
 .row { display: flex; flex-wrap: wrap; gap: 8px; margin: 0 0 12px; padding: 8px; background: #f6f6f6; }
@@ -53,15 +53,13 @@ def page_of(findings: Findings, base: EmbeddingSet, queries: EmbeddingSet, confi
         first = second = thumbnails([*keys[0], *keys[1]], base, config.data)
     else:
         first, second = thumbnails(keys[0], queries, config.data), thumbnails(keys[1], base, config.data)
-    # The folder of all shown images: the paths below it tell them apart.
-    common = os.path.commonprefix([path for each in keys for _, _, path in each if path]).rpartition("/")[0]
-    pictures = _Pictures(first, second, queries, base, common)
+    pictures = Pictures(first, second, queries, base, common_folder([*keys[0], *keys[1]]))
     missing = first.missing or second.missing
     return "\n".join(
         [
             "<!doctype html>",
             f'<html lang="en"><meta charset="utf-8"><title>Neighbours of {escape(config.embeddings)}</title>',
-            f"<style>{_STYLE}</style>",
+            f"<style>{STYLE}</style>",
             f"<h1>Neighbours of {escape(config.queries or config.embeddings)}</h1>",
             *(f"<div>{escape(line)}</div>" for line in findings.lines()),
             f"<p><b>Warning:</b> {escape(findings.doubt)}</p>" if findings.doubt else "",
@@ -77,7 +75,7 @@ def page_of(findings: Findings, base: EmbeddingSet, queries: EmbeddingSet, confi
     )
 
 
-class _Pictures:
+class Pictures:
     """Images as HTML figures.
 
     Args:
@@ -103,9 +101,9 @@ class _Pictures:
 
     def figure(self, row: Mapping[str, Any], prefix: str, caption: str, kind: str = "") -> str:
         """An image with the path of its file, split, row and label, a caption, and the whole path as its title."""
-        address = self._of[prefix].pictures.get(_key(row, prefix))
+        address = self._of[prefix].pictures.get(key_of(row, prefix))
         image = f'<img src="{address}" alt="">' if address else '<div class="none">no picture</div>'
-        split, number, path = _key(row, prefix)
+        split, number, path = key_of(row, prefix)
         label = row[f"{prefix}label"]
         names = self._embeddings[prefix].class_names(split) or ()
         name = None if label is None else names[label] if 0 <= label < len(names) else f"label {label}"
@@ -119,6 +117,11 @@ class _Pictures:
         caption = f'<br><span class="value">{escape(caption)}</span>' if caption else ""
         text = "<br>".join(map(escape, parts))
         return f'<figure class="{kind}"{title}>{image}<figcaption>{text}{caption}</figcaption></figure>'
+
+
+def common_folder(keys: Iterable[Key]) -> str:
+    """The folder of all shown images: the paths below it tell them apart."""
+    return os.path.commonprefix([path for _, _, path in keys if path]).rpartition("/")[0]
 
 
 def _shown(path: str) -> str:
@@ -142,7 +145,7 @@ def _by_kind(pairs: pa.Table) -> dict[str, pa.Table]:
     }
 
 
-def _duplicates(title: str, table: pa.Table, pictures: _Pictures) -> Iterable[str]:
+def _duplicates(title: str, table: pa.Table, pictures: Pictures) -> Iterable[str]:
     yield f"<h2>{title}</h2>"
     yield f"<p>The {len(table):,} most similar pairs, each with its cosine.</p>"
     yield '<div class="pairs">'
@@ -153,7 +156,7 @@ def _duplicates(title: str, table: pa.Table, pictures: _Pictures) -> Iterable[st
     yield "</div>"
 
 
-def _outliers(table: pa.Table, pictures: _Pictures, title: str, column: str, name: str) -> Iterable[str]:
+def _outliers(table: pa.Table, pictures: Pictures, title: str, column: str, name: str) -> Iterable[str]:
     yield f"<h2>{title}</h2>"
     more = " and its distance from the mean in standard deviations" if column == "norm" else " with its neighbours"
     yield (
@@ -167,7 +170,7 @@ def _outliers(table: pa.Table, pictures: _Pictures, title: str, column: str, nam
     yield "</div>"
 
 
-def _examples(findings: Findings, pictures: _Pictures) -> Iterable[str]:
+def _examples(findings: Findings, pictures: Pictures) -> Iterable[str]:
     yield "<h2>Neighbours</h2>"
     yield (
         "<p>Some images, chosen at random, each with its nearest neighbours and their cosines. A red border: another "
@@ -182,8 +185,9 @@ def _examples(findings: Findings, pictures: _Pictures) -> Iterable[str]:
 
 def _keys(tables: Iterable[pa.Table], prefix: str) -> Iterable[Key]:
     for table in tables:
-        yield from (_key(row, prefix) for row in table.to_pylist())
+        yield from (key_of(row, prefix) for row in table.to_pylist())
 
 
-def _key(row: Mapping[str, Any], prefix: str) -> Key:
+def key_of(row: Mapping[str, Any], prefix: str = "") -> Key:
+    """The key of the image in a row, or with the prefix `neighbour_` of its neighbour."""
     return row[f"{prefix}split"], row[f"{prefix}row"], row[f"{prefix}path"]

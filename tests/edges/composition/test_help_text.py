@@ -26,6 +26,7 @@ JOBS = (
     "probe",
     "replay",
     "report",
+    "select",
     "transfer",
     "tune",
 )

@@ -1,0 +1,220 @@
+"""Images to label first, chosen by their embeddings; then a list and a page that shows them."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from io import BytesIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+from jaxtyping import Bool
+
+from ssl_sec.edges.config.select import SelectConfig
+from ssl_sec.edges.embeddings.opened import embeddings_at, require_own_folder
+from ssl_sec.edges.embeddings.page import STYLE, Pictures, common_folder, key_of
+from ssl_sec.edges.embeddings.thumbnails import thumbnails
+from ssl_sec.edges.embeddings.written import alone_in
+from ssl_sec.edges.progress_bar import progress_shown
+from ssl_sec.edges.run.signals import interruptible
+from ssl_sec.edges.storage.files import place_at
+from ssl_sec.embeddings.parts import parquet_of
+from ssl_sec.embeddings.reading import EmbeddingSet
+from ssl_sec.embeddings.selection import Selection, select_typical
+from ssl_sec.errors import ConfigError, DataError, counted, first_line, printable
+from ssl_sec.training.config import LocalConfig
+
+logger = logging.getLogger("ssl_sec")
+
+_LIST, _TABLE, _PAGE = "selected.csv", "selected.parquet", "index.html"
+# Rows whose splits and paths are read at once.
+_ROWS_AT_ONCE = 65_536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selected:
+    """The chosen images.
+
+    Attributes:
+        output: the folder or URL of the files.
+        num_images: number of images to choose from, and of those with labels.
+        num_labelled: number of images that have labels already.
+        table: the chosen images, the first to label first.
+        num_classes: number of classes of the images' own labels, and of those of the chosen ones; None without labels.
+    """
+
+    output: str
+    num_images: int
+    num_labelled: int
+    table: pa.Table
+    num_classes: tuple[int, int] | None
+
+    def lines(self) -> list[str]:
+        """The results, one line each."""
+        sizes = self.table["cluster_size"].to_numpy()
+        labelled = f", {self.num_labelled:,} of which have labels" if self.num_labelled else ""
+        clusters = counted(len(set(self.table["cluster"].to_pylist())), "cluster")
+        found = [
+            f"selected: {counted(len(self.table), 'image')} of {self.num_images:,}{labelled}, from {clusters} of "
+            f"{sizes.min():,} to {sizes.max():,} images"
+        ]
+        if self.num_classes is not None:
+            all_classes, chosen = self.num_classes
+            found.append(f"classes of the selected images: {chosen:,} of {all_classes:,}")
+        return found
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                *self.lines(),
+                f"list: {self.output}/{_LIST}, in the order in which to label; the same as {_TABLE}",
+                f"page: {self.output}/{_PAGE}",
+            ]
+        )
+
+
+def run_select(config: SelectConfig) -> Selected:
+    """Chooses the images, and writes the list and the page.
+
+    Raises:
+        ConfigError: if there are fewer images without labels, several splits, or the output holds a selection.
+        DataError: if the embeddings or the lists cannot be read.
+        StorageError: if the output cannot be written.
+    """
+    require_own_folder(config.output, {"embeddings": config.embeddings})
+    device = LocalConfig(device=config.device).resolve_device()
+    base, place = embeddings_at(config.embeddings, "embeddings"), place_at(config.output)
+    logger.info("embeddings: %s of %d dimensions", f"{len(base):,}", base.dim)
+    with alone_in(place, "selected"), interruptible("no list was written"):
+        if _LIST in place.files():
+            raise ConfigError(f"output: {config.output} holds a selection already; allowed: another folder")
+        eligible, labelled = _marked(config, base)
+        with progress_shown("select", config.count + int(labelled.sum())) as update:
+            chosen = select_typical(
+                base.blocks,
+                eligible,
+                labelled,
+                config.count,
+                k=config.k,
+                seed=config.seed,
+                device=device,
+                on_pass=lambda: update(1),
+            )
+        table = _table(base, chosen)
+        found = Selected(
+            output=config.output,
+            num_images=int(eligible.sum()),
+            num_labelled=int(labelled.sum()),
+            table=table,
+            num_classes=_num_classes(base, eligible, table),
+        )
+        origin = {"embeddings": base.digest, "count": config.count, "split": config.split, "seed": config.seed}
+        place.write(_PAGE, _page(found, base, config).encode())
+        place.write(_TABLE, parquet_of(table, origin))
+        as_csv = BytesIO()
+        pyarrow.csv.write_csv(table, as_csv)
+        place.write(_LIST, as_csv.getvalue())
+    return found
+
+
+def _marked(
+    config: SelectConfig, base: EmbeddingSet
+) -> tuple[Bool[np.ndarray, " images"], Bool[np.ndarray, " images"]]:
+    """Which images are of the split, and which of these have labels already."""
+    lists = {location: _read_list(location) for location in config.labelled}
+    rows = {key for table in lists.values() for key in _row_keys(table)}
+    paths = {key for table in lists.values() for key in _path_keys(table)}
+    eligible, labelled = np.zeros(len(base), dtype=bool), np.zeros(len(base), dtype=bool)
+    splits: dict[str, int] = {}
+    for start in range(0, len(base), _ROWS_AT_ONCE):
+        about = base.about(start, min(start + _ROWS_AT_ONCE, len(base)))
+        for place, (split, row, path) in enumerate(
+            zip(*(about[name].to_pylist() for name in ("split", "row", "path")), strict=True), start
+        ):
+            splits[split] = splits.get(split, 0) + 1
+            eligible[place] = config.split in (None, split)
+            labelled[place] = eligible[place] and ((split, row) in rows or (None, row) in rows or path in paths)
+    if config.split is None and len(splits) > 1 or config.split is not None and config.split not in splits:
+        counts = ", ".join(f"{split} ({number:,})" for split, number in splits.items())
+        raise ConfigError(f"split: found {config.split or 'null'}, must be one of {counts}")
+    for location, table in lists.items():
+        if len(table) and not labelled.any():
+            raise DataError(f"labelled: {printable(location)} lists none of the images in {config.embeddings}")
+    return eligible, labelled
+
+
+def _read_list(location: str) -> pa.Table:
+    folder, _, name = location.rpartition("/")
+    if not name.endswith((".csv", ".parquet")):
+        raise ConfigError(f"labelled: found {printable(location)!r}, must be files, *.csv or *.parquet")
+    try:
+        with place_at(folder or ("/" if location.startswith("/") else "."), "labelled").open(name) as file:
+            table = pyarrow.csv.read_csv(file) if name.endswith(".csv") else pq.read_table(file)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"labelled: {printable(location)} cannot be read: {first_line(error)}") from error
+    if not {"row", "path"} & set(table.column_names):
+        found = ", ".join(map(repr, table.column_names))
+        raise DataError(f"labelled: {printable(location)}: found the columns {found}, must have 'row' or 'path'")
+    return table
+
+
+def _row_keys(table: pa.Table) -> set[tuple[str | None, int]]:
+    if "row" not in table.column_names:
+        return set()
+    splits = table["split"].to_pylist() if "split" in table.column_names else [None] * len(table)
+    return set(zip(splits, table["row"].to_pylist(), strict=True))
+
+
+def _path_keys(table: pa.Table) -> set[str]:
+    if "row" in table.column_names:
+        return set()
+    return {path for path in table["path"].to_pylist() if path}
+
+
+def _table(base: EmbeddingSet, chosen: Selection) -> pa.Table:
+    in_order = np.argsort(chosen.positions)
+    about = base.about_some(chosen.positions[in_order]).take(np.argsort(in_order))
+    return (
+        about.append_column("cluster", pa.array(chosen.clusters))
+        .append_column("cluster_size", pa.array(chosen.cluster_sizes))
+        .append_column("typicality", pa.array(chosen.typicality))
+    )
+
+
+def _num_classes(base: EmbeddingSet, eligible: Bool[np.ndarray, " images"], table: pa.Table) -> tuple[int, int] | None:
+    """How many classes the images to choose from have, and the chosen ones; None if one has no label."""
+    if table["label"].null_count:
+        return None
+    classes: set[int | None] = set()
+    for start in range(0, len(base), _ROWS_AT_ONCE):
+        labels = base.about(start, min(start + _ROWS_AT_ONCE, len(base)))["label"]
+        classes |= set(labels.filter(pa.array(eligible[start : start + len(labels)])).unique().to_pylist())
+    return None if None in classes else (len(classes), len(set(table["label"].to_pylist())))
+
+
+def _page(selected: Selected, base: EmbeddingSet, config: SelectConfig) -> str:
+    """The chosen images as HTML, in their order."""
+    rows: list[Mapping[str, object]] = selected.table.slice(0, config.images_shown).to_pylist()
+    keys = [key_of(row) for row in rows]
+    found = thumbnails(keys, base, config.data)
+    pictures = Pictures(found, found, base, base, common_folder(keys))
+    figures = [
+        pictures.figure(row, "", f"{place} (of {row['cluster_size']:,})") for place, row in enumerate(rows, start=1)
+    ]
+    title = f"Images of {escape(config.embeddings)} to label first"
+    return "\n".join(
+        [
+            "<!doctype html>",
+            f'<html lang="en"><meta charset="utf-8"><title>{title}</title>',
+            f"<style>{STYLE}</style>",
+            f"<h1>{title}</h1>",
+            *(f"<div>{escape(line)}</div>" for line in selected.lines()),
+            f"<p><b>Pictures are missing:</b> {escape(found.missing)}</p>" if found.missing else "",
+            "<p>In this order; each is the most typical image of its cluster, of as many images as given. All are in "
+            f"{_LIST}.</p>",
+            f'<div class="row">{"".join(figures)}</div>',
+            "</html>",
+        ]
+    )
