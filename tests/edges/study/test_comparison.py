@@ -141,6 +141,26 @@ def test_a_cause_is_left_out_unless_it_is_known_of_each_seed():
     assert axes.get_xlabel() == "turn of an embedding in a step"
 
 
+def test_an_arm_that_is_not_trained_has_no_ratios_of_steps():
+    """Its steps turn nothing, by 0 ± 0."""
+
+    def with_steps(arm, seed, angle):
+        names = ("step_angle_mean", "step_angle_std")
+        causes = {f"mean/train/{name}": angle for name in names} | {"mean/train/norm_mean": 4.0 + (arm == "untrained")}
+        return kept(arm, "", seed, **{"probe/top1": 50.0 + seed, **causes})
+
+    runs = [with_steps(arm, seed, angle) for arm, angle in (("none", 0.1), ("untrained", 0.0)) for seed in (0, 1)]
+    (axes,) = Comparison.of(runs, "probe/top1", "none", 1).causes().axes
+    (arm,) = (line for line in axes.get_lines() if line.get_marker() == "o")
+    assert (axes.get_xlabel(), arm.get_xdata()[0]) == ("mean norm", pytest.approx(1.25))
+
+
+def test_norms_of_zero_have_no_ratio():
+    named = {"mean/train/norm_mean": 0.0, "mean/train/norm_std": 0.0}
+    runs = [kept(arm, "", seed, **{"probe/top1": 50.0, **named}) for arm in ("none", "sec") for seed in (0, 1)]
+    assert Comparison.of(runs, "probe/top1", "none", 1).causes() is None
+
+
 @pytest.mark.parametrize("ratios", [(0.3, 1.16), (1.23, 1.27), (0.3, 2.2), (0.05, 20)])
 def test_the_ratios_on_the_axis_of_causes_do_not_overlap(ratios):
     panels = dict.fromkeys(("turn", "unevenness", "norm", "spread"), "as multiples")
