@@ -161,6 +161,40 @@ def test_norms_of_zero_have_no_ratio():
     assert Comparison.of(runs, "probe/top1", "none", 1).causes() is None
 
 
+def test_a_run_without_a_metric_does_not_count_in_its_mean():
+    runs = [kept("none", "", seed, **{"probe/top1": 50.0 + seed}) for seed in (0, 1)]
+    both = {"probe/top1": 60.0, "probe/knn_top1": 40.0}
+    runs += [kept("sec", "", 0, **both), kept("sec", "", 1, **{"probe/knn_top1": 44.0})]
+    made = Comparison.of(runs, "probe/top1", "none", 1)
+    _, none, sec = made.table()
+    assert none[1:] == ["2", "50.50 ± 0.71", ""]
+    assert sec[1:] == ["2", "60.00", "42.00 ± 2.83"]
+    assert made.rows[1].difference.num_pairs == 1
+
+
+def test_a_cause_that_one_arm_lacks_is_drawn_of_the_others():
+    norm, step = "mean/train/norm_mean", "mean/train/step_angle_mean"
+    known = {"none": {norm: 2.0, step: 0.1}, "sec": {norm: 1.0}, "l2reg": {norm: 3.0, step: 0.3}}
+    runs = [kept(arm, "", 0, **{"probe/top1": 50.0, **causes}) for arm, causes in known.items()]
+    places = {}
+    for axes in Comparison.of(runs, "probe/top1", "none", 2).causes().axes:
+        dots = [line for line in axes.get_lines() if line.get_marker() == "o"]
+        places[axes.get_xlabel()] = [float(line.get_xdata()[0]) for line in dots]
+    expected = {"turn of an embedding in a step": [3.0], "mean norm": [0.5, 1.5]}
+    assert places == {name: pytest.approx(values) for name, values in expected.items()}
+
+
+def test_no_difference_is_a_line_in_every_panel_and_the_points_have_one_scale():
+    made = Comparison.of(cells(("temperature=0.1", "temperature=0.5")), "probe/top1", "none", 2)
+    forest = made.forest().axes
+    assert forest[0].get_xlim() == forest[1].get_xlim()
+    assert all(list(axes.lines[0].get_xdata()) == [0, 0] for axes in forest)
+    causes = causes_figure([Cause("sec", "", {"norm": 0.5}, 0.5, 0.2)], {"norm": "mean norm"}, "top-1 %", "none")
+    for (axes,) in (made.over_values().axes, causes.axes):
+        assert list(axes.lines[0].get_ydata()) == [0, 0]
+    assert causes.axes[0].lines[1].get_xydata().tolist() == [[1, 0]]  # the baseline
+
+
 @pytest.mark.parametrize("ratios", [(0.3, 1.16), (1.23, 1.27), (0.3, 2.2), (0.05, 20)])
 def test_the_ratios_on_the_axis_of_causes_do_not_overlap(ratios):
     panels = dict.fromkeys(("turn", "unevenness", "norm", "spread"), "as multiples")
