@@ -251,6 +251,13 @@ def test_a_run_that_failed_counts_in_the_mean_curve_up_to_its_last_step():
     assert list(axes.lines[0].get_ydata()) == [4.0, 4.0, 1.0]
 
 
+def test_the_mean_curve_has_the_steps_of_all_runs_in_order():
+    runs = [[(0, 0.0), (8, 8.0), (1000, 1000.0)], [(100, 200.0), (500, 1000.0)], []]
+    (axes,) = curves_figure({"none": {"train/loss": runs}}, "title").axes
+    assert list(axes.lines[0].get_xdata()) == [0, 8, 100, 500, 1000]
+    assert list(axes.lines[0].get_ydata()) == pytest.approx([0, 8, 150, 750, 1000])
+
+
 def test_without_norms_there_is_no_figure_of_causes():
     assert Comparison.of(cells(), "probe/top1", "none", 2).causes() is None
 
