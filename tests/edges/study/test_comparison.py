@@ -99,6 +99,13 @@ def test_values_are_on_one_scale_in_which_every_pair_fits():
     assert [line.get_fillstyle() for line in means] == ["full", "none", "full", "none"]
 
 
+def test_an_arm_that_has_one_value_stands_beside_those_that_have_more():
+    runs = [cell for cell in cells(("beta=1", "beta=2")) if (cell.arm, cell.point) != ("sec", "beta=1")]
+    (axes,) = Comparison.of(runs, "probe/top1", "none", 4).over_values().axes
+    means = [line.get_xdata().tolist() for line in axes.lines if line.get_marker() == "D"]
+    assert means == [[1], [2], [2]]
+
+
 def test_a_value_that_is_not_finite_has_no_place_among_the_others():
     (axes,) = Comparison.of(cells(("beta=1", "beta=inf", "beta=2")), "probe/top1", "none", 6).over_values().axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2"]
