@@ -21,6 +21,9 @@ from ssl_sec.figures.drawing import (
 )
 from ssl_sec.metrics import metric_label
 
+# Letters that fit side by side below a panel.
+_LETTERS_BELOW = 48
+
 
 class SweepPoint(NamedTuple):
     """A mean over runs.
@@ -88,7 +91,8 @@ def panels_figure(panels: Sequence[Panel], title: str) -> Figure:
             axes.axhline(level.mean, color="0.35", linestyle="dashdot", linewidth=1, label=name)
         axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
         if panel.categories:
-            axes.set_xticks(range(len(panel.categories)), panel.categories)
+            letters = max(int(_LETTERS_BELOW / len(panel.categories)), 1)
+            axes.set_xticks(range(len(panel.categories)), [wrapped(name, letters) for name in panel.categories])
             axes.set_xlim(-0.5, len(panel.categories) - 0.5)
             axes.set_ylim(bottom=0)
         add_grid(axes)

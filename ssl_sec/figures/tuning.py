@@ -1,5 +1,6 @@
 """The trials of a search: their values as parallel coordinates, and their metrics in the order of the trials."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ class Axis:
     def places(self) -> tuple[np.ndarray, list[tuple[float, str]]]:
         """The position of each value, in [0, 1] or NaN, and the labelled positions."""
         if any(isinstance(value, str) for value in self.values):
-            names = sorted(set(map(str, self.values)))
+            names = sorted(set(map(str, self.values)), key=_order)
             at = {name: 0.5 if len(names) == 1 else place / (len(names) - 1) for place, name in enumerate(names)}
             return np.array([at[str(value)] for value in self.values]), [(at[name], name) for name in names]
         numbers = np.array(self.values, dtype=np.float64)
@@ -45,6 +46,15 @@ class Axis:
         if low == high:
             return np.where(is_finite, 0.5, np.nan), [(0.5, ends[0])]
         return np.where(is_finite, (scaled - low) / (high - low), np.nan), [(0.0, ends[0]), (1.0, ends[1])]
+
+
+def _order(name: str) -> tuple[float, str]:
+    """The order of the values of a choice: numbers by their size, then names."""
+    try:
+        number = float(name)
+    except ValueError:
+        number = math.inf
+    return (number if math.isfinite(number) else math.inf), name
 
 
 def tuning_figure(

@@ -17,6 +17,15 @@ def test_values_are_placed_by_their_logarithm_and_names_evenly():
     assert Axis(name="same", values=[2.0, 2.0]).places()[0].tolist() == [0.5, 0.5]
 
 
+def test_numbers_of_a_choice_are_in_their_order():
+    """The values of a choice are texts, as `range(5,20,5)` gives them."""
+    places, ticks = Axis(name="neighbours", values=["10", "5", "1e-3", "15", "-2", "5"]).places()
+    np.testing.assert_allclose(places, [0.75, 0.5, 0.25, 1, 0, 0.5])
+    assert [name for _, name in ticks] == ["-2", "1e-3", "5", "10", "15"]
+    _, ticks = Axis(name="temperature", values=["10", "5", "null", "nan", 7.0]).places()
+    assert [name for _, name in ticks] == ["5", "7.0", "10", "nan", "null"]
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_trial_without_a_finite_metric_hides_no_other(bad: float):
     axes = [Axis(name="lr", values=[0.1, 0.2, 0.3])]

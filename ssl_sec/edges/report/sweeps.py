@@ -11,6 +11,7 @@ from typing import Any
 
 from ssl_sec.edges.report.files import Report
 from ssl_sec.edges.tables import deviation
+from ssl_sec.edges.tracking.comparing import telling
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, newest_of_each_seed
 from ssl_sec.errors import ConfigError, counted
 from ssl_sec.figures.sweeps import Panel, SweepPoint, panels_figure
@@ -88,15 +89,16 @@ def _draw_sweeps(archive: RunArchive, recipes: Sequence[str]) -> Report:
 def _draw_encoders(archive: RunArchive, recipes: Sequence[str]) -> Report:
     metric = "retrieval/rotation_shift_mean"
     groups, left_out = _alike(archive, recipes, metric, (_ENCODER, "transform."))
-    encoders = list(dict.fromkeys(_encoder_label(group.settings) for group in groups))
+    labels = _encoder_labels([group.settings for group in groups])
+    encoders = list(dict.fromkeys(labels))
     if len(encoders) < 2:
         raise ConfigError(
             f"figure: found one encoder in the {_count_runs(groups)} of {', '.join(recipes)} that can be "
             "compared; allowed: two or more, as encoder=resnet18 and resnet50"
         )
     arms: dict[str, list[SweepPoint]] = {}
-    for group in groups:
-        place = {"place": str(encoders.index(_encoder_label(group.settings)))}
+    for group, label in zip(groups, labels, strict=True):
+        place = {"place": str(encoders.index(label))}
         point = _Runs({**group.settings, **place}, group.runs).point("place", metric)
         arms.setdefault(_transform_label(group.settings), []).append(point)
     panel = Panel("encoder", r"mean of $\|A\sigma - \sigma\|_2$ (no unit)", arms, {}, tuple(encoders))
@@ -142,7 +144,19 @@ def _others_label(settings: Settings) -> str:
     return ", ".join([settings[_KIND].upper().replace("SFTD", "SFT-d"), *more])
 
 
-def _encoder_label(settings: Settings) -> str:
+def _encoder_labels(settings: Sequence[Settings]) -> list[str]:
+    """The encoders by name and width, and by what else differs between those of the same."""
+    encoders = [{key: value for key, value in one.items() if key.startswith(_ENCODER)} for one in settings]
+    names = [_encoder_name(one) for one in encoders]
+    labels: list[str] = []
+    for name, one in zip(names, encoders, strict=True):
+        same = [other for other, found in zip(encoders, names, strict=True) if found == name]
+        keys = sorted(telling(one, same))
+        labels.append(", ".join([name, *(f"{key.removeprefix(_ENCODER)} {one.get(key, 'not given')}" for key in keys)]))
+    return labels
+
+
+def _encoder_name(settings: Settings) -> str:
     width = settings.get("encoder.width", "1.0")
     return settings["encoder.name"] + ("" if width == "1.0" else f" x{width}")
 

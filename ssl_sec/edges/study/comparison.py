@@ -200,9 +200,10 @@ def _causes_of(metrics: Mapping[str, float]) -> dict[str, float]:
     """Mean norms and steps of a run."""
     found = {"step": "mean/train/step_angle_mean", "norm": "mean/train/norm_mean"}
     causes = {name: metrics[metric] for name, metric in found.items() if metric in metrics}
-    if "step" in causes and "mean/train/step_angle_std" in metrics:
+    # Without a step, as of an arm whose learning rate is 0, there is nothing to divide by.
+    if causes.get("step", 0) > 0 and "mean/train/step_angle_std" in metrics:
         causes["unevenness"] = metrics["mean/train/step_angle_std"] / causes["step"]
-    if "norm" in causes and "mean/train/norm_std" in metrics:
+    if causes.get("norm", 0) > 0 and "mean/train/norm_std" in metrics:
         causes["spread"] = metrics["mean/train/norm_std"] / causes["norm"]
     return causes
 

@@ -185,7 +185,9 @@ def describe_versions(client: MlflowClient, recipe: str, run_id: str) -> None:
             lines.insert(0, f"Data: {data.name}, digest {data.digest}: {data.source}")
         if version.scores:
             score = version.scores[0]
-            tags |= {"score": f"{score.value:.4g}", "score.name": score.name, "score.protocol": score.protocol}
+            # With all digits, since an earlier version is compared by its tags.
+            shown = str(score.value).removesuffix(".0")
+            tags |= {"score": shown, "score.name": score.name, "score.protocol": score.protocol}
             lines.insert(0, f"Score: {score.name} {score.value:.4g} ({score.protocol})")
         for key, value in tags.items():
             client.set_model_version_tag(name, version.number, key, value)

@@ -23,6 +23,23 @@ def test_two_runs_are_compared(store):
     assert (rows["encoder.width"]["equal"], rows["epochs"]["equal"]) == (False, True)
 
 
+def test_a_metric_or_setting_that_one_run_lacks_has_no_difference(store):
+    first = store.pretrained("digits", 0, {"train/loss": (4.0, 2.5), "probe/top1": (80.0,)}, name="plain")
+    second = store.pretrained("digits", 0, {"train/loss": (4.0, 2.0), "val/rankme": (9.0,)}, name="wide")
+    store.client.log_param(second, "monitor.batches", 5)
+    report = store.report(compare=(first, second))
+    lines = report.text.splitlines()
+    assert [line.split() for line in lines[lines.index("last values:") + 3 :]] == [
+        ["probe/top1", "80", "-"],
+        ["train/loss", "2.5", "2", "-0.5"],
+        ["val/rankme", "-", "9"],
+    ]
+    assert ["monitor.batches", "-", "5"] in [line.split() for line in lines]
+    rows = {row["key"]: (row["first"], row["second"], row["equal"]) for row in report.rows}
+    assert (rows["probe/top1"], rows["monitor.batches"]) == ((80.0, None, False), (None, "5", False))
+    assert [axes.get_ylabel() for axes in report.figure.axes] == ["total loss"]  # the others have one point
+
+
 def test_the_picture_shows_the_loss_and_the_scores_first_and_no_machine(store):
     others = {
         "train/loss": (2.0, 1.0),

@@ -5,7 +5,7 @@ import torch
 
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.names import weights_digest, weights_tags
-from ssl_sec.edges.tracking.comparing import is_expected
+from ssl_sec.edges.tracking.comparing import is_expected, telling
 from ssl_sec.networks.weights import save_weights
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import flattened, from_values, to_values
@@ -167,3 +167,29 @@ def test_the_same_weights_have_one_digest_in_any_safetensors_file(tmp_path):
     assert file_sha256(run) != file_sha256(export)
     assert weights_digest(run) == weights_digest(export) != weights_digest(other)
     assert weights_digest(broken) == file_sha256(broken)
+
+
+PLAIN, SCALED = {"loss.name": "normface", "seed": "0"}, {"loss.name": "cosface", "loss.scale": "30", "seed": "0"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys"),
+    [
+        ([PLAIN, PLAIN], [[], []]),
+        # That only one of the losses has a scale follows from its name, unless the scales differ.
+        ([PLAIN, SCALED], [["loss.name"], ["loss.name"]]),
+        (
+            [PLAIN, SCALED, {**SCALED, "loss.scale": "64"}],
+            [["loss.name"], ["loss.name", "loss.scale"], ["loss.name", "loss.scale"]],
+        ),
+        # It does not follow where another run of the same loss has none, as that of an earlier version.
+        ([{**PLAIN, "loss.scale": "1"}, PLAIN], [["loss.scale"], ["loss.scale"]]),
+        (
+            [PLAIN, {**PLAIN, "loss.scale": "30"}, SCALED],
+            [["loss.name", "loss.scale"], ["loss.name", "loss.scale"], ["loss.name", "loss.scale"]],
+        ),
+        ([{"epochs": "1"}, {}], [["epochs"], ["epochs"]]),
+    ],
+)
+def test_the_keys_that_tell_settings_apart_are_those_that_do_not_follow_from_a_name(settings, keys):
+    assert [sorted(telling(one, settings)) for one in settings] == keys

@@ -32,7 +32,7 @@ def test_the_bound_is_drawn_without_a_run_or_a_store(tmp_path):
 
 
 def test_accuracies_by_the_weight_of_the_second_loss(store):
-    for weight, accuracies in ((0.1, (99.0, 99.2)), (0.001, (98.0, 98.4))):
+    for weight, accuracies in ((0.001, (98.0, 98.4)), (0.1, (99.0, 99.2))):
         for seed, accuracy in enumerate(accuracies):
             swept(store, weight, seed, accuracy)
     for seed in (0, 1):
@@ -65,6 +65,26 @@ def test_runs_that_differ_otherwise_are_other_arms_and_single_runs_have_the_devi
         (accuracy, 0.7, "folds") for accuracy in (92.0, 93.0, 91.0)
     }
     assert report.figure.axes[0].get_xscale() == "symlog"
+
+
+def test_bars_are_of_one_kind_also_where_only_some_weights_have_several_seeds(store):
+    for weight, seed, accuracy, std in ((0.1, 0, 98.0, 0.4), (0.1, 1, 99.0, 0.6), (0.01, 0, 97.0, 0.3)):
+        swept(store, weight, seed, accuracy, std=std)
+    rows = store.report(paper="normface", figure=8).rows
+    assert [(row["weight"], row["mean"], row["num_seeds"], row["std_over"]) for row in rows] == [
+        (0.01, 97.0, 1, "folds"),
+        (0.1, 98.5, 2, "folds"),
+    ]
+    assert [row["std"] for row in rows] == pytest.approx([0.3, 0.5])
+
+
+def test_equal_losses_of_two_recipes_are_told_apart_by_their_other_settings(store):
+    for weight in (0.1, 0.01):
+        swept(store, weight, 0, 98.0)
+    swept(store, None, 0, 96.0, "epochs=2", recipe="casia_normface_wen")
+    swept(store, None, 0, 95.0, "loss=normface", "epochs=3")
+    rows = [row for row in store.report(paper="normface", figure=8).rows if row["weight"] is None]
+    assert {row["arm"]: row["mean"] for row in rows} == {"normface, epochs 2.0": 96.0, "normface, epochs 3.0": 95.0}
 
 
 def test_a_figure_without_its_runs_is_one_line(store):

@@ -1,6 +1,7 @@
 """SFT's figures that compare runs by one setting."""
 
 import io
+import itertools
 
 import pytest
 
@@ -69,8 +70,9 @@ def test_batch_sizes_and_weights_are_drawn_from_the_papers_recipes(archive):
     assert both["std"] == pytest.approx(50**0.5)
     by_batch, by_weight = report.figure.axes
     assert by_batch.get_xlabel() == "batch size (images)"
-    levels = {line.get_label(): line.get_ydata()[0] for line in by_weight.get_lines()}
-    assert levels["without transform, batch size 60"] == 74.0
+    levels = {line.get_label(): line.get_ydata()[0] for line in by_weight.get_lines() if len(line.get_ydata()) == 2}
+    assert levels == {"without transform, batch size 60": 74.0}  # the batch size of the weights
+    assert [row["at"] for row in report.rows] == [30, 60, 240, 30, 60, 240, 0.2, 0.5, 2]
     report.figure.savefig(written := io.BytesIO())
     assert written.getvalue().startswith(b"\x89PNG")
 
@@ -112,6 +114,41 @@ def test_encoders_are_compared_by_the_shift_of_the_variation():
     }
     (axes,) = report.figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["resnet18", "resnet50 x0.5", "resnet50"]
+
+
+def test_encoders_of_one_name_with_other_settings_have_places_of_their_own():
+    archive = Archive()
+    for mean, weights, stem in ((40.0, "None", "cifar"), (25.0, "None", "imagenet"), (60.0, "sha256 ab", "imagenet")):
+        given = {"encoder__weights": weights, "encoder__stem": stem}
+        archive.add("mine", mean, **NONE, encoder__name="resnet50", encoder__width="1.0", **given)
+    archive.add("mine", 30.0, **NONE, encoder__name="googlenet")
+    report = make_sweep_report(archive, "6b", ("mine",))
+    assert {place: value for (_, place), value in shown(report).items()} == {
+        "resnet50, stem cifar, weights None": 0.4,
+        "resnet50, stem imagenet, weights None": 0.25,
+        "resnet50, stem imagenet, weights sha256 ab": 0.6,
+        "googlenet": 0.3,
+    }
+    (axes,) = report.figure.axes
+    report.figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
+def test_values_of_one_setting_alone_are_a_figure_of_one_panel():
+    weights, batches = Archive(), Archive()
+    for weight, batch in (("0.2", "30"), ("0.5", "60")):
+        weights.add(SFT, 80.0, **rotated(weight))
+        batches.add(SFT, 80.0, **rotated(), global_batch_size=batch)
+    for archive, label in ((weights, "weight λ of the generated rows"), (batches, "batch size (images)")):
+        (axes,) = make_sweep_report(archive, "5", None).figure.axes
+        assert axes.get_xlabel() == label
+
+
+def test_equal_runs_of_two_recipes_are_one_point(archive):
+    archive.add("mine", 90.0, seed=1, **rotated("0.5"))
+    report = make_sweep_report(archive, "5", (SFT, "mine"))
+    assert [(row["value"], row["num_seeds"]) for row in report.rows if row["at"] == 0.5] == [(85.5, 2)]
 
 
 @pytest.mark.parametrize(("number", "needed"), [("5", "one batch size and one λ"), ("6b", "one encoder")])

@@ -62,6 +62,7 @@ def test_a_cell_is_found_by_arm_point_and_seed_and_refused_with_another_configur
     cells.add(kept("none", digest=none.digest))
     assert cells.find(none).metrics == {"probe/top1": 1.5}
     assert cells.find(sec) is None
+    assert [cell.key for cell in cells.of([sec, none])] == [none.key]  # those that have ended
     cells.add(kept("sec", digest="another"))
     expected = r"cells.csv has sec, seed 0, with another configuration \(another instead of .*\); allowed: another file"
     with pytest.raises(ConfigError, match=expected):

@@ -99,6 +99,13 @@ def test_values_are_on_one_scale_in_which_every_pair_fits():
     assert [line.get_fillstyle() for line in means] == ["full", "none", "full", "none"]
 
 
+def test_an_arm_that_has_one_value_stands_beside_those_that_have_more():
+    runs = [cell for cell in cells(("beta=1", "beta=2")) if (cell.arm, cell.point) != ("sec", "beta=1")]
+    (axes,) = Comparison.of(runs, "probe/top1", "none", 4).over_values().axes
+    means = [line.get_xdata().tolist() for line in axes.lines if line.get_marker() == "D"]
+    assert means == [[1], [2], [2]]
+
+
 def test_a_value_that_is_not_finite_has_no_place_among_the_others():
     (axes,) = Comparison.of(cells(("beta=1", "beta=inf", "beta=2")), "probe/top1", "none", 6).over_values().axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2"]
@@ -139,6 +146,60 @@ def test_a_cause_is_left_out_unless_it_is_known_of_each_seed():
     runs = [with_norm(arm, seed, float(arm == "none" or seed == 0)) for arm in ("none", "sec") for seed in (0, 1)]
     (axes,) = Comparison.of(runs, "probe/top1", "none", 1).causes().axes
     assert axes.get_xlabel() == "turn of an embedding in a step"
+
+
+def test_an_arm_that_is_not_trained_has_no_ratios_of_steps():
+    """Its steps turn nothing, by 0 ± 0."""
+
+    def with_steps(arm, seed, angle):
+        names = ("step_angle_mean", "step_angle_std")
+        causes = {f"mean/train/{name}": angle for name in names} | {"mean/train/norm_mean": 4.0 + (arm == "untrained")}
+        return kept(arm, "", seed, **{"probe/top1": 50.0 + seed, **causes})
+
+    runs = [with_steps(arm, seed, angle) for arm, angle in (("none", 0.1), ("untrained", 0.0)) for seed in (0, 1)]
+    (axes,) = Comparison.of(runs, "probe/top1", "none", 1).causes().axes
+    (arm,) = (line for line in axes.get_lines() if line.get_marker() == "o")
+    assert (axes.get_xlabel(), arm.get_xdata()[0]) == ("mean norm", pytest.approx(1.25))
+
+
+def test_norms_of_zero_have_no_ratio():
+    named = {"mean/train/norm_mean": 0.0, "mean/train/norm_std": 0.0}
+    runs = [kept(arm, "", seed, **{"probe/top1": 50.0, **named}) for arm in ("none", "sec") for seed in (0, 1)]
+    assert Comparison.of(runs, "probe/top1", "none", 1).causes() is None
+
+
+def test_a_run_without_a_metric_does_not_count_in_its_mean():
+    runs = [kept("none", "", seed, **{"probe/top1": 50.0 + seed}) for seed in (0, 1)]
+    both = {"probe/top1": 60.0, "probe/knn_top1": 40.0}
+    runs += [kept("sec", "", 0, **both), kept("sec", "", 1, **{"probe/knn_top1": 44.0})]
+    made = Comparison.of(runs, "probe/top1", "none", 1)
+    _, none, sec = made.table()
+    assert none[1:] == ["2", "50.50 ± 0.71", ""]
+    assert sec[1:] == ["2", "60.00", "42.00 ± 2.83"]
+    assert made.rows[1].difference.num_pairs == 1
+
+
+def test_a_cause_that_one_arm_lacks_is_drawn_of_the_others():
+    norm, step = "mean/train/norm_mean", "mean/train/step_angle_mean"
+    known = {"none": {norm: 2.0, step: 0.1}, "sec": {norm: 1.0}, "l2reg": {norm: 3.0, step: 0.3}}
+    runs = [kept(arm, "", 0, **{"probe/top1": 50.0, **causes}) for arm, causes in known.items()]
+    places = {}
+    for axes in Comparison.of(runs, "probe/top1", "none", 2).causes().axes:
+        dots = [line for line in axes.get_lines() if line.get_marker() == "o"]
+        places[axes.get_xlabel()] = [float(line.get_xdata()[0]) for line in dots]
+    expected = {"turn of an embedding in a step": [3.0], "mean norm": [0.5, 1.5]}
+    assert places == {name: pytest.approx(values) for name, values in expected.items()}
+
+
+def test_no_difference_is_a_line_in_every_panel_and_the_points_have_one_scale():
+    made = Comparison.of(cells(("temperature=0.1", "temperature=0.5")), "probe/top1", "none", 2)
+    forest = made.forest().axes
+    assert forest[0].get_xlim() == forest[1].get_xlim()
+    assert all(list(axes.lines[0].get_xdata()) == [0, 0] for axes in forest)
+    causes = causes_figure([Cause("sec", "", {"norm": 0.5}, 0.5, 0.2)], {"norm": "mean norm"}, "top-1 %", "none")
+    for (axes,) in (made.over_values().axes, causes.axes):
+        assert list(axes.lines[0].get_ydata()) == [0, 0]
+    assert causes.axes[0].lines[1].get_xydata().tolist() == [[1, 0]]  # the baseline
 
 
 @pytest.mark.parametrize("ratios", [(0.3, 1.16), (1.23, 1.27), (0.3, 2.2), (0.05, 20)])
@@ -195,6 +256,13 @@ def test_a_run_that_failed_counts_in_the_mean_curve_up_to_its_last_step():
     whole, failed = [(0, 4.0), (2, 3.0), (10, 1.0)], [(0, 4.0), (2, 5.0)]
     (axes,) = curves_figure({"none": {"train/loss": [whole, failed]}}, "title").axes
     assert list(axes.lines[0].get_ydata()) == [4.0, 4.0, 1.0]
+
+
+def test_the_mean_curve_has_the_steps_of_all_runs_in_order():
+    runs = [[(0, 0.0), (8, 8.0), (1000, 1000.0)], [(100, 200.0), (500, 1000.0)], []]
+    (axes,) = curves_figure({"none": {"train/loss": runs}}, "title").axes
+    assert list(axes.lines[0].get_xdata()) == [0, 8, 100, 500, 1000]
+    assert list(axes.lines[0].get_ydata()) == pytest.approx([0, 8, 150, 750, 1000])
 
 
 def test_without_norms_there_is_no_figure_of_causes():

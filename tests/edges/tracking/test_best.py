@@ -111,6 +111,21 @@ def test_versions_of_a_run_that_was_trained_further_keep_the_scores_of_their_wei
     assert client.get_model_version(name, "3").tags["score.name"] == "val/knn_top1"
 
 
+@pytest.mark.parametrize(
+    ("first", "later", "expected"), [(76.134, 76.132, "1"), (76.136, 76.138, "3"), (100 / 3, 100 / 3, "1")]
+)
+def test_an_earlier_version_of_a_run_is_compared_with_all_digits(client, first, later, expected):
+    """Of 50,000 images one is 0.002 %; of equal versions the oldest is the best."""
+    recipe = f"digits of {first} and {later}"
+    run_id = add_version(client, recipe, first)
+    describe_versions(client, recipe, run_id)
+    client.log_metric(run_id, "val/knn_top1", 20.0, step=3)
+    client.create_model_version(f"{recipe}-encoder", f"runs:/{run_id}/encoder", run_id)
+    describe_versions(client, recipe, run_id)
+    add_version(client, recipe, later)
+    assert best(client, recipe) == expected
+
+
 def test_a_fine_tuning_counts_by_the_network_that_it_saved(client):
     for last, chosen, expected in ((70.0, 90.0, "1"), (80.0, 80.0, "1"), (95.0, None, "3")):
         run_id = add_version(client, "tuned", None)
