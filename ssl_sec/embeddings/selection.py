@@ -4,7 +4,7 @@ With few labels, typical images of all regions teach a classifier more than rand
 directions are clustered into as many clusters as there will be labelled images. Clusters without a labelled image come
 first, the largest before the others, and of each the image is chosen whose k nearest in the cluster are nearest:
 
-    typicality(x) = 1 / ( (1/k) Σ_{y ∈ k nearest of x} ‖x̂ − ŷ‖ )          (Hacohen et al. 2022, Eq. 4)
+    typicality(x) = 1 / ( (1/k) Σ_{y ∈ k nearest of x} ‖x̂ − ŷ‖ )
 
 Embeddings are read block by block: clusters are found on a sample, and the members of only some clusters are in memory
 at once.
@@ -30,7 +30,7 @@ _SAMPLE, _SAMPLE_PER_CLUSTER = 100_000, 20
 _MEMBERS = 20_000
 # Numbers of the members that are in memory at once: 1 GiB.
 _VALUES_AT_ONCE = 2**28
-# Clusters of fewer images hold outliers (Hacohen et al. 2022, appendix F.1); they come after all others.
+# Clusters of so few images hold outliers: the authors' code leaves them out, and here they come after all others.
 _SMALL = 5
 
 # Rows with the position of the first, as `EmbeddingSet.blocks` yields them.
@@ -94,9 +94,7 @@ def select_typical(
         positions = np.sort(draws.choice(positions, limit, replace=False))
     sample = _rows_at(blocks, positions).to(device)
     on_pass()
-    found = kmeans_assignments(sample, num_clusters, seed, on_pass=on_pass).to(device)
-    centres = torch.zeros(num_clusters, sample.shape[1], device=device).index_add_(0, found, sample)
-    centres /= found.bincount(minlength=num_clusters).clamp(min=1).unsqueeze(1)
+    centres = _centres(sample, kmeans_assignments(sample, num_clusters, seed, on_pass=on_pass).to(device))
     del sample
     clusters = _nearest(blocks, centres, eligible)
     on_pass()
@@ -110,6 +108,13 @@ def _rows_at(blocks: Blocks, positions: Int64[np.ndarray, " some"]) -> Float32[T
         begin, end = np.searchsorted(positions, (start, start + len(block)))
         parts.append(unit_rows(block[torch.from_numpy(positions[begin:end] - start)]))
     return torch.cat(parts)
+
+
+def _centres(rows: Float32[Tensor, "rows dim"], clusters: Int64[Tensor, " rows"]) -> Float32[Tensor, "clusters dim"]:
+    """The mean of each cluster that has images: where images coincide, others are empty."""
+    sizes = clusters.bincount()
+    sums = rows.new_zeros(len(sizes), rows.shape[1]).index_add_(0, clusters, rows)
+    return sums[sizes > 0] / sizes[sizes > 0].unsqueeze(1)
 
 
 def _nearest(
@@ -131,7 +136,7 @@ def _shares(clusters: Int64[np.ndarray, " images"], labelled: Bool[np.ndarray, "
     sizes = np.bincount(clusters[clusters >= 0])
     taken = np.bincount(clusters[labelled], minlength=len(sizes))
     waiting = [
-        (size < _SMALL, num, -size, cluster) for cluster, (size, num) in enumerate(zip(sizes, taken, strict=True))
+        (size <= _SMALL, num, -size, cluster) for cluster, (size, num) in enumerate(zip(sizes, taken, strict=True))
     ]
     waiting = [each for each in waiting if -each[2] > each[1]]
     heapq.heapify(waiting)
