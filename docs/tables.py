@@ -39,6 +39,7 @@ CPU_STUDIES = (
     "when_cpu",
     "head_cpu",
     "head_long_cpu",
+    "head_temperature_cpu",
     "long_cpu",
     "confirm",
     "confirm_rates",
