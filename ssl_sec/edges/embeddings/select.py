@@ -139,9 +139,12 @@ def _marked(
     if config.split is None and len(splits) > 1 or config.split is not None and config.split not in splits:
         counts = ", ".join(f"{split} ({number:,})" for split, number in splits.items())
         raise ConfigError(f"split: found {config.split or 'null'}, must be one of {counts}")
-    for location, table in lists.items():
-        if len(table) and not labelled.any():
-            raise DataError(f"labelled: {printable(location)} lists none of the images in {config.embeddings}")
+    num_listed, num_found = len(rows) + len(paths), int(labelled.sum())
+    if num_listed and not num_found:
+        raise DataError(f"labelled: found none of the listed images among those in {config.embeddings}")
+    if num_found < num_listed:
+        message = "labelled: %s of %s listed images are not among the images to choose from"
+        logger.warning(message, f"{num_listed - num_found:,}", f"{num_listed:,}")
     return eligible, labelled
 
 

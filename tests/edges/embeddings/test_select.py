@@ -62,6 +62,14 @@ def test_a_second_selection_complements_the_first(kind, tmp_path: Path):
     assert found.table["label"].to_pylist() == [2]
 
 
+def test_listed_images_that_are_not_embedded_are_counted(tmp_path: Path, caplog):
+    embeddings = write(tmp_path / "embeddings", paths=[f"{number}.png" for number in range(40)])
+    (tmp_path / "list.csv").write_text("path\n3.png\nother.png\n7.png\n")
+    found = select(embeddings, tmp_path / "out", "count=1", f"labelled=[{tmp_path / 'list.csv'}]")
+    assert found.num_labelled == 2
+    assert "labelled: 1 of 3 listed images are not among the images to choose from" in caplog.text
+
+
 def test_images_of_one_split_are_chosen(tmp_path: Path):
     embeddings = write(write(tmp_path / "embeddings"), "test")
     with pytest.raises(ConfigError, match=r"^split: found null, must be one of test \(40\), train \(40\)$"):
@@ -100,7 +108,7 @@ def test_a_list_is_not_overwritten(tmp_path: Path):
     ("content", "message"),
     [
         ("name\nx\n", r"labelled: .*list\.csv: found the columns 'name', must have 'row' or 'path'"),
-        ("path\nother.png\n", r"labelled: .*list\.csv lists none of the images in "),
+        ("path\nother.png\n", r"labelled: found none of the listed images among those in "),
         ("", r"labelled: .*list\.csv cannot be read: Empty CSV file"),
     ],
 )
