@@ -98,7 +98,8 @@ def select_typical(
     del sample
     clusters = _nearest(blocks, centres, eligible)
     on_pass()
-    return _most_typical(blocks, clusters, labelled, _shares(clusters, labelled, count), k, seed, device, on_pass)
+    chosen_of, max_members = _shares(clusters, labelled, count), _VALUES_AT_ONCE // centres.shape[1]
+    return _most_typical(blocks, clusters, labelled, chosen_of, max_members, k, seed, device, on_pass)
 
 
 def _rows_at(blocks: Blocks, positions: Int64[np.ndarray, " some"]) -> Float32[Tensor, "some dim"]:
@@ -176,17 +177,18 @@ def _most_typical(
     clusters: Int64[np.ndarray, " images"],
     labelled: Bool[np.ndarray, " images"],
     chosen_of: Sequence[int],
+    max_members: int,
     k: int,
     seed: int,
     device: torch.device,
     on_pass: Callable[[], object],
 ) -> Selection:
-    """The most typical images of the clusters in `chosen_of`, as often as each is there."""
+    """The most typical images of the clusters in `chosen_of`, as often as each is there; see `_groups`."""
     wanted = Counter(chosen_of)
     free = (clusters >= 0) & ~labelled
     members = _members(clusters, wanted, free, np.random.default_rng(seed))
     best: dict[int, list[tuple[int, float]]] = {}
-    for some in _groups(members, _VALUES_AT_ONCE // _dim(blocks)):
+    for some in _groups(members, max_members):
         positions = np.sort(np.concatenate([members[cluster] for cluster in some]))
         rows = _rows_at(blocks, positions)
         on_pass()
@@ -205,10 +207,6 @@ def _most_typical(
         cluster_sizes=np.array(of_size, np.int64),
         typicality=np.array(typicality, np.float32),
     )
-
-
-def _dim(blocks: Blocks) -> int:
-    return next(iter(blocks()))[1].shape[1]
 
 
 def _groups(members: Mapping[int, Int64[np.ndarray, " _"]], limit: int) -> Iterator[list[int]]:
@@ -246,8 +244,9 @@ def _best(
     count: int,
 ) -> list[tuple[int, float]]:
     """The most typical free member of each part, the most typical first; then the most typical of the others."""
-    in_order = [member for member in np.argsort(-typicality, kind="stable") if free[member]]
-    _, first = np.unique(parts[in_order], return_index=True)
-    of_parts = [in_order[place] for place in sorted(first)]
-    others = [member for member in in_order if member not in set(of_parts)]
-    return [(int(positions[member]), float(typicality[member])) for member in [*of_parts, *others][:count]]
+    in_order = np.argsort(-typicality, kind="stable")
+    in_order = in_order[free[in_order]]
+    is_first = np.zeros(len(in_order), dtype=bool)
+    is_first[np.unique(parts[in_order], return_index=True)[1]] = True
+    chosen = np.concatenate([in_order[is_first], in_order[~is_first]])[:count]
+    return list(zip(positions[chosen].tolist(), typicality[chosen].tolist(), strict=True))

@@ -16,7 +16,7 @@ from ssl_sec.embeddings.reading import EmbeddingSet
 # Characters of a file's path below its picture, in two lines.
 _LONGEST_NAME = 32
 
-STYLE = """
+_STYLE = """
 body { font: 14px/1.4 system-ui, sans-serif; margin: 2em auto; max-width: 1200px; padding: 0 1em; color: #222; }
 h2 { margin: 2em 0 .3em; } p { margin: .3em 0 1em; max-width: 80ch; }
 .row { display: flex; flex-wrap: wrap; gap: 8px; margin: 0 0 12px; padding: 8px; background: #f6f6f6; }
@@ -55,21 +55,52 @@ def page_of(findings: Findings, base: EmbeddingSet, queries: EmbeddingSet, confi
         first, second = thumbnails(keys[0], queries, config.data), thumbnails(keys[1], base, config.data)
     pictures = Pictures(first, second, queries, base, common_folder([*keys[0], *keys[1]]))
     missing = first.missing or second.missing
-    return "\n".join(
+    return document(
+        f"Neighbours of {config.embeddings}",
+        f"Neighbours of {config.queries or config.embeddings}",
+        findings.lines(),
         [
-            "<!doctype html>",
-            f'<html lang="en"><meta charset="utf-8"><title>Neighbours of {escape(config.embeddings)}</title>',
-            f"<style>{STYLE}</style>",
-            f"<h1>Neighbours of {escape(config.queries or config.embeddings)}</h1>",
-            *(f"<div>{escape(line)}</div>" for line in findings.lines()),
-            f"<p><b>Warning:</b> {escape(findings.doubt)}</p>" if findings.doubt else "",
-            f"<p><b>Pictures are missing:</b> {escape(missing)}</p>" if missing else "",
             f"<p>Near-duplicates are pairs of cosine {findings.duplicates_above:g} or more; all that are listed are in "
             "duplicates.parquet. A red border: the labels differ.</p>",
             *(line for title, table in duplicates.items() for line in _duplicates(title, table, pictures)),
             *_outliers(outliers["distance"], pictures, "Far from all others", "mean_cosine", "mean cosine"),
             *_outliers(outliers["norm"], pictures, "Unusual norm", "norm", "norm"),
             *_examples(findings, pictures),
+        ],
+        doubt=findings.doubt,
+        missing=missing,
+    )
+
+
+def document(
+    title: str,
+    heading: str,
+    lines: Iterable[str],
+    content: Iterable[str],
+    *,
+    doubt: str | None = None,
+    missing: str | None = None,
+) -> str:
+    """A page as HTML.
+
+    Args:
+        title: the page's title.
+        heading: its heading.
+        lines: results, below the heading.
+        content: the rest, in HTML.
+        doubt: a warning about the results; None for none.
+        missing: why pictures are missing; None if none are.
+    """
+    return "\n".join(
+        [
+            "<!doctype html>",
+            f'<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>',
+            f"<style>{_STYLE}</style>",
+            f"<h1>{escape(heading)}</h1>",
+            *(f"<div>{escape(line)}</div>" for line in lines),
+            f"<p><b>Warning:</b> {escape(doubt)}</p>" if doubt else "",
+            f"<p><b>Pictures are missing:</b> {escape(missing)}</p>" if missing else "",
+            *content,
             "</html>",
         ]
     )

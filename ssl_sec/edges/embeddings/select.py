@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from html import escape
 from io import BytesIO
 
 import numpy as np
@@ -14,7 +13,7 @@ from jaxtyping import Bool
 
 from ssl_sec.edges.config.select import SelectConfig
 from ssl_sec.edges.embeddings.opened import embeddings_at, require_own_folder
-from ssl_sec.edges.embeddings.page import STYLE, Pictures, common_folder, key_of
+from ssl_sec.edges.embeddings.page import Pictures, common_folder, document, key_of
 from ssl_sec.edges.embeddings.thumbnails import thumbnails
 from ssl_sec.edges.embeddings.written import alone_in
 from ssl_sec.edges.progress_bar import progress_shown
@@ -90,7 +89,7 @@ def run_select(config: SelectConfig) -> Selected:
     with alone_in(place, "selected"), interruptible("no list was written"):
         if _LIST in place.files():
             raise ConfigError(f"output: {config.output} holds a selection already; allowed: another folder")
-        eligible, labelled = _marked(config, base)
+        eligible, labelled, classes = _marked(config, base)
         with progress_shown("select", config.count + int(labelled.sum())) as update:
             chosen = select_typical(
                 base.blocks,
@@ -108,7 +107,7 @@ def run_select(config: SelectConfig) -> Selected:
             num_images=int(eligible.sum()),
             num_labelled=int(labelled.sum()),
             table=table,
-            num_classes=_num_classes(base, eligible, table),
+            num_classes=None if None in classes else (len(classes), len(set(table["label"].to_pylist()))),
         )
         origin = {"embeddings": base.digest, "count": config.count, "split": config.split, "seed": config.seed}
         place.write(_PAGE, _page(found, base, config).encode())
@@ -121,21 +120,23 @@ def run_select(config: SelectConfig) -> Selected:
 
 def _marked(
     config: SelectConfig, base: EmbeddingSet
-) -> tuple[Bool[np.ndarray, " images"], Bool[np.ndarray, " images"]]:
-    """Which images are of the split, and which of these have labels already."""
-    lists = {location: _read_list(location) for location in config.labelled}
-    rows = {key for table in lists.values() for key in _row_keys(table)}
-    paths = {key for table in lists.values() for key in _path_keys(table)}
+) -> tuple[Bool[np.ndarray, " images"], Bool[np.ndarray, " images"], set[int | None]]:
+    """Which images are of the split, which of these have labels already, and the classes in the embeddings' files."""
+    lists = [_read_list(location) for location in config.labelled]
+    rows = {key for table in lists for key in _row_keys(table)}
+    paths = {key for table in lists for key in _path_keys(table)}
+    classes: set[int | None] = set()
     eligible, labelled = np.zeros(len(base), dtype=bool), np.zeros(len(base), dtype=bool)
     splits: dict[str, int] = {}
     for start in range(0, len(base), _ROWS_AT_ONCE):
         about = base.about(start, min(start + _ROWS_AT_ONCE, len(base)))
-        for place, (split, row, path) in enumerate(
-            zip(*(about[name].to_pylist() for name in ("split", "row", "path")), strict=True), start
-        ):
+        columns = (about[name].to_pylist() for name in ("split", "row", "path", "label"))
+        for place, (split, row, path, label) in enumerate(zip(*columns, strict=True), start):
             splits[split] = splits.get(split, 0) + 1
-            eligible[place] = config.split in (None, split)
-            labelled[place] = eligible[place] and ((split, row) in rows or (None, row) in rows or path in paths)
+            if config.split in (None, split):
+                eligible[place] = True
+                labelled[place] = (split, row) in rows or (None, row) in rows or path in paths
+                classes.add(label)
     if config.split is None and len(splits) > 1 or config.split is not None and config.split not in splits:
         counts = ", ".join(f"{split} ({number:,})" for split, number in splits.items())
         raise ConfigError(f"split: found {config.split or 'null'}, must be one of {counts}")
@@ -145,7 +146,7 @@ def _marked(
     if num_found < num_listed:
         message = "labelled: %s of %s listed images are not among the images to choose from"
         logger.warning(message, f"{num_listed - num_found:,}", f"{num_listed:,}")
-    return eligible, labelled
+    return eligible, labelled, classes
 
 
 def _read_list(location: str) -> pa.Table:
@@ -186,17 +187,6 @@ def _table(base: EmbeddingSet, chosen: Selection) -> pa.Table:
     )
 
 
-def _num_classes(base: EmbeddingSet, eligible: Bool[np.ndarray, " images"], table: pa.Table) -> tuple[int, int] | None:
-    """How many classes the images to choose from have, and the chosen ones; None if one has no label."""
-    if table["label"].null_count:
-        return None
-    classes: set[int | None] = set()
-    for start in range(0, len(base), _ROWS_AT_ONCE):
-        labels = base.about(start, min(start + _ROWS_AT_ONCE, len(base)))["label"]
-        classes |= set(labels.filter(pa.array(eligible[start : start + len(labels)])).unique().to_pylist())
-    return None if None in classes else (len(classes), len(set(table["label"].to_pylist())))
-
-
 def _page(selected: Selected, base: EmbeddingSet, config: SelectConfig) -> str:
     """The chosen images as HTML, in their order."""
     rows: list[Mapping[str, object]] = selected.table.slice(0, config.images_shown).to_pylist()
@@ -206,18 +196,11 @@ def _page(selected: Selected, base: EmbeddingSet, config: SelectConfig) -> str:
     figures = [
         pictures.figure(row, "", f"{place} (of {row['cluster_size']:,})") for place, row in enumerate(rows, start=1)
     ]
-    title = f"Images of {escape(config.embeddings)} to label first"
-    return "\n".join(
-        [
-            "<!doctype html>",
-            f'<html lang="en"><meta charset="utf-8"><title>{title}</title>',
-            f"<style>{STYLE}</style>",
-            f"<h1>{title}</h1>",
-            *(f"<div>{escape(line)}</div>" for line in selected.lines()),
-            f"<p><b>Pictures are missing:</b> {escape(found.missing)}</p>" if found.missing else "",
-            "<p>In this order; each is the most typical image of its cluster, of as many images as given. All are in "
-            f"{_LIST}.</p>",
-            f'<div class="row">{"".join(figures)}</div>',
-            "</html>",
-        ]
+    title = f"Images of {config.embeddings} to label first"
+    shown = (
+        "<p>In this order; each is the most typical image of its cluster, of as many images as given. All are in "
+        f"{_LIST}.</p>"
+    )
+    return document(
+        title, title, selected.lines(), [shown, f'<div class="row">{"".join(figures)}</div>'], missing=found.missing
     )
