@@ -11,6 +11,7 @@ from ssl_sec.data.decode import EXTENSIONS, UNREAD_EXTENSIONS, Decoding
 from ssl_sec.data.encoded_images import EncodedImages
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.folders import listing
+from ssl_sec.data.folders.listing import has_images, image_paths
 from ssl_sec.data.folders.opening import find_test_folders, open_folder
 from ssl_sec.data.image_set import require_labels
 from ssl_sec.errors import MissingDataError
@@ -37,6 +38,19 @@ def test_images_below_a_class_folder_are_of_its_class(tmp_path, labels):
     assert names(train) == [f"{tmp_path}/train/{file}" for file in files]
     assert train.labels.tolist() == [0, 0, 0, 0, 1] and train.class_names == ("cat", "dog")
     assert values(test.read(torch.arange(4))) == [2, 3, 4, 5] and test.labels.tolist() == [0, 0, 0, 1]
+
+
+def test_folders_that_systems_add_hold_neither_images_nor_classes(tmp_path, caplog):
+    write_folder(tmp_path, {f"train/{name}/1.jpg": plain(1) for name in ("cat", "dog")})
+    of_systems = ("lost+found", "@eaDir/1.jpg", "#recycle", "$RECYCLE.BIN")
+    write_folder(tmp_path, {f"{name}/SYNOPHOTO_THUMB_M.jpg": plain(2) for name in of_systems})
+    write_folder(tmp_path, {f"train/{name}/SYNOPHOTO_THUMB_M.jpg": plain(2) for name in of_systems})
+    write_folder(tmp_path, {"train/cat/@eaDir/1.jpg/SYNOPHOTO_THUMB_M.jpg": plain(2)})
+    assert open_folder("train", tmp_path, labels=True).class_names == ("cat", "dog")
+    assert len(open_folder("train", tmp_path)) == len(open_folder("train", tmp_path / "train")) == 2
+    assert not caplog.messages
+    assert image_paths(tmp_path) == ["train/cat/1.jpg", "train/dog/1.jpg"]
+    assert has_images(tmp_path, 2) and not has_images(tmp_path, 3)
 
 
 def test_images_beside_the_class_folders_are_left_out_with_a_word(tmp_path, caplog):

@@ -14,6 +14,12 @@ from ssl_sec.errors import DataError, MissingDataError, counted, first_line, pri
 # Files in the folder of a run, or of all runs, and names of MLflow's folders of artifacts.
 _OF_RUNS = frozenset(("metrics.jsonl", "mlflow.db"))
 ARTIFACTS = frozenset(("mlruns", "mlartifacts"))
+# Folders that file systems, storage devices and archives add: of recovered, deleted and earlier files, and of thumbnails.
+# On a volume's root, those of recovered files can only be read by its administrator.
+_OF_SYSTEMS = frozenset(
+    ("lost+found", "$RECYCLE.BIN", "System Volume Information", "__MACOSX")
+    + ("@eaDir", "#recycle", "#snapshot", "@Recycle", "@Recently-Snapshot")
+)
 
 
 def holds_images(folder: Path) -> bool:
@@ -23,6 +29,7 @@ def holds_images(folder: Path) -> bool:
             folders.clear()
         elif any(map(is_image, files)):
             return True
+        folders[:] = [name for name in folders if not is_hidden(name)]
     return False
 
 
@@ -36,6 +43,8 @@ def has_images(folder: Path, least: int) -> bool:
         try:
             with os.scandir(waiting.pop()) as entries:
                 for entry in entries:
+                    if is_hidden(entry.name):
+                        continue
                     if entry.is_dir():
                         if entry.is_symlink():
                             return True
@@ -247,9 +256,9 @@ def relative(paths: Iterable[str], folder: Path) -> list[bytes]:
 
 
 def names_inside(folder: Path, root: Path) -> dict[str, bool]:
-    """Sorted names in `folder` -> whether it is a folder, without hidden ones; refuses links that lead out of `root`.
+    """Sorted names in `folder` -> whether it is a folder; refuses links that lead out of `root`.
 
-    Only links are looked up one by one.
+    Without hidden ones and folders that systems add. Only links are looked up one by one.
     """
     real_root = os.path.realpath(root)
     if not _is_below(folder, real_root):
@@ -257,7 +266,7 @@ def names_inside(folder: Path, root: Path) -> dict[str, bool]:
     names: dict[str, bool] = {}
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith("."):
+            if is_hidden(entry.name):
                 continue
             if entry.is_symlink() and not _is_below(entry.path, real_root):
                 target = (
@@ -273,6 +282,11 @@ def names_inside(folder: Path, root: Path) -> dict[str, bool]:
             if is_folder or entry.is_symlink() or entry.is_file():
                 names[entry.name] = is_folder
     return dict(sorted(names.items()))
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of this name is never read: hidden ones, and folders that systems add."""
+    return name.startswith(".") or name in _OF_SYSTEMS
 
 
 def is_image(name: str) -> bool:

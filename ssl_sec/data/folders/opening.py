@@ -14,6 +14,7 @@ from ssl_sec.data.folders.listing import (
     holds_images,
     images_below,
     is_array,
+    is_hidden,
     is_image,
     names_inside,
     relative,
@@ -159,7 +160,7 @@ def _warn_of_names(root: Path, train: Path, *, needs_gallery: bool) -> None:
                 ", ".join(capitals),
             )
         return
-    others = [name for name in folders if name not in splits and name not in ARTIFACTS and not name.startswith(".")]
+    others = [name for name in folders if name not in splits and name not in ARTIFACTS and not is_hidden(name)]
     if unread := [f"{display(name)}/" for name in others if holds_images(root / name)]:
         log_once(
             logging.WARNING,
