@@ -1,4 +1,4 @@
-"""How far a job over images is: a bar on a terminal, lines in the log elsewhere."""
+"""How far a job is: a bar on a terminal, lines in the log elsewhere."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,10 +10,10 @@ from ssl_sec.progress import ProgressLog
 
 
 @contextmanager
-def progress_shown(task: str, total: int) -> Iterator[Callable[[int], object]]:
-    """Shows how many images are done, by the function that it yields."""
+def progress_shown(task: str, total: int, unit: str = "images") -> Iterator[Callable[[int], object]]:
+    """Shows how many units, by their plural, are done, by the function that it yields."""
     if not sys.stderr.isatty():
-        yield ProgressLog(task, total).add
+        yield ProgressLog(task, total, unit).add
         return
-    with tqdm(total=total, desc=task, unit="image", dynamic_ncols=True) as bar:
+    with tqdm(total=total, desc=task, unit=f" {unit}", dynamic_ncols=True) as bar:
         yield bar.update

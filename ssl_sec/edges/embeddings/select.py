@@ -86,11 +86,11 @@ def run_select(config: SelectConfig) -> Selected:
     device = LocalConfig(device=config.device).resolve_device()
     base, place = embeddings_at(config.embeddings, "embeddings"), place_at(config.output)
     logger.info("embeddings: %s of %d dimensions", f"{len(base):,}", base.dim)
-    with alone_in(place, "selected"), interruptible("no list was written"):
+    with alone_in(place, "selected", may_be_whole=False), interruptible("no list was written"):
         if _LIST in place.files():
             raise ConfigError(f"output: {config.output} holds a selection already; allowed: another folder")
         eligible, labelled, classes = _marked(config, base)
-        with progress_shown("select", config.count + int(labelled.sum())) as update:
+        with progress_shown("select", config.count + int(labelled.sum()), "passes") as update:
             chosen = select_typical(
                 base.blocks,
                 eligible,

@@ -26,24 +26,26 @@ _AT_ONCE = 16
 
 
 @contextmanager
-def alone_in(place: Place, what: str) -> Iterator[None]:
+def alone_in(place: Place, what: str, *, may_be_whole: bool = True) -> Iterator[None]:
     """Refuses another process that writes the same files until the block ends, since both would leave a mix of files.
 
-    A place that cannot be written needs no lock. A process that was suspended for so long that another one has taken
-    over its place in object storage is interrupted.
+    A process that was suspended for so long that another one has taken over its place in object storage is
+    interrupted.
 
     Args:
         place: the place of the files.
         what: name of the files; others may be written at once.
+        may_be_whole: the files may be there already, so that a place that cannot be written needs no lock.
 
     Raises:
         ConfigError: if another process writes them.
+        StorageError: if the place cannot be written, and not `may_be_whole`.
     """
-    lock = None
-    with suppress(StorageError):
+    lock, harmless = None, (StorageError,) if may_be_whole else ()
+    with suppress(*harmless):
         if isinstance(place, LocalPlace):
             path = place.folder / ".running" / what
-            lock = RunLock(path, {"folder": str(place.folder)}, "output", "another folder")
+            lock = RunLock(path, {"folder": str(place.folder)}, "output", "another folder", "output")
         else:
             lock = Lease(place, _interrupt, name=f".lease-{what}", key="output", other="another folder")
     try:

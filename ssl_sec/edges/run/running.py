@@ -115,6 +115,7 @@ class RunLock:
         run: location of the run for a later job: its folder, or the address of the store and the run's id.
         key: key that the refusal names.
         other: what it allows.
+        folder_key: key of the folder, for a file that cannot be written.
 
     Attributes:
         before: the record that an earlier process left in the file.
@@ -125,12 +126,17 @@ class RunLock:
     """
 
     def __init__(
-        self, path: Path, run: Mapping[str, str], key: str = "run_name", other: str = "another run_name"
+        self,
+        path: Path,
+        run: Mapping[str, str],
+        key: str = "run_name",
+        other: str = "another run_name",
+        folder_key: str = "output_dir",
     ) -> None:
         self._path = path
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         self._record = {**run, "host": socket.gethostname(), "pid": os.getpid(), "since": since}
-        with writing("output_dir", path.parents[1]):
+        with writing(folder_key, path.parents[1]):
             self._descriptor = _wait_for(path, key, run.get("folder") or run["run_id"], other)
             _held.add(self._descriptor)
             self.before = _record_of(self._descriptor)

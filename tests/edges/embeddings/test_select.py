@@ -10,7 +10,7 @@ from PIL import Image
 
 from ssl_sec.edges.embeddings.select import run_select
 from ssl_sec.embeddings.parts import Rows, encoded
-from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.errors import ConfigError, DataError, StorageError
 from tests.jobs import configured
 
 SIZES = (12, 20, 8)
@@ -102,6 +102,13 @@ def test_a_list_is_not_overwritten(tmp_path: Path):
     assert (tmp_path / "out" / "selected.csv").read_bytes() == before
     with pytest.raises(ConfigError, match="^output: found .*, the folder of the embeddings; must be another$"):
         select(embeddings, embeddings, "count=3")
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_search(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("ssl_sec.edges.embeddings.select.select_typical", lambda *_, **__: pytest.fail("searched"))
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="^output: .*/file/out"):
+        select(write(tmp_path / "embeddings"), tmp_path / "file" / "out", "count=3")
 
 
 @pytest.mark.parametrize(
