@@ -1,10 +1,12 @@
 """Hydra composes a job's configuration from `configs/`; dataclasses validate it."""
 
+import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from copy import deepcopy
+from functools import cache, lru_cache
 from typing import Any
 
 import hydra
@@ -204,18 +206,51 @@ def _compose(job: str, overrides: Sequence[str]) -> DictConfig:
 
 def _with_hydra(job: str, given: Sequence[Override], choice: Choice) -> DictConfig:
     """Composes a job's config; all of it is given to Hydra here, so that Hydra looks for no files."""
-    nodes = {("", name): primary(name).node for name in (job, *primary(job).bases)}
+    nodes = [("", name, primary(name).node) for name in (job, *primary(job).bases)]
     for group, name in choice.options.items():
         if group != EXPERIMENT and (file := option(group, name, job)) is not None:
-            nodes[group, name] = values_of_file(group, file, job)
+            nodes.append((group, name, values_of_file(group, file, job)))
     if choice.experiment is not None:
         defaults = [{f"override /{group}": name} for group, name in choice.experiment.choices.items()]
-        nodes[EXPERIMENT, _CHOSEN] = {"defaults": [*defaults, "_self_"], **choice.experiment.values}
+        nodes.append((EXPERIMENT, _CHOSEN, {"defaults": [*defaults, "_self_"], **choice.experiment.values}))
+    choosing: list[str] = []
+    setting: list[Override] = []
+    for override in (parsed(line) for one in given for line in _lines(job, one)):
+        if override.key_or_group in primary(job).options and not override.is_force_add():
+            choosing.append(str(override.input_line))
+        else:
+            setting.append(override)
     try:
-        with _registered(nodes), hydra.initialize_config_module(_NO_FILES, version_base="1.3", job_name=job):
-            return hydra.compose(job, [line for override in given for line in _lines(job, override)])
+        config = deepcopy(_of_options(job, tuple(choosing), json.dumps(nodes)))
+        for override in setting:
+            _set(config, override)
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:  # no file can have that name
         raise ConfigError(unknown_key(job, given, choice) or first_line(error)) from error
+    return config
+
+
+@lru_cache(maxsize=128)
+def _of_options(job: str, choosing: tuple[str, ...], nodes: str) -> DictConfig:
+    """A job's config by its options alone; those of a study or a search have few combinations of them.
+
+    Args:
+        job: name of the job's config.
+        choosing: the overrides that choose them.
+        nodes: the group, the name and the values of all configs that these may name, as JSON.
+    """
+    with _registered(json.loads(nodes)), hydra.initialize_config_module(_NO_FILES, version_base="1.3", job_name=job):
+        return hydra.compose(job, list(choosing))
+
+
+def _set(config: DictConfig, override: Override) -> None:
+    """Sets a key as Hydra does."""
+    key, value = override.key_or_group, override.value()
+    if override.package is not None:
+        raise ConfigError(f"{override.input_line}: {key} is no group of options; give {key}=<value>")
+    if override.is_add() and not isinstance(value, (dict, list)):
+        if OmegaConf.select(config, key, throw_on_missing=False) is not None:
+            raise ConfigError(f"{override.input_line}: the key is there already; give {key}=<value>")
+    OmegaConf.update(config, key, value, force_add=override.is_add() or override.is_force_add())
 
 
 def _parsed(overrides: Sequence[str]) -> list[Override]:
@@ -248,12 +283,12 @@ def _lines(job: str, override: Override) -> list[str]:
 
 
 @contextmanager
-def _registered(nodes: Mapping[tuple[str, str], Mapping[str, Any]]) -> Iterator[None]:
+def _registered(nodes: Iterable[tuple[str, str, Mapping[str, Any]]]) -> Iterator[None]:
     """Makes nodes known to Hydra, by group and name."""
     store = ConfigStore.instance()
     before, store.repo = store.repo, {**store.repo, "hydra": _settings_of_hydra()}
     try:
-        for (group, name), node in nodes.items():
+        for group, name, node in nodes:
             package = "_global_" if group == EXPERIMENT else None
             store.store(group=group or None, name=name, node=dict(node), package=package)
         yield

@@ -226,6 +226,14 @@ def test_overrides_win_over_the_experiment():
     assert (values["constraint"]["eta"], values["optimiser"]["learning_rate"]) == (0.5, 1.0)
 
 
+def test_values_of_one_config_are_not_in_the_next():
+    before = compose("pretrain", ["experiment=digits"])
+    other = compose("pretrain", ["experiment=digits", "+tracking.tags.team=vision", "encoder.mean.0=0.1", "seed=3"])
+    assert (other["tracking"]["tags"], other["encoder"]["mean"][0], other["seed"]) == ({"team": "vision"}, 0.1, 3)
+    other["augment"].clear()
+    assert compose("pretrain", ["experiment=digits"]) == before
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -273,6 +281,8 @@ def test_overrides_win_over_the_experiment():
         (["digits"], "'digits': not understood; give key=value, or --help"),
         (["data=folder"], "data.root: missing; give it as data.root=<value>"),
         (["epochs=[1"], "'epochs=[1': not understood"),
+        (["+seed=3"], "+seed=3: the key is there already; give seed=<value>"),
+        (["seed@a=3"], "seed@a=3: seed is no group of options; give seed=<value>"),
     ],
 )
 def test_a_mistake_is_one_line_with_the_nearest_name(overrides, message):
