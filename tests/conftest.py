@@ -1,3 +1,4 @@
+import atexit
 import errno
 import gc
 import os
@@ -83,6 +84,10 @@ def no_worker_outlives_the_tests():
     from tests.workers import end_workers
 
     end_workers()
+
+
+# Else nanobind takes what Triton still holds for leaks, and lists them.
+atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(scope="module", autouse=True)
