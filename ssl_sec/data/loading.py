@@ -49,7 +49,8 @@ def batches(
         index_batches: positions in `image_set`, on the CPU; may be endless. It is read ahead by
             num_loader_workers · prefetch batches.
         device: device of the batches.
-        num_loader_workers: processes or threads that decode; 0 decodes in this one. No effect on resident images.
+        num_loader_workers: processes or threads that decode, no more than there are batches; 0 decodes in this one. No
+            effect on resident images.
         prefetch: batches that each process keeps ready, ≥ 1.
         draws: for each batch, random numbers for the crops of its rows. No effect on resident images.
 
@@ -131,13 +132,20 @@ def _decode_in_workers(
     num_loader_workers: int,
     prefetch: int,
 ) -> Iterator[Batch]:
+    rows = iter(rows)
+    first = list(itertools.islice(rows, num_loader_workers))  # as many as the processes, if there are no fewer
+    if not first:
+        return
     _shorten_paths_of_sockets()
     loader = DataLoader(
         _Decoding(image_set),
         # An element of `sampler` is one index to the loader; ours is a whole batch, so it collates nothing.
-        sampler=((indices.tolist(), None if drawn is None else drawn.tolist()) for indices, drawn in rows),
+        sampler=(
+            (indices.tolist(), None if drawn is None else drawn.tolist())
+            for indices, drawn in itertools.chain(first, rows)
+        ),
         batch_size=None,
-        num_workers=num_loader_workers,
+        num_workers=len(first),
         multiprocessing_context=START_METHOD,
         prefetch_factor=prefetch,
         pin_memory=device.type == "cuda",

@@ -87,6 +87,16 @@ def test_closing_early_stops_the_workers(tmp_path):
     assert no_workers_left()
 
 
+@pytest.mark.parametrize(("num_batches", "num_processes"), [(1, 1), (2, 2), (5, 2)])
+def test_no_more_processes_decode_than_there_are_batches(tmp_path, num_batches, num_processes):
+    wanted = [torch.tensor([row]) for row in range(num_batches)]
+    read = batches(encoded(tmp_path), wanted, CPU, num_loader_workers=2)
+    assert values(next(read)) == [0]
+    assert len(multiprocessing.active_children()) == num_processes
+    assert [values(batch) for batch in read] == [[row] for row in range(1, num_batches)]
+    assert list(batches(encoded(tmp_path), [], CPU, num_loader_workers=2)) == []
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks")
 def test_workers_are_forked_whatever_the_default(tmp_path):
     default = multiprocessing.get_start_method()
