@@ -1,7 +1,7 @@
 """Hydra composes a job's configuration from `configs/`; dataclasses validate it."""
 
-import json
 import logging
+import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -221,7 +221,7 @@ def _with_hydra(job: str, given: Sequence[Override], choice: Choice) -> DictConf
         else:
             setting.append(override)
     try:
-        config = deepcopy(_of_options(job, tuple(choosing), json.dumps(nodes)))
+        config = deepcopy(_of_options(job, tuple(choosing), pickle.dumps(nodes)))
         for override in setting:
             _set(config, override)
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:  # no file can have that name
@@ -230,15 +230,15 @@ def _with_hydra(job: str, given: Sequence[Override], choice: Choice) -> DictConf
 
 
 @lru_cache(maxsize=128)
-def _of_options(job: str, choosing: tuple[str, ...], nodes: str) -> DictConfig:
+def _of_options(job: str, choosing: tuple[str, ...], nodes: bytes) -> DictConfig:
     """A job's config by its options alone; those of a study or a search have few combinations of them.
 
     Args:
         job: name of the job's config.
         choosing: the overrides that choose them.
-        nodes: the group, the name and the values of all configs that these may name, as JSON.
+        nodes: the group, the name and the values of all configs that these may name, pickled.
     """
-    with _registered(json.loads(nodes)), hydra.initialize_config_module(_NO_FILES, version_base="1.3", job_name=job):
+    with _registered(pickle.loads(nodes)), hydra.initialize_config_module(_NO_FILES, version_base="1.3", job_name=job):
         return hydra.compose(job, list(choosing))
 
 

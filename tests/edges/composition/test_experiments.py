@@ -168,6 +168,14 @@ def test_a_row_of_a_table_can_be_built_on(own):
     assert (values["recipe"], values["epochs"], values["encoder"]["name"]) == ("row", 5, "resnet50")
 
 
+def test_a_changed_file_is_read_again_and_values_stay_as_yaml_has_them(own):
+    tags = "tags: {1: 2026-11-30, raw: !!binary aGVsbG8=}"
+    for epochs in (5, 6):
+        (own / "experiment" / "mine.yaml").write_text(f"defaults: [digits]\nepochs: {epochs}\ntracking: {{{tags}}}\n")
+        values = compose("pretrain", ["experiment=mine"])
+        assert (values["epochs"], values["tracking"]["tags"]) == (epochs, {1: "2026-11-30", "raw": b"hello"})
+
+
 def test_user_experiments_are_listed_and_suggested(own):
     assert experiments("pretrain")["mine"] == "yours, configs/experiment/mine.yaml: Digits, a little longer."
     assert "mine" not in experiments("face")
