@@ -14,8 +14,8 @@ from ssl_sec.errors import DataError, MissingDataError, counted, first_line, pri
 # Files in the folder of a run, or of all runs, and names of MLflow's folders of artifacts.
 _OF_RUNS = frozenset(("metrics.jsonl", "mlflow.db"))
 ARTIFACTS = frozenset(("mlruns", "mlartifacts"))
-# Folders that file systems, storage devices and archives add: of recovered, deleted and earlier files, and of thumbnails.
-# On a volume's root, those of recovered files can only be read by its administrator.
+# Folders that file systems, storage devices and archives add: of recovered, deleted and earlier files, and of
+# thumbnails. On a volume's root, those of recovered files can only be read by its administrator.
 _OF_SYSTEMS = frozenset(
     ("lost+found", "$RECYCLE.BIN", "System Volume Information", "__MACOSX")
     + ("@eaDir", "#recycle", "#snapshot", "@Recycle", "@Recently-Snapshot")
