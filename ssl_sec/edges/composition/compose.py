@@ -3,7 +3,7 @@
 import logging
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache, lru_cache
@@ -206,13 +206,13 @@ def _compose(job: str, overrides: Sequence[str]) -> DictConfig:
 
 def _with_hydra(job: str, given: Sequence[Override], choice: Choice) -> DictConfig:
     """Composes a job's config; all of it is given to Hydra here, so that Hydra looks for no files."""
-    nodes = [("", name, primary(name).node) for name in (job, *primary(job).bases)]
+    nodes = {("", name): primary(name).node for name in (job, *primary(job).bases)}
     for group, name in choice.options.items():
         if group != EXPERIMENT and (file := option(group, name, job)) is not None:
-            nodes.append((group, name, values_of_file(group, file, job)))
+            nodes[group, name] = values_of_file(group, file, job)
     if choice.experiment is not None:
         defaults = [{f"override /{group}": name} for group, name in choice.experiment.choices.items()]
-        nodes.append((EXPERIMENT, _CHOSEN, {"defaults": [*defaults, "_self_"], **choice.experiment.values}))
+        nodes[EXPERIMENT, _CHOSEN] = {"defaults": [*defaults, "_self_"], **choice.experiment.values}
     choosing: list[str] = []
     setting: list[Override] = []
     for override in (parsed(line) for one in given for line in _lines(job, one)):
@@ -236,7 +236,7 @@ def _of_options(job: str, choosing: tuple[str, ...], nodes: bytes) -> DictConfig
     Args:
         job: name of the job's config.
         choosing: the overrides that choose them.
-        nodes: the group, the name and the values of all configs that these may name, pickled.
+        nodes: (group, name) -> the values of all configs that these may name, pickled.
     """
     with _registered(pickle.loads(nodes)), hydra.initialize_config_module(_NO_FILES, version_base="1.3", job_name=job):
         return hydra.compose(job, list(choosing))
@@ -283,12 +283,12 @@ def _lines(job: str, override: Override) -> list[str]:
 
 
 @contextmanager
-def _registered(nodes: Iterable[tuple[str, str, Mapping[str, Any]]]) -> Iterator[None]:
+def _registered(nodes: Mapping[tuple[str, str], Mapping[str, Any]]) -> Iterator[None]:
     """Makes nodes known to Hydra, by group and name."""
     store = ConfigStore.instance()
     before, store.repo = store.repo, {**store.repo, "hydra": _settings_of_hydra()}
     try:
-        for group, name, node in nodes:
+        for (group, name), node in nodes.items():
             package = "_global_" if group == EXPERIMENT else None
             store.store(group=group or None, name=name, node=dict(node), package=package)
         yield
