@@ -40,5 +40,5 @@ def describe_runtime(runtime: RuntimeConfig) -> str:
         count = "one for each GPU, or one on CPUs" if workers is None else str(workers)
     address = cluster_address(runtime.address)
     where = f"the Ray cluster at {address}" if address else "Ray on this machine"
-    precision = runtime.precision or "bfloat16 on GPUs that have it"
+    precision = runtime.precision or ("float32" if runtime.device == "cpu" else "bfloat16 on GPUs that have it")
     return f"workers: {count}, on {where}; device: {runtime.device}, {precision}"

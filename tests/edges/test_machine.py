@@ -27,8 +27,8 @@ from ssl_sec.training.config import LocalConfig, RayConfig
             "workers: 1, on Ray on this machine; device: auto, float32",
         ),
         (
-            RayConfig(num_workers=3, precision="float32"),
-            "workers: 3, on Ray on this machine; device: auto, float32",
+            RayConfig(num_workers=3, device="cpu"),
+            "workers: 3, on Ray on this machine; device: cpu, float32",
         ),
     ],
 )
