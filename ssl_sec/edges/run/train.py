@@ -19,7 +19,7 @@ def train(job: str, *overrides: str) -> "Finished":
     """Trains an encoder, or probes a trained one, as the command `ssl-sec <job> <overrides>` does.
 
     It returns when the run has ended. Its messages go to the logger "ssl_sec". In the main thread, a Ctrl-C requests
-    the run to save its state and stop.
+    the run to save its state and stop. The states of PyTorch's random number generators are as before.
 
     Args:
         job: "pretrain", "finetune", "probe", "metric_learning" or "face".
@@ -38,9 +38,13 @@ def train(job: str, *overrides: str) -> "Finished":
     folder, rest = without_folder(overrides)
     with own_configs(folder):
         config = announced_config(job, rest)
+        import torch
+
         from ssl_sec.edges.run.driver import run_recipe
 
-        return run_recipe(RECIPES[job], config)
+        gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        with torch.random.fork_rng(gpus):  # pyright: ignore[reportUnknownMemberType]
+            return run_recipe(RECIPES[job], config)
 
 
 def announced_config(job: str, overrides: Sequence[str]) -> Any:

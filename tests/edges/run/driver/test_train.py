@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from mlflow.tracking import MlflowClient
 
 from ssl_sec import ConfigError, Encoder, train
@@ -38,7 +39,9 @@ def test_the_training_of_the_documentation_runs(tmp_path, monkeypatch, capsys):
 def test_the_pixels_are_a_baseline_that_is_probed(tmp_path):
     pixels = ["encoder=pixels", "head=identity", "head.dim=64", "constraint=none", "epochs=0", "probe.enabled=true"]
     quick = [option for option in QUICK if not option.startswith(("encoder.", "epochs="))]
+    random_state = torch.get_rng_state()
     run = train("pretrain", *quick, *pixels, "runtime=local", f"output_dir={tmp_path}")
+    assert torch.equal(torch.get_rng_state(), random_state)
     assert run.metrics["probe/top1"] > 80
 
 
