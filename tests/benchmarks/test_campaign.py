@@ -22,6 +22,7 @@ from benchmarks.campaign.sheet import Plan, Sheet
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.errors import Stopped
 from tests.fakes import FakeClock
+from tests.gpu.packed import missing_modules
 
 ROOT = Path(__file__).parents[2]
 
@@ -359,14 +360,11 @@ plan = Plan(output=str(folder), checkpoints=str(folder / "runs"), data=prepare_d
 running.set_deadline(folder, minutes=10)
 running.work(plan, parts.select_parts(plan, sys.argv[2:]))
 """
-MISSING = ["ray", "mlflow", "hydra", "omegaconf", "pytorch_metric_learning", "sklearn", "scipy", "matplotlib"]
 
 
-def test_a_campaign_runs_without_ray_mlflow_and_hydra(tmp_path):
+def test_a_campaign_runs_with_what_is_packed_for_it(tmp_path):
     names = ["speed-resnet18-8", "train-resnet18-sec_ema-s0"]
-    code = BLOCKED.format(
-        blocked={*MISSING, "pytorch_lightning", "torchmetrics", "huggingface_hub", "pydantic", "pyarrow", "timm"}
-    )
+    code = BLOCKED.format(blocked=missing_modules() | {"pytorch_lightning", "torchmetrics", "timm"})
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path), *names], cwd=ROOT, capture_output=True, text=True, check=True
     )

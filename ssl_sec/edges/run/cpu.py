@@ -5,8 +5,6 @@ import ctypes
 import os
 from pathlib import Path
 
-import psutil
-
 from ssl_sec.edges.environment import SPINS
 
 # Needed from the start of a process that trains in another thread than the main one, as Ray's workers do: glibc gives
@@ -43,14 +41,3 @@ def schedule_as_batch() -> None:
         with contextlib.suppress(OSError):  # it has ended
             if os.sched_getscheduler(int(thread.name)) == os.SCHED_OTHER:
                 os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
-
-
-def use_network_of(address: str) -> None:
-    """Makes gloo use the network interface with this address, unless the user has chosen one.
-
-    By default it takes the address of the machine's own name, which other machines cannot reach where /etc/hosts gives
-    127.0.1.1 for it, as on Debian.
-    """
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == address for each in addresses):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)

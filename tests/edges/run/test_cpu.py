@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import pytest
 
-from ssl_sec.edges.run.cpu import ENVIRONMENT, use_network_of
+from ssl_sec.edges.run.cpu import ENVIRONMENT
 
 # Tensors of 64 MiB, made and forgotten; how often a page had to be fetched for them.
 CODE = """
@@ -75,14 +75,3 @@ with ThreadPoolExecutor(1) as before, ThreadPoolExecutor(1) as chosen:
     assert chosen.submit(policy).result() == os.SCHED_IDLE
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_gloo_uses_the_network_with_the_address_of_the_node_unless_one_is_chosen(monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "chosen")
-    use_network_of("127.0.0.1")
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "chosen"
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    use_network_of("192.0.2.1")
-    assert "GLOO_SOCKET_IFNAME" not in os.environ
-    use_network_of("127.0.0.1")
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"

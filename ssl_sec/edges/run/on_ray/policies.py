@@ -27,7 +27,7 @@ from ray.train.v2._internal.execution.scaling_policy import (
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored import StoredFolder
 from ssl_sec.edges.folder.text import text_of
-from ssl_sec.edges.run.cpu import use_network_of
+from ssl_sec.edges.run.on_ray.network import use_network_of
 from ssl_sec.edges.run.on_ray.scaling import describe_workers, find_shortage, node_resources
 from ssl_sec.edges.run.supervision import describe_signal, dumped_signal
 from ssl_sec.edges.storage.bucket import RefusedError

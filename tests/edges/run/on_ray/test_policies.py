@@ -12,8 +12,8 @@ from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy
 
 from ssl_sec.data.samplers import worker_counts
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.run.cpu import use_network_of
 from ssl_sec.edges.run.on_ray import policies
+from ssl_sec.edges.run.on_ray.network import use_network_of
 from ssl_sec.edges.run.on_ray.policies import (
     ElasticPolicy,
     FailureWatch,
