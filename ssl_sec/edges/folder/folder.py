@@ -6,11 +6,12 @@ All workers and the driver see the same folder, so on a cluster it must be on sh
 import contextlib
 import json
 import logging
+import os
 import shlex
 import shutil
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from ssl_sec.edges.folder.stored_config import probed_run
 from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.edges.storage.checkpoints import CheckpointUpload
-from ssl_sec.errors import ConfigError, StorageError, UserError, writing
+from ssl_sec.errors import ConfigError, StorageError, UserError, printable, writing
 from ssl_sec.files import replace_text
 from ssl_sec.training.checkpoint import MANIFEST, load_checkpoint, step_of
 from ssl_sec.training.resuming import Found, agreed_checkpoint
@@ -131,17 +132,36 @@ class RunFolder(RunLogs):
             copied: path in the folder -> file that is copied to it; the folder holds the run once all are whole.
 
         Raises:
-            ConfigError: if it already holds a run.
+            ConfigError: if it already holds a run, or files of something else.
             StorageError: if it cannot be created.
         """
+        copied = copied or {}
         if self.holds_run:
             resumes = "" if self.is_probe else f", or {shlex.quote(f'resume={self.location}')} to resume it"
             raise ConfigError(f"run_name: {self.location} already holds a run; allowed: another run_name{resumes}")
         with writing("output_dir", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            for path, source in (copied or {}).items():
+            self._require_unused({path.name for path in (self._unclosed_path, *copied)})
+            for path, source in copied.items():
                 shutil.copyfile(source, path)
             self._write_config(values)
+
+    def _require_unused(self, unfinished: Collection[str]) -> None:
+        """Refuses a folder of something else, which `discard_unstarted` would remove with the run.
+
+        Args:
+            unfinished: names of the files that a start may have left when its process was killed.
+        """
+        for name in sorted(self._names()):
+            if name not in unfinished and not name.startswith("."):
+                raise ConfigError(
+                    f"run_name: {self.location} holds {printable(name)}, which is of no run; allowed: the name of a "
+                    "new or empty folder, or another output_dir"
+                )
+
+    def _names(self) -> set[str]:
+        """Names of the files and folders that are here."""
+        return set(os.listdir(self.path))
 
     def resume(self, values: Mapping[str, Any]) -> None:
         """Prepares the folder for a resume with these settings.

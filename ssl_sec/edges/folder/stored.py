@@ -63,6 +63,9 @@ class StoredFolder(RunFolder):
         """Where users find the run."""
         return self._bucket.url
 
+    def _names(self) -> set[str]:
+        return {name.partition("/")[0] for name in self._bucket.files()}
+
     @contextmanager
     def held(self, *, waits: bool = False, key: str = "run_name", other: str = "another run_name") -> Iterator[None]:
         """Takes the lease of the run, downloads it, and uploads what changes until the block ends.

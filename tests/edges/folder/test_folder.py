@@ -49,6 +49,21 @@ def test_a_folder_holds_no_run_until_all_its_files_are_copied(tmp_path: Path):
     assert not folder.holds_run
 
 
+def test_a_folder_of_something_else_is_refused_and_stays(tmp_path: Path):
+    (tmp_path / "run" / "cats").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"^run_name: .*/run holds cats, which is of no run; allowed: the name of a"):
+        RunFolder(tmp_path / "run").start(VALUES)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["cats"]
+
+
+def test_a_start_that_was_killed_is_begun_again(folder: RunFolder):
+    folder.config_path.unlink()  # the last file of a start
+    folder.initial_path.touch()
+    (folder.path / ".config.yaml.tmp").touch()
+    folder.start(VALUES, {folder.initial_path: FULL.parent / "null"})
+    assert folder.holds_run
+
+
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="output_dir: .* cannot be written"):

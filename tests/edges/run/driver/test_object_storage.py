@@ -149,6 +149,10 @@ def test_a_taken_name_is_refused_and_generated_names_are_free(stored, s3):
     Bucket(s3).write("digits/taken/config.yaml", b"recipe: digits")
     with pytest.raises(ConfigError, match=rf"run_name: {s3}/digits/taken already holds a run; allowed: another"):
         run_training(PRETRAIN, pretrain_config([*stored, "run_name=taken"]))
+    Bucket(s3).write("digits/photos/cats/1.jpg", b"")
+    with pytest.raises(ConfigError, match=rf"run_name: {s3}/digits/photos holds cats, which is of no run; allowed"):
+        run_training(PRETRAIN, pretrain_config([*stored, "run_name=photos"]))
+    assert Bucket(f"{s3}/digits/photos").files().keys() == {"cats/1.jpg"}
 
 
 def test_a_run_that_never_started_leaves_nothing(stored, s3):
