@@ -61,6 +61,11 @@ def parsed(override: str) -> Override:
         raise ConfigError(f"{printable(repr(override))}: not understood; give key=value, or --help") from error
 
 
+def key_of(override: str) -> str:
+    """The key or group of an override, without the `++` by which Hydra sets it whether it is there or not."""
+    return override.partition("=")[0].removeprefix("++")
+
+
 def assigned(key: str, value: str) -> str:
     """The override that sets a key to a string, with any characters."""
     override = f"{key}={value}"

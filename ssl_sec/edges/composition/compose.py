@@ -74,6 +74,15 @@ def as_values(job: str, config: DictConfig) -> dict[str, Any]:
         allowed = next((key.allowed for key in keys_of(kind_of(job), as_mapping(config)) if key.name == missing[0]), "")
         value = f"<{allowed}>" if " | " in allowed else "<value>"
         raise ConfigError(f"{missing[0]}: missing; give it as {missing[0]}={value}")
+    return resolved(config)
+
+
+def resolved(config: DictConfig) -> dict[str, Any]:
+    """Plain nested values, in which interpolations are replaced by what they refer to.
+
+    Raises:
+        ConfigError: if that is not there.
+    """
     try:
         return as_mapping(config, resolve=True)
     except InterpolationKeyError as error:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
 
-from ssl_sec.edges.composition.compose import compose, composed_yaml, config_of
+from ssl_sec.edges.composition.compose import compose, composed_yaml, config_of, resolved
 from ssl_sec.edges.composition.options import primary
 from ssl_sec.edges.environment import find_cluster
 from ssl_sec.edges.folder.stored_config import require_whole_data, stored_values, with_credentials
 from ssl_sec.edges.masking import HIDDEN
-from ssl_sec.edges.overrides import assigned, parsed
+from ssl_sec.edges.overrides import assigned, key_of, parsed, understood
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.errors import ConfigError, shown
 from ssl_sec.recipes.registry import FINETUNE, PROBE, RECIPES, probed, trainings
@@ -54,7 +55,7 @@ def values_of(job: str, overrides: Sequence[str]) -> dict[str, Any]:
     overrides = quoted(overrides)
     resumed = resumed_run(job, overrides)
     if resumed is not None:
-        return _resumed_values(job, resumed, [each for each in overrides if not each.startswith("resume=")])
+        return _resumed_values(job, resumed, [each for each in overrides if key_of(each) != "resume"])
     values = _new_values(job, overrides)
     if job in _BESIDE_A_RUN and _value_of("output_dir", overrides) is None:
         _choose_output_dir(values)
@@ -114,20 +115,20 @@ def quoted(overrides: Sequence[str]) -> list[str]:
 
 def _quoted(override: str) -> str:
     key, sign, word = override.partition("=")
-    if key not in _RUN_KEYS or not sign or not word or word[0] in "'\"" or word.lower() in _RESUME:
+    if key_of(override) not in _RUN_KEYS or not sign or not word or word[0] in "'\"" or word.lower() in _RESUME:
         return override
     return assigned(key, word)
 
 
 def _value_of(key: str, overrides: Sequence[str]) -> str | None:
     """The last value given for a top-level key."""
-    given = [override for override in overrides if override.startswith(f"{key}=")]
-    value = _parsed(given[-1]).value() if given else None
+    given = [override for override in overrides if key_of(override) == key]
+    value = resolved(OmegaConf.create({key: _parsed(given[-1]).value()}))[key] if given else None
     return None if value is None else str(value)
 
 
 def _parsed(text: str) -> Override:
-    override = parsed(text)
+    override = parsed(understood(text))
     if override.is_sweep_override() or override.is_delete():
         raise ConfigError(f"{text!r}: found several values or none, must be one: key=value")
     return override
@@ -176,28 +177,28 @@ def _with_typed(job: str, stored: Mapping[str, Any], typed: Sequence[str]) -> di
     known = primary(job).options
     overrides = {text: _parsed(text) for text in typed}
     for text, override in overrides.items():
-        if override.get_key_element() == "experiment":
+        if override.key_or_group == "experiment":
             raise ConfigError(
                 f"{text}: a resumed run has its own configuration; allowed: resume=... without experiment"
             )
-    chosen = [override.get_key_element() for override in overrides.values() if override.get_key_element() in known]
+    keys = {text: override.get_key_element().lstrip("+") for text, override in overrides.items()}
+    chosen = [key for key in keys.values() if key in known]
     values = dict(stored)
     for group in chosen:
-        of_group = [text for text in typed if text.startswith((f"{group}=", f"{group}."))]
+        of_group = [text for text in typed if key_of(text).partition(".")[0] == group]
         values[group] = compose(job, of_group)[group]
         if group == "runtime":
             from ssl_sec.training.config import LocalConfig  # with torch
 
             # Another runtime computes as before: a resume in another precision would leave the run's curve.
             of_every_runtime = {field.name for field in fields(LocalConfig)} - {"name"}
-            typed_keys = {override.get_key_element() for override in overrides.values()}
-            kept = {key for key in of_every_runtime if f"runtime.{key}" not in typed_keys}
+            kept = {key for key in of_every_runtime if f"runtime.{key}" not in keys.values()}
             values[group] |= {key: value for key, value in stored[group].items() if key in kept}
-    for override in overrides.values():
-        path = override.get_key_element().lstrip("+").split(".")
+    for text, override in overrides.items():
+        path = keys[text].split(".")
         if path[0] not in chosen:
             _put(values, path, override.value())
-    return values
+    return resolved(OmegaConf.create(values)) if any("${" in text for text in typed) else values
 
 
 def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
@@ -249,8 +250,8 @@ def _probe_values(overrides: Sequence[str]) -> dict[str, Any]:
     overrides = _with_runtime("probe", overrides)
     values = compose("probe", overrides)
     config: Any = from_values(PROBE.config, values)  # mistakes are found before the run is searched
-    typed = [override for override in overrides if override.startswith(("probe=", "probe."))]
-    is_whole = any(override.startswith("probe=") for override in typed)
+    typed = [override for override in overrides if key_of(override).partition(".")[0] == "probe"]
+    is_whole = any(key_of(override) == "probe" for override in typed)
     if config.data is not None:
         found = config.data.max_images
         check(found is None, "data.max_images", found, "null: all images; probe.labels_per_class=<n> trains on fewer")
@@ -290,7 +291,7 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
         if values.get("data") is None:
             raise ConfigError("data: found null, must be given without run=<id>: data=<name>")
         return values
-    typed = [override for override in overrides if override.startswith("encoder.")]
+    typed = [override for override in overrides if key_of(override).startswith("encoder.")]
     for key in ("encoder", "encoder.weights"):
         if (found := _value_of(key, overrides)) is not None:
             raise ConfigError(
@@ -321,7 +322,7 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
 def _finetuned_data(data: "DataConfig", run: _StoredRun, overrides: Sequence[str]) -> "DataConfig":
     """Images as the encoder takes them."""
     # A run on crops of photos has no size of its own; the crop of `augment` is then the job's.
-    is_cropped = any(text.startswith(("augment=", "augment.size_px=", "augment.short_side_px=")) for text in overrides)
+    is_cropped = any(key_of(text) in ("augment", "augment.size_px", "augment.short_side_px") for text in overrides)
     data = _read_as(data, None if is_cropped else run.config.size_px_of(run.image_shape), run.channels, run, overrides)
     _require_channels(data, run)
     return data
@@ -377,7 +378,7 @@ def _with_runtime(job: str, overrides: Sequence[str]) -> list[str]:
     from ssl_sec.training.config import LocalConfig, RayConfig
 
     only_ray = {field.name for field in fields(RayConfig)} - {field.name for field in fields(LocalConfig)}
-    typed = [override.partition("=")[0] for override in overrides]
+    typed = [key_of(override) for override in overrides]
     if "runtime" in typed or any(key.removeprefix("runtime.") in only_ray for key in typed if "." in key):
         return list(overrides)
     if (cluster := find_cluster()) is not None:

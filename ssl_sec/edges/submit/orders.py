@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hydra.errors import HydraException
+
 from ssl_sec.data.base_config import DataSetConfig
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.environment import is_loopback
 from ssl_sec.edges.folder.names import new_name, run_name_of
 from ssl_sec.edges.masking import HIDDEN, masked, masked_values
-from ssl_sec.edges.overrides import assigned, in_grammar, parsed, understood
+from ssl_sec.edges.overrides import assigned, in_grammar, key_of, parsed, understood
 from ssl_sec.edges.run.job_values import quoted, resumed_run, values_of
 from ssl_sec.edges.storage.places import absolute_store, is_remote
 from ssl_sec.errors import ConfigError
@@ -27,6 +29,8 @@ from ssl_sec.recipes.registry import PRETRAIN, PROBE, RECIPES
 from ssl_sec.settings import flattened, from_values, to_values
 
 _STORE = "MLFLOW_TRACKING_URI"
+# Beginnings of the keys of a pretraining that the probe after it has, too.
+_CARRIED = ("runtime", "tracking.uri", "tracking.experiment", "tracking.tags")
 # Environment variables that are passed to a job.
 _PASSED_VARIABLES = (
     "AWS_DEFAULT_REGION",
@@ -101,7 +105,7 @@ def check_command(job: str, overrides: Sequence[str], name: str | None, is_local
     if resumed is not None:
         # The job starts in another folder, so the path must be absolute.
         folder = os.path.join(values["output_dir"], values["recipe"], values["run_name"])
-        given = [o for o in given if not o.startswith(("resume=", "output_dir="))]
+        given = [o for o in given if key_of(o) not in ("resume", "output_dir")]
         given.append(assigned("resume", folder))
     given = _with_absolute_folder(job, given, values, is_local)
     if not values.get("run_name"):
@@ -157,7 +161,7 @@ def _with_absolute_folder(job: str, overrides: list[str], values: Mapping[str, A
         if is_remote(run) or os.path.isabs(run):
             return overrides
         absolute = _absolute("run", run, f"{storage}, a URL of object storage, or the id or name of a run", is_local)
-        return [*(o for o in overrides if not o.startswith("run=")), assigned("run", absolute)]
+        return [*(o for o in overrides if key_of(o) != "run"), assigned("run", absolute)]
     output_dir = str(values["output_dir"]).removeprefix("file://")
     if is_remote(output_dir) or os.path.isabs(output_dir):
         return overrides
@@ -232,7 +236,7 @@ def probed_folder(job: str, overrides: Sequence[str], values: Mapping[str, Any])
     """The folder or URL of the run to probe, if it is given by that and no output folder is; None otherwise."""
     word = "" if job != PROBE.name else str(values["run"])
     is_folder = "/" in word and not word.startswith("models:")
-    is_chosen = values["output_dir"] != "runs" or any(override.startswith("output_dir=") for override in overrides)
+    is_chosen = values["output_dir"] != "runs" or any(key_of(override) == "output_dir" for override in overrides)
     return os.path.expanduser(word.removeprefix("file://")) if is_folder and not is_chosen else None
 
 
@@ -264,10 +268,16 @@ def expand_sweep(overrides: Sequence[str]) -> list[tuple[tuple[str, ...], tuple[
     choices: list[list[str]] = []
     for text in map(understood, quoted(overrides)):
         override = parsed(text)
-        if override.is_sweep_override():
-            choices.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
-        else:
+        if not override.is_sweep_override():
             choices.append([text])
+            continue
+        try:
+            choices.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
+        except HydraException as error:  # an interval has no points, and a glob none that are known here
+            raise ConfigError(
+                f"{key_of(text)}: found {text.partition('=')[2]}; allowed in a sweep: values with commas, or "
+                "range(start,stop,step); jobs.tune searches an interval"
+            ) from error
     return [
         (point, tuple(value for value, among in zip(point, choices, strict=True) if len(among) > 1))
         for point in itertools.product(*choices)
@@ -297,11 +307,7 @@ def following_stages(then: str | None, command: Command, is_local: bool) -> tupl
     settings = {f"probe.{key}": value for key, value in flattened(to_values(config.probe)).items() if key != "enabled"}
     settings |= {"output_dir": config.output_dir, "run_name": f"{command.name}-probe"}
     settings |= {"run": f"{config.output_dir.rstrip('/')}/{command.recipe}/{command.name}"}
-    carried = [
-        o
-        for o in command.overrides
-        if o.startswith(("runtime", "tracking.uri=", "tracking.experiment=", "tracking.tags"))
-    ]
+    carried = [o for o in command.overrides if key_of(o).startswith(_CARRIED)]
     overrides = (*(_override(key, value) for key, value in settings.items()), *carried, *changes)
     return (check_command(job, overrides, None, is_local),)
 

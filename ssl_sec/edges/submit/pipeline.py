@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import FrameType
 
+from ssl_sec.edges.overrides import key_of
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.submit.cluster import Cluster, ConnectionLost, entrypoint, exit_code
@@ -156,7 +157,7 @@ class _Pipeline:
         plan = self._plan
         values = {
             "points": len(plan.points),
-            "swept": ", ".join(sorted({s.partition("=")[0] for p in plan.points for s in p.swept})),
+            "swept": ", ".join(sorted({key_of(s) for p in plan.points for s in p.swept})),
         }
         return Sweep.opened(plan.tracking, plan.output_dir, values, recipe=plan.recipe, job="sweep", name=plan.name)
 
@@ -164,7 +165,7 @@ class _Pipeline:
         """The metrics of the points that succeeded; points that differ only in their seed are grouped."""
         results: dict[str, list[Mapping[str, float]]] = {}
         for point, each in zip(self._plan.points, ended, strict=True):
-            varied = [swept.partition("=") for swept in point.swept if not swept.startswith("seed=")]
+            varied = [swept.partition("=") for swept in point.swept if key_of(swept) != "seed"]
             arm = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, _, value in varied)
             if each.code == 0:
                 results.setdefault(arm or "all seeds", []).append(each.metrics)

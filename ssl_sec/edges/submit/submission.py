@@ -12,6 +12,7 @@ from ssl_sec.edges.composition.config_folders import OPTION
 from ssl_sec.edges.composition.options import own_texts
 from ssl_sec.edges.folder.names import new_name, user_tags
 from ssl_sec.edges.masking import masked
+from ssl_sec.edges.overrides import key_of
 from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.edges.submit.cluster import Cluster, entrypoint, is_this_machine
 from ssl_sec.edges.submit.orders import (
@@ -48,15 +49,13 @@ def submit_order(order: Order, cluster: Cluster) -> dict[str, str]:
     """
     is_local = is_this_machine(cluster.address)
     environment = passed_environment(is_local)
-    swept_keys = [
-        each.partition("=")[0].rpartition(".")[2] for _, swept in expand_sweep(order.overrides) for each in swept
-    ]
+    swept_keys = [key_of(each).rpartition(".")[2] for _, swept in expand_sweep(order.overrides) for each in swept]
     base = order.name or new_name("-".join(["sweep", *dict.fromkeys(swept_keys)]))
     points = _points(order, base, is_local)
     commands = [point.stages[0] for point in points]
     first = commands[0]
     name = base if len(points) > 1 else first.name
-    was_given = order.name is not None or any(override.startswith("run_name=") for override in order.overrides)
+    was_given = order.name is not None or any(key_of(override) == "run_name" for override in order.overrides)
     job_id = make_job_id(first.recipe, name, is_new=not was_given)
     values = values_for(first.job, first.overrides)
     tracking = from_values(TrackingConfig, values["tracking"])

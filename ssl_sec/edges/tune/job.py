@@ -23,7 +23,7 @@ from ssl_sec.edges.config.tune import TuneConfig
 from ssl_sec.edges.environment import cluster_address
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import new_name
-from ssl_sec.edges.overrides import parsed
+from ssl_sec.edges.overrides import key_of, parsed
 from ssl_sec.edges.packaging import command
 from ssl_sec.edges.run.on_ray.joining import connect
 from ssl_sec.edges.run.on_ray.scaling import Nodes, node_resources
@@ -362,9 +362,9 @@ def _described(search: Search) -> dict[str, Any]:
 
 
 def _without_name(overrides: Sequence[str]) -> list[str]:
-    return [one for one in overrides if one.partition("=")[0] not in ("run_name", "resume", "recipe")]
+    return [one for one in overrides if key_of(one) not in ("run_name", "resume", "recipe")]
 
 
 def _without_measurements(search: Search) -> list[str]:
     """The shared overrides without those for measurements and tracking, for a training with a trial's values."""
-    return [one for one in _without_name(search.shared) if not one.startswith(("monitor.every_", "tracking."))]
+    return [one for one in _without_name(search.shared) if not key_of(one).startswith(("monitor.every_", "tracking."))]

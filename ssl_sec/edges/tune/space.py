@@ -9,7 +9,7 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 
 from ssl_sec.edges.composition.compose import compose, on_training, training_of
 from ssl_sec.edges.config.tune import TuneConfig
-from ssl_sec.edges.overrides import UNREGISTERED, parsed, understood
+from ssl_sec.edges.overrides import UNREGISTERED, key_of, parsed, understood
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.pretraining.config import LOWER_IS_BETTER, MONITORED
@@ -162,7 +162,7 @@ def read_search(overrides: Sequence[str]) -> Search:
         raise _nothing_searched(each.values())
     if tune.mode is None:
         tune = replace(tune, mode="min" if tune.metric in LOWER_IS_BETTER else "max")
-    shared = [text for text in fixed if text.partition("=")[0] not in own]
+    shared = [text for text in fixed if key_of(text) not in own]
     every, key = max(1, int(values[recipe.length] // tune.measurements)), f"monitor.every_{recipe.length}"
     shared += [] if key in typed else [f"{key}={every}"]
     first = {key: dimension.ends[0] for key, dimension in space.items()}

@@ -83,6 +83,34 @@ def test_the_probe_of_a_folder_is_next_to_it_in_folders_and_in_mlflow(finished, 
     assert made.is_complete and made.identity.uri == finished.uri and not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("job", ["probe", "transfer", "finetune", "embed", "export"])
+@pytest.mark.parametrize("name", ["Modèles", "~/runs", "a=b"])
+def test_a_job_about_a_run_needs_no_quotes_for_its_output_folder(job, name, finished):
+    more = {"transfer": ["sets=[digits]"], "embed": ["output=x"], "export": ["format=safetensors"]}.get(job, [])
+    assert values_of(job, [f"run={finished.folder.path}", f"output_dir={name}", *more])["output_dir"] == name
+
+
+def test_hydras_prefix_of_a_key_makes_no_difference(finished, output_dir):
+    def both(job: str, *overrides: str) -> tuple[dict, dict]:
+        return values_of(job, overrides), values_of(job, [f"++{override}" for override in overrides])
+
+    plain, forced = both("probe", "run=whole", f"output_dir={output_dir}", "probe.epochs=2", "probe.decay_at=[]")
+    assert forced == plain and plain["probe"]["epochs"] == 2
+    plain, forced = both("pretrain", "resume=whole", f"output_dir={output_dir}", "runtime.device=cuda")
+    assert forced == plain and plain["runtime"]["device"] == "cuda"
+    plain, forced = both("finetune", f"run={finished.folder.path}", "encoder.std=[0.5]")
+    assert forced == plain and plain["encoder"]["std"] == [0.5]
+
+
+def test_a_resumed_run_may_refer_to_the_environment_and_to_its_other_keys(finished, output_dir, monkeypatch):
+    monkeypatch.setenv("SCRATCH", str(output_dir))
+    names = ["tracking.experiment=${oc.env:SCRATCH}/${seed}", "tracking.tags.who=Zoë"]
+    values = values_of("pretrain", ["resume=whole", "output_dir=${oc.env:SCRATCH}", *names])
+    assert values["tracking"]["experiment"] == f"{output_dir}/0" and values["tracking"]["tags"] == {"who": "Zoë"}
+    with pytest.raises(ConfigError, match="^tracking.experiment: made from nothing"):
+        values_of("pretrain", ["resume=whole", f"output_dir={output_dir}", "tracking.experiment=${nothing}"])
+
+
 def test_a_given_probe_group_is_taken_whole(output_dir):
     values = values_of("probe", ["run=whole", f"output_dir={output_dir}", "probe=few_labels"])
     assert values["probe"] == compose("probe", ["run=x", "probe=few_labels"])["probe"]

@@ -122,6 +122,13 @@ def test_the_probe_of_a_chain_takes_the_folder_of_the_run_before_it():
     assert "run=s3://b/runs/digits/it" in stage.overrides
 
 
+def test_a_probe_has_the_runtime_and_the_tracking_of_its_pretraining():
+    shared = ("runtime.num_workers=2", "++runtime.precision=float32", "++tracking.tags={a: 1}")
+    trained = check_command("pretrain", ("output_dir=/shared", *shared, "tracking.system_metrics=false"), "a", False)
+    (probe,) = following_stages("probe", trained, is_local=False)
+    assert [each for each in probe.overrides if "runtime" in each or "tracking" in each] == list(shared)
+
+
 @pytest.mark.parametrize("then", ["", "'probe"])
 def test_what_follows_must_be_a_command(then):
     trained = check_command("pretrain", ("experiment=digits", "output_dir=/shared/runs"), "it", is_local=False)

@@ -214,6 +214,10 @@ def test_a_sweep_is_every_combination():
     assert _point_name("base", ("constraint.eta=0.1", "experiment=a/b")) == "base-eta0.1-experimenta-b"
     with pytest.raises(ConfigError, match="'seed': not understood"):
         expand_sweep(["seed"])
+    with pytest.raises(ConfigError, match=r"^seed: found interval\(0,1\); allowed in a sweep: values with commas, or"):
+        expand_sweep(["++seed=interval(0,1)"])
+    with pytest.raises(ConfigError, match=r"^seed: found glob\(\*\); allowed in a sweep"):
+        expand_sweep(["seed=glob(*)"])
 
 
 def test_the_probe_after_a_pretraining_is_the_one_that_its_configuration_describes():
