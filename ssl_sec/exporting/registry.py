@@ -20,7 +20,7 @@ FORMATS: Mapping[FormatName, Format] = {
 
 # The files of an export, which overwriting may remove.
 FILE_NAMES = frozenset(
-    "README.md config.json encoder.onnx encoder.pt encoder.pt2 encoder.safetensors head.safetensors "
+    "README.md classes.json config.json encoder.onnx encoder.pt encoder.pt2 encoder.safetensors head.safetensors "
     "model.safetensors".split()
 )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from mlflow.artifacts import download_artifacts
+from mlflow.entities import LoggedModel
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
@@ -68,9 +69,8 @@ def find_version(client: MlflowClient, word: str) -> RegisteredVersion:
     with store_errors(client.tracking_uri):
         version = _version(client, word, address["name"], address["alias"], address["number"])
         run_id = source_run_id(client, version)
-        location = version.source or ""
-        if model := _LOGGED.fullmatch(location):
-            location = client.get_logged_model(model["id"]).artifact_location
+        model = logged_model(client, version)
+        location = (version.source if model is None else model.artifact_location) or ""
     if not run_id or not location:
         raise ConfigError(f"run: found {word!r}, of which MLflow does not know the run; allowed: a version of a run")
     numbered = f"models:/{address['name']}/{version.version}"
@@ -82,7 +82,16 @@ def source_run_id(client: MlflowClient, version: ModelVersion) -> str:
     if version.run_id:
         return version.run_id
     # A version that was registered from a logged model has no run id of its own.
-    return (client.get_logged_model(version.model_id).source_run_id if version.model_id else None) or ""
+    model = logged_model(client, version)
+    return (None if model is None else model.source_run_id) or ""
+
+
+def logged_model(client: MlflowClient, version: ModelVersion) -> LoggedModel | None:
+    """The model that a version was registered from; None if it was registered from files."""
+    # A store in a database keeps only the address of the model.
+    found = _LOGGED.fullmatch(version.source or "")
+    model_id = version.model_id if found is None else found["id"]
+    return client.get_logged_model(model_id) if model_id else None
 
 
 def take_weights(client: MlflowClient, version: RegisteredVersion, recipe: RecipeRow, folder: Path) -> bool:

@@ -21,7 +21,7 @@ from ssl_sec.edges.folder.descriptions import DataDescription
 from ssl_sec.edges.folder.names import CHECKPOINT_TAG
 from ssl_sec.edges.folder.record import data_of
 from ssl_sec.edges.tracking.checkpoints import is_checkpoint
-from ssl_sec.edges.tracking.registry import source_run_id
+from ssl_sec.edges.tracking.registry import logged_model, source_run_id
 from ssl_sec.edges.tracking.store import all_pages, experiment_names, quoted
 from ssl_sec.edges.tracking.tracker import current_parameters
 from ssl_sec.effects import without_effect
@@ -257,7 +257,8 @@ def _versions(client: MlflowClient, recipe: str, run_id: str | None = None) -> l
 def _newest(client: MlflowClient, versions: Sequence[ModelVersion]) -> ModelVersion | None:
     """The newest of a run's versions that is not one of its kept checkpoints."""
     for version in sorted(versions, key=lambda version: int(version.version), reverse=True):
-        if len(versions) == 1 or not (version.model_id and is_checkpoint(client.get_logged_model(version.model_id))):
+        model = logged_model(client, version)
+        if model is None or not is_checkpoint(model):
             return version
     return None
 

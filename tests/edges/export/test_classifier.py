@@ -16,7 +16,7 @@ from ssl_sec.edges.export.export import run_export
 from ssl_sec.edges.folder.encoder import load_embedder, load_encoder
 from ssl_sec.edges.run.driver import run_finetuning, run_training
 from ssl_sec.errors import ConfigError
-from ssl_sec.exporting import FORMATS
+from ssl_sec.exporting import FILE_NAMES, FORMATS
 from ssl_sec.exporting.reading import reading
 from ssl_sec.networks.config import ResNetConfig
 from ssl_sec.recipes.registry import PRETRAIN
@@ -58,6 +58,7 @@ def test_the_export_computes_logits_and_names_the_classes(tuned, tmp_path, monke
     done = exported(tuned, form, tmp_path / "out")  # compares the logits with those of the trained network
     assert done.exportable.output == "logits" and "logits up to" in str(done)
     assert json.loads((done.folder / "classes.json").read_text()) == [str(digit) for digit in range(10)]
+    assert {path.name for path in done.folder.iterdir()} <= FILE_NAMES
     _, metadata, body = (done.folder / "README.md").read_text().split("---\n", 2)
     fields = yaml.safe_load(metadata)
     assert fields["pipeline_tag"] == "image-classification" and fields["tags"] == ["image-classification", form]

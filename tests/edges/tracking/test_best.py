@@ -111,6 +111,24 @@ def test_versions_of_a_run_that_was_trained_further_keep_the_scores_of_their_wei
     assert client.get_model_version(name, "3").tags["score.name"] == "val/knn_top1"
 
 
+def test_a_kept_checkpoint_that_was_registered_has_no_score_of_its_runs_last_weights(client, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", client.tracking_uri)  # where MLflow looks for the model of a version
+
+    def register_checkpoint(run_id: str) -> None:
+        model = client.create_logged_model("0", source_run_id=run_id, model_type="checkpoint")
+        client.create_model_version("kept-encoder", f"models:/{model.model_id}", run_id, model_id=model.model_id)
+
+    run_id = add_version(client, "kept", 80.0)
+    register_checkpoint(run_id)
+    describe_versions(client, "kept", run_id)
+    add_probe(client, "kept", run_id, 75.0)
+    add_probe(client, "kept", add_version(client, "kept", 70.0), 65.0)
+    assert best(client, "kept") == "1"
+    client.delete_model_version("kept-encoder", "1")  # the checkpoint is the run's only version
+    describe_versions(client, "kept", run_id)
+    assert best(client, "kept") == "3" and client.get_model_version("kept-encoder", "2").tags == {}
+
+
 @pytest.mark.parametrize(
     ("first", "later", "expected"), [(76.134, 76.132, "1"), (76.136, 76.138, "3"), (100 / 3, 100 / 3, "1")]
 )
