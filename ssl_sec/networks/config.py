@@ -106,10 +106,8 @@ class _EncoderConfig(Settings, key="encoder"):
         return self.weights is not None
 
     def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation that the published weights expect: the defaults."""
-        mean, std = type(self).mean, type(self).std
-        assert mean is not None and std is not None
-        return mean, std
+        """Mean and standard deviation that the published weights expect: the defaults; 0 and 1 if there are none."""
+        return type(self).mean or (0.0,), type(self).std or (1.0,)
 
     def _usual_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """Mean and standard deviation that weights published elsewhere usually expect; None if nothing is known."""

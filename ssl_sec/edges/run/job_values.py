@@ -172,7 +172,7 @@ def _refuse_hidden(values: dict[str, Any]) -> None:
 def _with_typed(job: str, stored: Mapping[str, Any], typed: Sequence[str]) -> dict[str, Any]:
     """Stored values with the overrides: an option replaces its whole group, a key only itself.
 
-    A runtime keeps what others have, too.
+    A runtime keeps what others have, too, and a probe whether it follows the training.
     """
     known = primary(job).options
     overrides = {text: _parsed(text) for text in typed}
@@ -187,13 +187,14 @@ def _with_typed(job: str, stored: Mapping[str, Any], typed: Sequence[str]) -> di
     for group in chosen:
         of_group = [text for text in typed if key_of(text).partition(".")[0] == group]
         values[group] = compose(job, of_group)[group]
+        kept = {"enabled"} if group == "probe" else set[str]()  # whether a probe follows
         if group == "runtime":
             from ssl_sec.training.config import LocalConfig  # with torch
 
             # Another runtime computes as before: a resume in another precision would leave the run's curve.
-            of_every_runtime = {field.name for field in fields(LocalConfig)} - {"name"}
-            kept = {key for key in of_every_runtime if f"runtime.{key}" not in keys.values()}
-            values[group] |= {key: value for key, value in stored[group].items() if key in kept}
+            kept = {field.name for field in fields(LocalConfig)} - {"name"}
+        kept -= {key.partition(".")[2] for key in keys.values() if key.startswith(f"{group}.")}
+        values[group] |= {key: value for key, value in (stored[group] or {}).items() if key in kept}
     for text, override in overrides.items():
         path = keys[text].split(".")
         if path[0] not in chosen:

@@ -178,8 +178,9 @@ class Upload:
             return
         data = folder.data()
         if isinstance(config, ProbeJobConfig):
-            title, split, context = (config.data or folder.probed().data).title, "test", EVALUATION
-            tracked.client.set_tag(tracked.run_id, PROTOCOL_TAG, probe_protocol(config.probe, title, data))
+            images = config.data or folder.probed().data
+            title, split, context = images.title, "test", EVALUATION
+            tracked.client.set_tag(tracked.run_id, PROTOCOL_TAG, probe_protocol(config.probe, images, data))
         else:
             assert isinstance(config, TrainingConfig)
             title, split, context = config.data.title, "train", TRAINING

@@ -16,6 +16,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
+from ssl_sec.data.base_config import DataSetConfig
 from ssl_sec.data.config import same_set
 from ssl_sec.edges.folder.descriptions import DataDescription
 from ssl_sec.edges.folder.names import CHECKPOINT_TAG
@@ -65,13 +66,15 @@ def child_probes(client: MlflowClient, recipe: str, checkpoint: Checkpoint = "la
     return probes
 
 
-def probe_protocol(probe: ProbeConfig, data: str, test_set: DataDescription) -> str:
-    """The protocol of a probe; the hash at the end covers all its settings and the test images."""
-    exact = json.dumps([_settings(probe), test_set.digest, test_set.num_images], sort_keys=True)
+def probe_protocol(probe: ProbeConfig, data: DataSetConfig, test_set: DataDescription) -> str:
+    """The protocol of a probe; its hash covers the settings, the lists of images that are left out, and the test images."""
+    left_out = [data.leave_out] if data.leave_out else []
+    exact = json.dumps([_settings(probe), test_set.digest, test_set.num_images, *left_out], sort_keys=True)
     labels = "all labels" if probe.labels_per_class is None else f"{probe.labels_per_class} labels per class"
     features = "augmented images" if probe.augment else "cached features"
     number = hashlib.sha256(exact.encode()).hexdigest()[:8]
-    return f"{data}, {labels}, {probe.epochs} epochs, {features} ({number})"
+    without = f" without {', '.join(place.rpartition('/')[2] for place in data.leave_out)}" if left_out else ""
+    return f"{data.title}{without}, {labels}, {probe.epochs} epochs, {features} ({number})"
 
 
 def copy_probe_metrics(

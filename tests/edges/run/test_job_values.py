@@ -199,6 +199,9 @@ def test_a_resumed_run_has_its_own_configuration_and_overrides(finished, output_
     given = [f"resume={finished.folder.path}", "runtime=ray", "runtime.num_workers=2", "log_every_steps=3", "epochs=9"]
     values = values_of("pretrain", given)
     assert (values["log_every_steps"], values["epochs"]) == (3, 9)
+    assert values["probe"] == stored["probe"] and stored["probe"]["enabled"] is False
+    few = {**compose("probe", ["run=x", "probe=few_labels"])["probe"], "enabled": True}
+    assert values_of("pretrain", [given[0], "probe=few_labels", "probe.enabled=true"])["probe"] == few
     assert values["runtime"] == to_values(configured("pretrain", [QUICK[0], *given[1:3]]).runtime)
 
 

@@ -7,6 +7,7 @@ import pytest
 from mlflow.entities import Dataset, DatasetInput, Param
 from mlflow.tracking import MlflowClient
 
+from ssl_sec.data.config import DigitsConfig
 from ssl_sec.edges.folder.descriptions import DataDescription
 from ssl_sec.edges.tracking.scores import child_probes, describe_versions, mark_best, probe_protocol
 from ssl_sec.edges.tracking.store import connect_to_store
@@ -291,4 +292,13 @@ def test_a_better_version_registered_meanwhile_gets_the_alias(client, monkeypatc
 def test_a_protocol_has_the_settings_that_change_a_score(settings, number):
     described = {"description": "", "num_bad_images": 0, "image_shape": (1, 8, 8), "class_names": ()}
     test_set = DataDescription(name="digits/test", num_images=360, digest="d1", **described)
-    assert probe_protocol(ProbeConfig(**settings), "digits", test_set).endswith(f"({number})")
+    assert probe_protocol(ProbeConfig(**settings), DigitsConfig(), test_set).endswith(f"({number})")
+
+
+def test_probes_that_leave_out_other_images_have_other_protocols():
+    described = {"description": "", "num_bad_images": 0, "image_shape": (1, 8, 8), "class_names": ()}
+    test_set = DataDescription(name="digits/test", num_images=360, digest="d1", **described)
+    lists = [(), ("/a/left.csv",), ("/a/left.csv", "other.csv")]
+    found = [probe_protocol(ProbeConfig(), DigitsConfig(leave_out=places), test_set) for places in lists]
+    assert [each.partition(",")[0] for each in found[:2]] == ["digits", "digits without left.csv"]
+    assert len({each.rpartition(" ")[2] for each in found}) == 3
