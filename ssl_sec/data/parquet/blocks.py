@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from ssl_sec.data.folders.listing import display
 from ssl_sec.data.parquet.reading import ParquetFiles, encoded_images, opened, rows_per_batch
 from ssl_sec.data.shards.locations import one_line
 
@@ -41,7 +42,7 @@ class RowGroups:
         """The file and the row in it, as where the set is read by row."""
         file, group = self._groups[block]
         before = int(self._sizes[block - group : block].sum())
-        return f"{self.files.files[file][1]} row {before + row}"
+        return f"{display(self.files.files[file][1])} row {before + row}"
 
     def read(self, block: int) -> Sequence[bytes]:
         """The encoded images of a row group; no other column is read."""

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 from jaxtyping import Int64
 
+from ssl_sec.data.folders.listing import display
 from ssl_sec.data.image_set import UNLABELLED, Locations, check_num_classes
 from ssl_sec.data.parquet import labels
 from ssl_sec.data.parquet.columns import Columns
@@ -142,13 +143,13 @@ def iterate_rows(parquet_files: ParquetFiles) -> Iterator[EncodedRows]:
     label_column = parquet_files.label_column
     columns = [parquet_files.image_column, *([] if label_column is None else [label_column])]
     for (file_system, path), footer in zip(parquet_files.files, parquet_files.footers, strict=True):
-        row = 0
+        row, shown = 0, display(path)
         with opened(file_system, path) as parquet:
             record_batches = parquet.iter_batches(rows_per_batch(footer), columns=columns)
             while (record_batch := _next_batch(record_batches, path)) is not None:
                 images = record_batch.column(parquet_files.image_column)
                 yield EncodedRows(
-                    names=[f"{path} row {row + i}" for i in range(len(images))],
+                    names=[f"{shown} row {row + i}" for i in range(len(images))],
                     images=images,
                     labels=np.full(len(images), UNLABELLED)
                     if label_column is None

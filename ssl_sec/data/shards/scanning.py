@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from ssl_sec.data.bands import NUMPY_EXTENSION
 from ssl_sec.data.decode import EXTENSIONS, UNREAD_EXTENSIONS
+from ssl_sec.data.folders.listing import display
 from ssl_sec.data.image_set import MAX_CLASSES, UNLABELLED
 from ssl_sec.data.shards.locations import File, one_line
 from ssl_sec.errors import DataError, printable
@@ -98,7 +99,7 @@ class _Members:
         if member.issparse():  # the shard has only its parts that are not zero
             raise DataError(f"{self._name(member)}: is sparse; allowed: whole files")
         self._images.pop(key, None)  # the array, so that images stay in the order of their positions
-        self._images[key] = member.name, member.offset_data, member.size
+        self._images[key] = display(member.name), member.offset_data, member.size
 
     def _add_label(self, key: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
         if key in self._labels:

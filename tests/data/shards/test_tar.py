@@ -113,6 +113,15 @@ def test_an_array_before_its_image_leaves_the_images_in_order(tmp_path, monkeypa
     assert values(images.read(torch.arange(3))) == [1, 0, 2]
 
 
+@pytest.mark.parametrize("window", [None, 4])
+def test_names_that_are_not_utf_8_are_escaped(tmp_path, window):
+    (folder := tmp_path / "Jos\udce9").mkdir()
+    path = write_tar(folder / "a.tar", {"caf\udce9.png": plain(7), "b.png": plain(8)})
+    images = opened(tmp_path, path, decoding=Decoding(resident_limit_mib=0), shuffle_window=window)
+    assert values(images.read(torch.arange(2))) == [7, 8]
+    assert images.image_name(0) == f"{tmp_path}/Jos\\xe9/a.tar member caf\\xe9.png"
+
+
 def test_remote_shards_are_streamed(tmp_path):
     memory = fsspec.filesystem("memory")
     write_shards(tmp_path)

@@ -170,6 +170,13 @@ def test_a_folder_that_holds_everyone_is_no_person_of_blufr(root):
     assert torch.equal(above.images.labels, found.images.labels)
 
 
+def test_a_person_whose_name_is_not_utf_8_is_named_as_in_training(tmp_path):
+    root = write_lists(tmp_path)
+    (root / "lfw" / "Person_7").rename(root / "lfw" / "Jos\udce9")
+    drawn = opened("drawn", root)
+    assert isinstance(drawn, OpenSetTestSet) and "Jos\\xe9" in drawn.people
+
+
 def test_too_few_distractors_and_too_few_people(root):
     message = line(lambda: opened("megaface", root, sizes=(10, 21)))
     assert message == f"{root / 'distractors.json'}: 20 images, but test_sets.sizes asks for 21"
