@@ -87,6 +87,8 @@ def read_numpy_file(source: Path | bytes, max_pixels: int) -> NDArray[Any]:
 def read_tiff(source: Path | bytes, num_channels: int, max_pixels: int) -> NDArray[Any]:
     """The channels of the first image of a TIFF, [channels, height, width]: its samples, its pages, or both.
 
+    8 bits of which 0 is white are inverted, as Pillow inverts them.
+
     Args:
         source: a file's path, or the encoded bytes.
         num_channels: as for `as_bytes`; nothing is decompressed of a file with others.
@@ -108,6 +110,8 @@ def read_tiff(source: Path | bytes, num_channels: int, max_pixels: int) -> NDArr
         _check_pixels(shape, max_pixels)
         _check_channels(series.size // math.prod(shape), num_channels)
         array = np.moveaxis(series.asarray(maxworkers=1), (height, width), (-2, -1))
+        if array.dtype == np.uint8 and series.keyframe.photometric == tifffile.PHOTOMETRIC.MINISWHITE:
+            array = 255 - array
     return array.reshape(-1, *array.shape[-2:])
 
 

@@ -166,15 +166,22 @@ class DataSetConfig(Settings, key="data", is_base=True):
         if self.num_train_classes is None:
             image_set = self._open_own_classes(split, crop)
         else:
-            image_set = split_by_class(self._open("train", crop), self.num_train_classes, split)
-        return self._chosen(image_set, split)
+            whole = split_by_class(self._open("train", crop), self.num_train_classes, split)
+            image_set = self._without_listed(whole, split)
+        return self._limited(image_set, split)
 
     def _chosen(self, image_set: ImageSet, split: Split) -> ImageSet:
         """The images of a split that are used."""
-        if split == "test":
+        return self._limited(self._without_listed(image_set, split), split)
+
+    def _without_listed(self, image_set: ImageSet, split: Split) -> ImageSet:
+        """The images of a split, with the labels of those that are embedded, without those that are left out."""
+        return image_set if split == "test" else without_listed(image_set, self.leave_out)
+
+    def _limited(self, image_set: ImageSet, split: Split) -> ImageSet:
+        if split == "test" or self.max_images is None:
             return image_set
-        image_set = without_listed(image_set, self.leave_out)
-        return image_set if self.max_images is None else limit_images(image_set, self.max_images, seed=0)
+        return limit_images(image_set, self.max_images, seed=0)
 
     @abstractmethod
     def _open(self, split: Split, crop: Crop | None) -> ImageSet: ...
@@ -184,6 +191,7 @@ class DataSetConfig(Settings, key="data", is_base=True):
         return self._open(split, crop)
 
     def _open_own_classes(self, split: Split, crop: Crop | None) -> ImageSet:
+        """One of two splits without common classes, with its own labels and without the images that are left out."""
         raise ConfigError("data.num_train_classes: found null, must be given: both splits have the same classes")
 
 

@@ -138,7 +138,7 @@ class FolderConfig(_InFolderConfig):
         return self._open(split, crop, shared_classes=None)
 
     def _open_own_classes(self, split: Split, crop: Crop | None) -> ImageSet:
-        return self._open(split, crop, shared_classes=False)
+        return self._without_listed(self._open(split, crop, shared_classes=False), split)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ class RecordsConfig(_InFolderConfig):
         return open_records(Path(self.root).expanduser(), self._decoding(crop))
 
     def _open_own_classes(self, split: Split, crop: Crop | None) -> ImageSet:
-        return own_classes(self._open(split, crop))
+        return own_classes(self._without_listed(self._open(split, crop), split))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +200,7 @@ class _RetrievalConfig(DataSetConfig):
         return open_retrieval_set(self.name, split, Path(self.root).expanduser(), decoding)
 
     def _open_own_classes(self, split: Split, crop: Crop | None) -> ImageSet:
-        return self._open(split, crop)
+        return self._without_listed(self._open(split, crop), split)
 
 
 @dataclass(frozen=True, kw_only=True)

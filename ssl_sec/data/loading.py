@@ -21,7 +21,7 @@ from ssl_sec.data.encoded_images import EncodedImages, record_bad
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.log import log_once
 from ssl_sec.data.shards.streamed import StreamedImages
-from ssl_sec.errors import DataError
+from ssl_sec.errors import UserError
 
 # How a data loader starts its processes; None for Python's own way. On Linux, that is a server from Python 3.14 on: its
 # processes import torch anew, for seconds and 300 MB each, and outlive a run that is killed, since it is their parent.
@@ -56,6 +56,7 @@ def batches(
 
     Raises:
         DataError: an image cannot be read and may not be replaced; raised at its batch's turn.
+        ConfigError: the package that reads it is not installed; likewise.
     """
     rows = zip(index_batches, itertools.repeat(None)) if draws is None else zip(index_batches, draws, strict=True)
     if isinstance(image_set, EncodedImages) and num_loader_workers > 0:
@@ -79,18 +80,18 @@ class _Arrays:
 _Sent = Batch | _Arrays
 
 
-class _Decoding(Dataset[tuple[_Sent, dict[int, str]] | DataError]):
+class _Decoding(Dataset[tuple[_Sent, dict[int, str]] | UserError]):
     """The worker's part: decodes a batch from lists of indices and of draws."""
 
     def __init__(self, image_set: EncodedImages) -> None:
         self.image_set = image_set
 
-    def __getitem__(self, index: tuple[list[int], list[int] | None]) -> tuple[_Sent, dict[int, str]] | DataError:
+    def __getitem__(self, index: tuple[list[int], list[int] | None]) -> tuple[_Sent, dict[int, str]] | UserError:
         # Returned rather than raised: the data loader would wrap it in a traceback of many lines.
         try:
             indices, draws = index
             batch, bad = self.image_set.decode(torch.tensor(indices), None if draws is None else torch.tensor(draws))
-        except DataError as error:
+        except UserError as error:
             return error
         return _sent(batch), bad
 
@@ -155,7 +156,7 @@ def _decode_in_workers(
     loaded = iter(loader)
     try:
         for result in loaded:
-            if isinstance(result, DataError):
+            if isinstance(result, UserError):
                 raise result
             sent, bad = result
             record_bad(image_set, bad)

@@ -50,7 +50,7 @@ def run_align(config: AlignConfig) -> Aligned:
 
     Raises:
         ConfigError: if the output is among the images.
-        DataError: if the landmarks cannot be read, or no image can be aligned.
+        DataError: if the landmarks cannot be read, no image can be aligned, or two would be one file.
         StorageError: if an image cannot be written.
     """
     images, output = (Path(folder).expanduser().resolve() for folder in (config.images, config.output))
@@ -64,6 +64,7 @@ def run_align(config: AlignConfig) -> Aligned:
             f"landmarks: {config.landmarks} has none of {counted(len(found), 'image')} in {config.images}, the first "
             f"being {printable(found[0])}; paths must be relative to that folder"
         )
+    _require_apart(paths)
     for path in found:
         if path not in landmarks.rows:
             logger.warning("%s: no landmarks, left out", printable(path))
@@ -82,6 +83,16 @@ def run_align(config: AlignConfig) -> Aligned:
         num_unreadable=num_unreadable,
         num_without_landmarks=len(found) - len(paths),
     )
+
+
+def _require_apart(paths: list[str]) -> None:
+    """Refuses two images that are aligned to one file, such as a.bmp and a.bmp.png."""
+    sources: dict[str, str] = {}
+    for path in paths:
+        other = sources.setdefault(aligned_path(path), path)
+        if other != path:
+            found = f"{printable(other)} and {printable(path)}"
+            raise DataError(f"images: found {found}, both aligned to {printable(aligned_path(path))}; rename one")
 
 
 class _Alignments(Dataset[DataError | StorageError | None]):

@@ -100,10 +100,12 @@ def _probes(config: TransferConfig, found: FoundNetwork) -> dict[str, ProbeJobCo
             image_size_px=size,
             num_channels=channels,
         )
+        # A set that has a size keeps its channels, too: the probe converts its images.
+        as_trained = (size, channels) if data.read_size_px is None else (None, None)
         made = ProbeJobConfig(
             run=config.run,
             checkpoint=config.checkpoint,
-            data=data if data.read_size_px is not None else data.read_as(size, channels, found.config.data.ranges),
+            data=data.read_as(*as_trained, found.config.data.ranges),
             probe=probe,
             runtime=config.runtime,
             output_dir=config.output_dir,

@@ -32,9 +32,9 @@ def npy(array) -> bytes:
     return file.getvalue()
 
 
-def tiff(array, **options) -> bytes:
+def tiff(array, photometric="minisblack", **options) -> bytes:
     file = io.BytesIO()
-    tifffile.imwrite(file, array, photometric="minisblack", **options)
+    tifffile.imwrite(file, array, photometric=photometric, **options)
     return file.getvalue()
 
 
@@ -121,6 +121,14 @@ def test_grey_of_16_and_32_bits_has_a_range_too():
         assert torch.equal(found, slow_bytes(VALUES[:1], RANGES[:1]))
     found = decode_image(encode(Image.fromarray(VALUES[0])), "x", 3, value_ranges=RANGES[:1])
     assert torch.equal(found, slow_bytes(VALUES[:1], RANGES[:1]).expand(3, -1, -1))
+
+
+@pytest.mark.parametrize("photometric", ["minisblack", "miniswhite"])
+def test_white_is_white_with_a_range_too(photometric):
+    source = tiff(np.array([[0, 55, 200]], np.uint8), photometric)
+    found = decode_image(source, "x", 1, value_ranges=((0.0, 255.0),))
+    assert torch.equal(found, decode_image(source, "x", 1))
+    assert found.flatten().tolist() == ([255, 200, 55] if photometric == "miniswhite" else [0, 55, 200])
 
 
 def test_a_photo_is_turned_upright_with_a_range_too():

@@ -70,7 +70,8 @@ def test_folders_beside_the_training_split_are_named_where_they_hold_images(tmp_
     assert len(open_folder("train", tmp_path)) == 2
     assert caplog.messages == [
         f"{tmp_path}: the images in bus/, unlabeled/ are not read, as train/ is there; rename train/ if it is one of "
-        "the classes"
+        "the classes",
+        f"{tmp_path}: the images in val/ are not read, as test/ is there",
     ]
     caplog.clear()
     assert len(open_folder("test", tmp_path)) == 1 and not caplog.messages

@@ -6,10 +6,12 @@ import pickle
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
 import torch
+from PIL import Image
 
 from ssl_sec.data.crops import RandomResizedCrop, row_draws
 from ssl_sec.data.decode import decode_image
@@ -17,7 +19,7 @@ from ssl_sec.data.encoded_images import EncodedImages
 from ssl_sec.data.loading import _Decoding, batches
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
 from ssl_sec.data.stores import FileStore
-from ssl_sec.errors import DataError
+from ssl_sec.errors import ConfigError, DataError
 from tests.data.files import encode, noise, write_folder
 from tests.data.test_image_set import encoded, resident, values
 
@@ -75,6 +77,17 @@ def test_an_error_is_one_line_at_its_batchs_turn(tmp_path, num_loader_workers):
     with pytest.raises(DataError) as caught:
         next(read)
     assert "001.png" in str(caught.value) and "\n" not in str(caught.value)
+    assert no_workers_left()
+
+
+@pytest.mark.parametrize("num_loader_workers", [0, 1])
+def test_a_package_that_is_not_installed_is_one_line(tmp_path, monkeypatch, num_loader_workers):
+    image_set = encoded(tmp_path)
+    Image.new("L", (8, 8)).save(tmp_path / "000.png", "TIFF")
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    read = batches(replace(image_set, value_ranges=((0.0, 9.0),)), [torch.tensor([0])], CPU, num_loader_workers)
+    with pytest.raises(ConfigError, match=r"^tifffile is not installed, .*'ssl_sec\[tiff\]'$"):
+        next(read)
     assert no_workers_left()
 
 

@@ -10,6 +10,7 @@ from ssl_sec.data.faces.alignment import REFERENCE_POINTS
 from ssl_sec.edges.align import run_align
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.config import AlignConfig
+from ssl_sec.errors import DataError
 from tests.data.faces.test_alignment import POINTS, csv
 from tests.data.files import encode, noise, write_folder
 from tests.jobs import align
@@ -54,6 +55,15 @@ def test_a_tree_is_aligned_and_resumed(tmp_path, num_workers, caplog):
     again = run_align(config)
     assert (again.num_aligned, again.num_kept, again.num_unreadable) == (1, 1, 1)
     assert (tmp_path / "faces/ann/2.png").read_bytes() == b"kept as it is"
+
+
+def test_two_images_that_would_be_one_file_are_refused(tmp_path):
+    files = {"ann/b.bmp": encode(FACE, "BMP"), "ann/b.bmp.png": encode(FACE)}
+    arguments = given(tmp_path, files, [f"{path},{POINTS}" for path in files])
+    message = "^images: found ann/b.bmp and ann/b.bmp.png, both aligned to ann/b.bmp.png; rename one$"
+    with pytest.raises(DataError, match=message):
+        align(arguments)
+    assert not (tmp_path / "faces").exists()
 
 
 @pytest.mark.parametrize(

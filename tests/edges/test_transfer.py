@@ -4,6 +4,8 @@ import csv
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import fsspec
 import pytest
@@ -11,6 +13,7 @@ import yaml
 from mlflow.tracking import MlflowClient
 from PIL import Image
 
+from ssl_sec.data.config import FolderConfig
 from ssl_sec.edges import transfer as module
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.folder.folder import RunFolder
@@ -98,6 +101,25 @@ def test_sets_of_other_sizes_are_measured_in_one_table_and_only_once(finished, s
     assert {"transfer.csv", "transfer.md", "transfer.png"} <= names
     # The scores of other sets are not those of the pretraining.
     assert not [name for name in client.get_run(finished.run_id).data.metrics if name.startswith("probe")]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("", (16, 1, ((0.0, 4095.0),))),
+        (", image_size_px: 8, num_channels: 1", (8, 1, ((0.0, 4095.0),))),
+        (", image_size_px: 8", (8, 3, ((0.0, 4095.0),))),
+        (", value_ranges: [[0, 9]]", (16, 1, ((0.0, 9.0),))),
+    ],
+)
+def test_sets_are_read_as_the_run_was_trained_where_they_do_not_say_otherwise(monkeypatch, given, expected):
+    monkeypatch.setattr(module, "weights_digest", lambda path: "")
+    data = FolderConfig(root="x", value_ranges=((0.0, 4095.0),))
+    trained = SimpleNamespace(run_name="whole", data=data, has_learned=lambda *given: False)
+    found: Any = SimpleNamespace(files=Path(), short_name="whole", image_shape=(1, 16, 16), config=trained)
+    config = configured("transfer", ["run=whole", "runtime=local", f"sets=[{{name: folder, root: y{given}}}]"])
+    (probe,) = module._probes(config, found).values()
+    assert (probe.data.image_size_px, probe.data.num_channels, probe.data.value_ranges) == expected
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from ssl_sec.data.faces.reading import is_number, read_matlab, read_text
+from ssl_sec.data.folders.listing import display
 from ssl_sec.errors import DataError, MissingDataError, counted, first_line, printable
 
 # x and y of five points.
@@ -74,6 +75,11 @@ class VideoPairs(NamedTuple):
     second: Int64[Tensor, " pairs"]
     same: Bool[Tensor, " pairs"]
     folds: Int64[Tensor, " pairs"]
+
+    @property
+    def people(self) -> frozenset[str]:
+        """Names of the folders that hold the videos, as training sets name their classes."""
+        return frozenset(display(video.rpartition("/")[0]) for video in self.videos) - {""}
 
 
 class MegaFaceList(NamedTuple):

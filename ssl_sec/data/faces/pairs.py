@@ -20,7 +20,7 @@ from ssl_sec.data.decode import AS_THEY_ARE, Decoding
 from ssl_sec.data.encoded_images import ImageStore
 from ssl_sec.data.faces.bins import read_bin
 from ssl_sec.data.faces.reading import is_number, read_text
-from ssl_sec.data.folders.listing import image_paths, top_folder
+from ssl_sec.data.folders.listing import display, image_paths, top_folder
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.parquet.columns import NAMED_AS_USUAL, Columns
 from ssl_sec.data.stores import FileStore, MemoryStore, from_store
@@ -280,7 +280,7 @@ def _in_folder(root: Path) -> _Listed:
     return _Listed(
         store=FileStore.of(root, paths),
         paths=paths,
-        people=[printable(top_folder(path)) or None for path in paths],
+        people=[display(top_folder(path)) or None for path in paths],
         where=printable(str(root)),
     )
 

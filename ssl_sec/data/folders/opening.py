@@ -142,7 +142,7 @@ def _find_test(root: Path) -> tuple[Path, ...]:
 
 
 def _warn_of_names(root: Path, train: Path, *, needs_gallery: bool) -> None:
-    """Warns of folders beside `train` that are not read, and of splits in capital letters, which are none.
+    """Warns of folders beside `train` that are not read, val/ beside test/ too, and of splits in capital letters.
 
     Of query/ without gallery/, or the reverse, only if that is no error (`needs_gallery`).
     """
@@ -168,6 +168,11 @@ def _warn_of_names(root: Path, train: Path, *, needs_gallery: bool) -> None:
             display(str(root)),
             ", ".join(unread[:5]),
             ", …" if len(unread) > 5 else "",
+        )
+    test, other = TEST_FOLDERS
+    if (root / test).is_dir() and holds_images(root / other):
+        log_once(
+            logging.WARNING, "%s: the images in %s/ are not read, as %s/ is there", display(str(root)), other, test
         )
 
 

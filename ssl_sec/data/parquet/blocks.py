@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from ssl_sec.data.parquet.reading import ROWS_PER_BATCH, ParquetFiles, encoded_images, opened
+from ssl_sec.data.folders.listing import display
+from ssl_sec.data.parquet.reading import ParquetFiles, encoded_images, opened, rows_per_batch
 from ssl_sec.data.shards.locations import one_line
 
 
@@ -41,13 +42,12 @@ class RowGroups:
         """The file and the row in it, as where the set is read by row."""
         file, group = self._groups[block]
         before = int(self._sizes[block - group : block].sum())
-        return f"{self.files.files[file][1]} row {before + row}"
+        return f"{display(self.files.files[file][1])} row {before + row}"
 
     def read(self, block: int) -> Sequence[bytes]:
         """The encoded images of a row group; no other column is read."""
         file, group = self._groups[block]
-        file_system, path = self.files.files[file]
-        with opened(file_system, path, self.files.footers[file]) as parquet, one_line(path):
-            # Some rows at a time: Arrow cannot have more than 2 GiB of images in one array of structs.
-            batches = parquet.iter_batches(ROWS_PER_BATCH, row_groups=[group], columns=[self.files.image_column])
+        (file_system, path), footer = self.files.files[file], self.files.footers[file]
+        with opened(file_system, path, footer) as parquet, one_line(path):
+            batches = parquet.iter_batches(rows_per_batch(footer), [group], [self.files.image_column])
             return [image for batch in batches for image in encoded_images(batch.column(0)).to_pylist()]

@@ -1,6 +1,7 @@
 """Files and rows: an image is a struct{bytes, path} with the encoded file in `bytes`; labels are optional."""
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 from jaxtyping import Int64
 
+from ssl_sec.data.folders.listing import display
 from ssl_sec.data.image_set import UNLABELLED, Locations, check_num_classes
 from ssl_sec.data.parquet import labels
 from ssl_sec.data.parquet.columns import Columns
@@ -20,8 +22,9 @@ from ssl_sec.errors import DataError, counted, nearest, printable, some_names
 
 logger = logging.getLogger(__name__)
 
-# Rows held at once while reading; large images make this some tens of MiB.
-ROWS_PER_BATCH = 256
+# Rows held at once while reading, and their size: Arrow cannot have more than 2 GiB of images in one array of structs.
+_ROWS_PER_BATCH = 256
+_BYTES_PER_BATCH = 2**28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,27 +135,34 @@ def inspect(locations: Locations, columns: Columns) -> ParquetFiles:
 
 
 def iterate_rows(parquet_files: ParquetFiles) -> Iterator[EncodedRows]:
-    """All rows in order, at most ROWS_PER_BATCH at once.
+    """All rows in order, some at once; see `rows_per_batch`.
 
     Raises:
         DataError: a file is damaged, or a label is missing, negative, ≥ MAX_CLASSES or no known class.
     """
     label_column = parquet_files.label_column
     columns = [parquet_files.image_column, *([] if label_column is None else [label_column])]
-    for file_system, path in parquet_files.files:
-        row = 0
+    for (file_system, path), footer in zip(parquet_files.files, parquet_files.footers, strict=True):
+        row, shown = 0, display(path)
         with opened(file_system, path) as parquet:
-            record_batches = parquet.iter_batches(batch_size=ROWS_PER_BATCH, columns=columns)
+            record_batches = parquet.iter_batches(rows_per_batch(footer), columns=columns)
             while (record_batch := _next_batch(record_batches, path)) is not None:
                 images = record_batch.column(parquet_files.image_column)
                 yield EncodedRows(
-                    names=[f"{path} row {row + i}" for i in range(len(images))],
+                    names=[f"{shown} row {row + i}" for i in range(len(images))],
                     images=images,
                     labels=np.full(len(images), UNLABELLED)
                     if label_column is None
                     else labels.read_labels(record_batch.column(label_column), parquet_files.numbers, path, row),
                 )
                 row += record_batch.num_rows
+
+
+def rows_per_batch(footer: pq.FileMetaData) -> int:
+    """Number of rows of a file that are held at once, ≥ 1: fewer of large images."""
+    groups = map(footer.row_group, range(footer.num_row_groups))
+    largest = max((math.ceil(group.total_byte_size / group.num_rows) for group in groups if group.num_rows), default=1)
+    return max(1, min(_ROWS_PER_BATCH, _BYTES_PER_BATCH // max(1, largest)))
 
 
 def encoded_images(images: pa.Array) -> pa.Array:

@@ -155,7 +155,7 @@ class ParquetConfig(_ShardsConfig):
     def _open_own_classes(self, split: Split, crop: Crop | None) -> ImageSet:
         train, test = (parquet_class_names(files, self._columns) for files in self._locations())
         require_disjoint(train, test, "parquet")
-        return own_classes(self._open(split, crop, shared_classes=False))
+        return own_classes(self._without_listed(self._open(split, crop, shared_classes=False), split))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,4 +192,4 @@ class WebDatasetConfig(_ShardsConfig):
     def _open_own_classes(self, split: Split, crop: Crop | None) -> ImageSet:
         train, test = (shard_class_names(files, self.cache_folder, self.index_folder) for files in self._locations())
         require_disjoint(train, test, "webdataset")
-        return own_classes(self._open(split, crop))
+        return own_classes(self._without_listed(self._open(split, crop), split))

@@ -7,9 +7,9 @@ belong to L lanes, B / L rows each. With S = ⌊N / B⌋ steps an epoch, lane l 
 the largest divisor of B up to 16 for which R is at least the mean size of a block. Windows of different lanes end at
 different steps.
 
-So an image is drawn at most once in an epoch; a worker, whose rows are those of some lanes, reads the blocks of these
-lanes alone, each once, and holds the blocks of a window of each lane; and any step's images are known without those
-before.
+So an image is drawn at most once in an epoch; a worker reads the blocks of the lanes of its rows alone, each once, and
+holds the blocks of a window of each lane; and any step's images are known without those before. Workers share lanes,
+and read the same blocks, where there are more of them than lanes.
 """
 
 import math
@@ -23,7 +23,7 @@ from torch import Tensor
 from ssl_sec.data.samplers import check_batch_size, permute
 from ssl_sec.seeding import derived_seed
 
-_MOST_LANES = 16
+MOST_LANES = 16
 _MOST_TURNED = 1 << 40  # so that sums stay within int64
 
 
@@ -59,10 +59,14 @@ class BlockShuffledBatches:
         return int(self.sizes.sum())
 
     @cached_property
+    def mean_size(self) -> int:
+        """Images of a block in the mean, rounded up."""
+        return max(1, math.ceil(self._num_images / max(1, int((self.sizes > 0).sum()))))
+
+    @cached_property
     def num_lanes(self) -> int:
         """L, the number of parts of a batch that are read independently."""
-        mean_size = max(1, math.ceil(self._num_images / max(1, int((self.sizes > 0).sum()))))
-        most = max(1, min(_MOST_LANES, self.global_batch_size, self.window // mean_size))
+        most = max(1, min(MOST_LANES, self.global_batch_size, self.window // self.mean_size))
         return next(lanes for lanes in range(most, 0, -1) if self.global_batch_size % lanes == 0)
 
     @property
@@ -102,7 +106,7 @@ def _blocks_in_order(sampler: BlockShuffledBatches, epoch: int) -> tuple[Tensor,
     return order, sizes[order].cumsum(0), sizes.cumsum(0) - sizes
 
 
-@lru_cache(maxsize=4 * _MOST_LANES)
+@lru_cache(maxsize=4 * MOST_LANES)
 def _shuffled(count: int, seed: int, epoch: int, lane: int, window: int) -> Int64[Tensor, " images"]:
     """The numbers 0, …, count - 1 in the shuffled order of a window."""
     return permute(torch.arange(count), count, derived_seed(seed, "window", lane, window), epoch)

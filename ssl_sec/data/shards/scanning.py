@@ -13,12 +13,13 @@ import pyarrow as pa
 
 from ssl_sec.data.bands import NUMPY_EXTENSION
 from ssl_sec.data.decode import EXTENSIONS, UNREAD_EXTENSIONS
+from ssl_sec.data.folders.listing import display
 from ssl_sec.data.image_set import MAX_CLASSES, UNLABELLED
 from ssl_sec.data.shards.locations import File, one_line
 from ssl_sec.errors import DataError, printable
 
-# Part of the index's name; increase it when its columns or its metadata change.
-LAYOUT = 4
+# Part of the index's name; increase it when its columns, its rows or its metadata change.
+LAYOUT = 5
 SCHEMA = pa.schema({"name": pa.string(), "offset": pa.int64(), "size": pa.int64(), "label": pa.int64()})
 # Metadata of an index: for each reason why members are left out, their number and the name of the first.
 LEFT_OUT = b"left_out"
@@ -97,7 +98,8 @@ class _Members:
             raise DataError(f"{self._name(member)}: a second image of its key")
         if member.issparse():  # the shard has only its parts that are not zero
             raise DataError(f"{self._name(member)}: is sparse; allowed: whole files")
-        self._images[key] = member.name, member.offset_data, member.size
+        self._images.pop(key, None)  # the array, so that images stay in the order of their positions
+        self._images[key] = display(member.name), member.offset_data, member.size
 
     def _add_label(self, key: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
         if key in self._labels:

@@ -1,6 +1,7 @@
 """A set that is read by blocks and may be larger than the memory and the disk."""
 
 import itertools
+import logging
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,12 +13,14 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ssl_sec.batch import Batch
+from ssl_sec.collectives import world_size
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.encoded_images import MAX_BAD_IN_A_ROW, Candidate, DecodedImages, first_readable, record_bad
 from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.log import log_once
 from ssl_sec.data.samplers import Sampler, ShuffledBatches
 from ssl_sec.data.shards.blocks import BlockReader, Blocks
-from ssl_sec.data.shards.order import BlockShuffledBatches
+from ssl_sec.data.shards.order import MOST_LANES, BlockShuffledBatches
 from ssl_sec.errors import ConfigError
 from ssl_sec.seeding import derived_seed
 
@@ -265,5 +268,27 @@ def shuffled_batches(image_set: ImageSet, global_batch_size: int, seed: int) -> 
         ConfigError: there are fewer images than a batch holds.
     """
     if isinstance(image_set, StreamedImages):
-        return image_set.batches(global_batch_size, seed)
+        sampler = image_set.batches(global_batch_size, seed)
+        _warn_of_large_blocks(image_set.name, sampler)
+        return sampler
     return ShuffledBatches(num_images=len(image_set), global_batch_size=global_batch_size, seed=seed)
+
+
+def _warn_of_large_blocks(name: str, sampler: BlockShuffledBatches) -> None:
+    """Warns where a window has no block for each worker, so that several workers read the same blocks."""
+    workers = world_size()
+    num_lanes = min(workers, MOST_LANES)  # those of more workers share lanes whatever the blocks are
+    if workers == 1 or num_lanes * sampler.mean_size <= sampler.window:
+        return
+    log_once(
+        logging.WARNING,
+        "%s: blocks of %s images in the mean are too large for data.shuffle_window=%s and %s workers: each is read "
+        "about %s times; a window of %s would do, or blocks of %s, such as row groups of Parquet",
+        name,
+        f"{sampler.mean_size:,}",
+        str(sampler.window),
+        str(workers),
+        f"{workers / sampler.num_lanes:.3g}",
+        str(num_lanes * sampler.mean_size),
+        str(max(sampler.window // num_lanes, 1)),
+    )

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ssl_sec.collectives import world_size
 from ssl_sec.data.decode import EXTENSIONS
+from ssl_sec.data.folders.listing import display
 from ssl_sec.data.image_set import UNLABELLED
 from ssl_sec.data.shards.cache_files import made_table
 from ssl_sec.data.shards.locations import File, one_line, stamp
@@ -110,7 +111,7 @@ class Shards:
 
     def member_name(self, shard: int, place: int) -> str:
         """The name in errors of an image, given its place in a shard."""
-        return f"{self.files[shard][1]} member {self.indices[shard]['name'][place].as_py()}"
+        return f"{display(self.files[shard][1])} member {self.indices[shard]['name'][place].as_py()}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,9 +141,9 @@ def _open_images(config: FaceConfig, runtime: Runtime) -> ImageSet:
 
 
 def _open_test_sets(config: FaceConfig, image_set: ImageSet) -> dict[str, FaceTestSet]:
-    """The test sets by their titles, with images of the size and the channels of those in training."""
+    """The test sets by their titles, with images of the size, the channels and the ranges of those in training."""
     num_channels, height, width = image_set.image_shape
-    decoding = Decoding(image_size_px=min(height, width), num_channels=num_channels)
+    decoding = Decoding(image_size_px=min(height, width), num_channels=num_channels, value_ranges=config.data.ranges)
     return {each.shown_title: open_test_set(each, decoding) for each in config.test_sets}
 
 

@@ -29,7 +29,7 @@ from ssl_sec.data.faces.lists import (
 )
 from ssl_sec.data.faces.pairs import UNKNOWN, VerificationPairs, require_both_kinds, require_folds
 from ssl_sec.data.faces.reading import rows_by_name
-from ssl_sec.data.folders.listing import image_paths, top_folder
+from ssl_sec.data.folders.listing import display, image_paths, top_folder
 from ssl_sec.effects import NoEffect
 from ssl_sec.errors import DataError, counted, printable
 from ssl_sec.evaluation.faces.identification import random_open_set_trials
@@ -122,7 +122,7 @@ class BLUFRConfig(_TestSetConfig):
             paths, trials = paths_by_stem(protocol.images, root, where), protocol.trials
             numbers, labels = protocol.labels.unique(return_inverse=True)
             names = tuple(map(str, numbers.tolist()))
-        folders = [printable(top_folder(path)) for path in paths]
+        folders = [display(top_folder(path)) for path in paths]
         shown = {(folder, label) for folder, label in zip(folders, labels.tolist(), strict=True) if folder}
         people = frozenset(folder for folder, _ in shown)
         # A folder of several people is none of them.

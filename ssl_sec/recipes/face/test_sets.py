@@ -299,8 +299,8 @@ class VideosTestSet:
 
     @property
     def people(self) -> frozenset[str]:
-        """Names of the people in the videos: the folders that hold the videos."""
-        return frozenset(video.rpartition("/")[0] for video in self.pairs.videos) - {""}
+        """Names of the people in the videos."""
+        return self.pairs.people
 
     @property
     def image_sets(self) -> tuple[ImageSet, ...]:

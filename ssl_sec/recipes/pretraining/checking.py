@@ -21,7 +21,7 @@ from torch import Tensor
 from ssl_sec.collectives import gather_objects, max_int_over_workers, own_rows
 from ssl_sec.data.config import ParquetConfig, WebDatasetConfig
 from ssl_sec.data.crops import CentreSquare
-from ssl_sec.data.decode import decode_image, map_in_threads
+from ssl_sec.data.decode import FORMATS, decode_image, map_in_threads
 from ssl_sec.data.encoded_images import LISTED_BAD_IMAGES, Candidate, DecodedImages
 from ssl_sec.data.image_set import ImageSet, ResidentImages, check_shape
 from ssl_sec.data.shards.cache_files import made_once
@@ -147,7 +147,9 @@ def _cache_path(config: PretrainConfig, image_set: DecodedImages) -> Path | None
     if not isinstance(config.data, ParquetConfig | WebDatasetConfig):
         return None
     # The description has a digest of the names, sizes and modification times of the files.
-    key = (_CACHE_LAYOUT, image_set.description, image_set.image_shape[0], config.check_images)
+    # Without a crop, an image of another size is an error.
+    decoding = image_set.image_shape[0], image_set.value_ranges, image_set.crop is None, FORMATS
+    key = (_CACHE_LAYOUT, image_set.description, decoding, config.check_images)
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
     return Path(config.data.cache_folder).expanduser() / f"{name}.check.json"
 

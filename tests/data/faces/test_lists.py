@@ -99,6 +99,11 @@ def test_pairs_of_videos(path):
     assert pairs.same.tolist() == [False, True, False] and pairs.folds.tolist() == [1, 1, 10]
 
 
+def test_people_of_videos_are_named_as_folders_are(path):
+    path.write_bytes(f"{SPLITS_HEADER}1, 1, Jos\xe9/0, Bob/3, 0\n".encode("latin-1"))
+    assert read_video_pairs(path).people == {"Jos\\xe9", "Bob"}
+
+
 @pytest.mark.parametrize(
     ("rows", "problem"),
     [

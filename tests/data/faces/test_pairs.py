@@ -294,6 +294,14 @@ def test_people_of_the_pairs_are_left_out_of_the_training_set(tmp_path):
     assert train.class_names == ("Dee", "Eve") and train.labels.tolist() == [0, 1]
 
 
+def test_a_person_whose_name_is_not_utf_8_is_left_out_too(tmp_path):
+    people = ("Jos\udce9", "Bo", "Eve")  # in Latin-1
+    root = write_folder(tmp_path / "train", {f"{who}/{who}_000{n}.png": plain(9) for who in people for n in (1, 2)})
+    (tmp_path / "pairs.txt").write_bytes(b"1\t1\nBo\t1\t2\nJos\xe9\t1\tBo\t1\n")
+    pairs = open_lfw_pairs(tmp_path / "pairs.txt", root)
+    assert without_people(open_folder("train", tmp_path), pairs.people).class_names == ("Eve",)
+
+
 def test_configs_open_their_sets(tmp_path):
     (tmp_path / "a.bin").write_bytes(pickle.dumps((IMAGES, SAME), 4))
     lfw, root = map(str, write_lfw(tmp_path))

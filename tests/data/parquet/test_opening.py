@@ -131,6 +131,15 @@ def test_a_cache_that_is_damaged_again_is_one_line(tmp_path, monkeypatch):
     assert str(caught.value).startswith(f"{cached}: cannot be read: ") and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_folder_whose_name_is_not_utf_8_is_escaped(tmp_path, window):
+    (folder := tmp_path / "Jos\udce9").mkdir()
+    write_parquet(tmp_path / "a.parquet", [plain(7)], [0]).rename(folder / "a.parquet")
+    decoding, cache = Decoding(resident_limit_mib=0), tmp_path / "cache"
+    images = open_parquet("train", folder / "a.parquet", decoding=decoding, cache_folder=cache, shuffle_window=window)
+    assert images.image_name(0) == f"{tmp_path}/Jos\\xe9/a.parquet row 0"
+
+
 def test_parquet_without_files(tmp_path):
     assert "set data.test" in line(lambda: open_parquet("test", "a.parquet", None), MissingDataError)
     assert "no such file" in line(lambda: open_parquet("train", tmp_path / "a.parquet", None), MissingDataError)

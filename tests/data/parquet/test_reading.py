@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from ssl_sec.data.image_set import UNLABELLED, check_num_classes
-from ssl_sec.data.parquet import blocks, cache, reading
+from ssl_sec.data.parquet import cache, reading
 from ssl_sec.data.parquet.blocks import RowGroups
 from ssl_sec.data.parquet.columns import Columns
 from ssl_sec.data.shards.locations import find_files
@@ -31,7 +31,7 @@ def inspect(*locations, **columns):
 
 
 def test_rows_come_in_order(tmp_path, file, monkeypatch):
-    monkeypatch.setattr(reading, "ROWS_PER_BATCH", 3)
+    monkeypatch.setattr(reading, "_ROWS_PER_BATCH", 3)
     other = write_parquet(tmp_path / "b.parquet", [b"x"], [7])
     files = inspect(file, other)
     rows = list(reading.iterate_rows(files))
@@ -49,12 +49,22 @@ def test_a_row_group_is_read_some_rows_at_a_time(tmp_path, file, monkeypatch):
         raise pa.ArrowNotImplementedError("Nested data conversions not implemented for chunked array outputs")
 
     monkeypatch.setattr(pa.parquet.ParquetFile, "read_row_group", refuse)
-    monkeypatch.setattr(blocks, "ROWS_PER_BATCH", 3)
+    monkeypatch.setattr(reading, "_ROWS_PER_BATCH", 3)
     files = inspect(file, write_parquet(tmp_path / "b.parquet", [None, b"x"], [0, 1]))
     groups = RowGroups(files=files)
     read = [image for block in range(len(groups.sizes)) for image in groups.read(block)]
     assert read == [image for rows in reading.iterate_rows(files) for image in rows.encoded.to_pylist()]
     assert groups.sizes.tolist() == [4, 4, 2, 2] and list(map(len, map(groups.read, range(4)))) == [4, 4, 2, 2]
+
+
+@pytest.mark.parametrize(("most", "rows"), [(1, [1] * 6), (4000, [2, 2, 2]), (2**28, [6])])
+def test_fewer_rows_of_large_images_are_held_at_once(tmp_path, monkeypatch, most, rows):
+    images = [os.urandom(1000) for _ in range(4)] + [b"", b""]  # in groups of four rows
+    files = inspect(write_parquet(tmp_path / "a.parquet", images, [0] * 6))
+    monkeypatch.setattr(reading, "_BYTES_PER_BATCH", most)
+    found = [some.encoded.to_pylist() for some in reading.iterate_rows(files)]
+    assert list(map(len, found)) == rows and [image for some in found for image in some] == images
+    assert RowGroups(files=files).read(0) == images[:4]
 
 
 def test_missing_bytes_are_empty(tmp_path):

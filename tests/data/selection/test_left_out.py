@@ -123,6 +123,20 @@ def test_rows_of_the_part_of_a_set_that_was_decoded_at_once(sets, tmp_path):
     assert values(found) == [v for v in range(15) if v % 3 < 2 and v not in (0, 13)]
 
 
+def test_labels_and_rows_of_a_set_with_classes_of_its_own_are_those_that_were_embedded(tmp_path):
+    """Its training labels have gaps, and one of its images is unreadable."""
+    labels = [1, 3, 5] * 3
+    images = [b"damaged" if value == 2 else plain(value) for value in range(9)]
+    train = write_parquet(tmp_path / "train.parquet", images, labels)
+    test = write_parquet(tmp_path / "test.parquet", [plain(9), plain(9)], [0, 2])
+    data = ParquetConfig(train=(str(train),), test=(str(test),), on_bad_image="skip")
+    listed_rows = [2, 5, 6]
+    out = listed(tmp_path, row=listed_rows, label=[labels[row] for row in listed_rows])
+    found = dataclasses.replace(data, leave_out=(out,)).open_by_class("train", None)
+    assert (values(found), found.labels.tolist()) == ([0, 1, 3, 4, 7, 8], [0, 1, 0, 1, 1, 2])
+    assert found.class_names == ("1", "3", "5")
+
+
 def test_only_the_images_that_stay_are_decoded(tmp_path):
     """An unreadable image may be left out by a list, and the rows of the others stay those that were embedded."""
     images = {f"train/{'ab'[v % 2]}/{v}.png": b"damaged" if v in (0, 4) else plain(v) for v in range(8)}

@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from ssl_sec.data import log
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.encoded_images import EncodedImages
 from ssl_sec.data.fingerprint import fingerprint
@@ -96,6 +97,26 @@ def test_workers_divide_the_blocks(num_workers):
         assert read == [sampler.indices(step)[rows].tolist() for step in range(16)]
         reads += len(source.reads)
     assert reads <= 64 + 16  # a block on the border of two lanes is read by both
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "window", "said"),
+    [
+        (1, 1, None),
+        (2, 80, None),
+        (8, 100, "=100 and 8 workers: each is read about 4 times; a window of 320 would do, or blocks of 12, "),
+        (32, 640, None),
+    ],
+)
+def test_blocks_that_are_too_large_for_the_workers_are_named(monkeypatch, caplog, num_workers, window, said):
+    log._log.cache_clear()
+    monkeypatch.setattr("ssl_sec.data.shards.streamed.world_size", lambda: num_workers)
+    _, images = made([50, 30] * 8, window=window)
+    for _ in range(2):
+        shuffled_batches(images, 32, seed=0)
+    found = "made/train: blocks of 40 images in the mean are too large for data.shuffle_window"
+    expected = [] if said is None else [f"{found}{said}such as row groups of Parquet"]
+    assert caplog.messages == expected
 
 
 def test_a_resume_reads_no_earlier_blocks():

@@ -101,6 +101,27 @@ def test_images_of_shards_in_order(tmp_path, monkeypatch, more, kind, labelled):
     assert images.description.startswith(f"15 images in {tmp_path}/00.tar and 2 more shards, digest ")
 
 
+@pytest.mark.parametrize("window", [None, 4])
+def test_an_array_before_its_image_leaves_the_images_in_order(tmp_path, monkeypatch, window):
+    """As the order of a folder has them."""
+    monkeypatch.setattr(tar, "IMAGES_PER_BLOCK", 2)
+    names = ["0.npy", "1.npy", "1.png", "0.png", "2.png"]
+    members = {name: b"array" if name.endswith("npy") else plain(int(name[0])) for name in names}
+    images = opened(
+        tmp_path, write_tar(tmp_path / "a.tar", members), decoding=Decoding(resident_limit_mib=0), shuffle_window=window
+    )
+    assert values(images.read(torch.arange(3))) == [1, 0, 2]
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_names_that_are_not_utf_8_are_escaped(tmp_path, window):
+    (folder := tmp_path / "Jos\udce9").mkdir()
+    path = write_tar(folder / "a.tar", {"caf\udce9.png": plain(7), "b.png": plain(8)})
+    images = opened(tmp_path, path, decoding=Decoding(resident_limit_mib=0), shuffle_window=window)
+    assert values(images.read(torch.arange(2))) == [7, 8]
+    assert images.image_name(0) == f"{tmp_path}/Jos\\xe9/a.tar member caf\\xe9.png"
+
+
 def test_remote_shards_are_streamed(tmp_path):
     memory = fsspec.filesystem("memory")
     write_shards(tmp_path)

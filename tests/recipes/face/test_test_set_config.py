@@ -4,12 +4,15 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.faces.config import LFWPairsConfig
 from ssl_sec.errors import ConfigError, MissingDataError
+from ssl_sec.recipes.face.recipe import _open_test_sets
 from ssl_sec.recipes.face.test_set_config import (
     BLUFRConfig,
     MegaFaceConfig,
@@ -19,8 +22,10 @@ from ssl_sec.recipes.face.test_set_config import (
 )
 from ssl_sec.recipes.face.test_sets import OpenSetTestSet
 from ssl_sec.settings import from_values
+from tests.data.files import encode, write_folder
 from tests.data.test_sources import line
 from tests.recipes.face.conftest import KINDS, config_of, opened, write_lists
+from tests.recipes.face.test_recipe import config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +170,13 @@ def test_a_folder_that_holds_everyone_is_no_person_of_blufr(root):
     assert torch.equal(above.images.labels, found.images.labels)
 
 
+def test_a_person_whose_name_is_not_utf_8_is_named_as_in_training(tmp_path):
+    root = write_lists(tmp_path)
+    (root / "lfw" / "Person_7").rename(root / "lfw" / "Jos\udce9")
+    drawn = opened("drawn", root)
+    assert isinstance(drawn, OpenSetTestSet) and "Jos\\xe9" in drawn.people
+
+
 def test_too_few_distractors_and_too_few_people(root):
     message = line(lambda: opened("megaface", root, sizes=(10, 21)))
     assert message == f"{root / 'distractors.json'}: 20 images, but test_sets.sizes asks for 21"
@@ -175,3 +187,15 @@ def test_too_few_distractors_and_too_few_people(root):
     assert "trial 1 looks up 16 images of people in the gallery and 0 of others; needed: 1 or more of each" in line(
         lambda: opened("drawn", root, num_gallery=8, num_training_people=0)
     )
+
+
+def test_the_images_of_test_sets_have_the_ranges_of_those_in_training(tmp_path):
+    brightest = encode(Image.fromarray(np.full((8, 8), 4095, np.uint16)))  # 12 bits
+    root = write_folder(tmp_path / "people", {f"{who}/{who}{n}.png": brightest for who in "ab" for n in range(2)})
+    (table := tmp_path / "pairs.csv").write_text("first,second,same,fold\na0.png,a1.png,1,0\na1.png,b0.png,0,1\n")
+    test_set = {"name": "pairs", "pairs": str(table), "images": str(root)}
+    data = {"name": "folder", "root": str(root), "num_channels": 1, "value_ranges": [[0, 4095]]}
+    values = config(data=data, test_sets=[test_set])
+    (opened_set,) = _open_test_sets(values, values.data.open("train")).values()
+    (images,) = opened_set.image_sets
+    assert (images.read(torch.arange(len(images))).images == 255).all()

@@ -1,3 +1,4 @@
+import io
 import json
 import logging
 import tempfile
@@ -5,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -254,6 +256,24 @@ def test_findings_of_a_file_are_cached_until_it_changes(tmp_path, monkeypatch, k
     assert checked(data) == first and len(looked) == 13
     written(tmp_path, kind, [*images, plain(4)])
     assert checked(data).num_checked == 6 and len(looked) == 19
+
+
+def test_findings_of_another_decoding_are_not_taken(tmp_path, monkeypatch):
+    floats = io.BytesIO()
+    np.save(floats, np.zeros((3, 8, 8), np.float32))
+    images = [plain(1), plain(2), plain(3, width=9), floats.getvalue()]
+    data = written(tmp_path, "parquet", images, resident_limit_mib=0, shuffle_window=100, image_size_px=8)
+    assert checked(data).num_unreadable == 1
+    assert checked({**data, "value_ranges": [[0, 255]]}).num_unreadable == 0
+    with pytest.raises(DataError, match="9 x 8 pixels found, but the first image has 8 x 8"):
+        checked({**data, "image_size_px": None})
+    look, looked = checking._look, []
+    monkeypatch.setattr(checking, "_look", lambda *given: looked.append(given) or look(*given))
+    checked({**data, "image_size_px": 4})
+    assert not looked
+    monkeypatch.setattr(checking, "FORMATS", (*FORMATS, "NEW"))  # as after the installation of its reader
+    checked(data)
+    assert len(looked) == 4
 
 
 def test_an_unwritable_cache_does_not_matter(tmp_path):
