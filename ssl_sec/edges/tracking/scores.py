@@ -67,7 +67,7 @@ def child_probes(client: MlflowClient, recipe: str, checkpoint: Checkpoint = "la
 
 
 def probe_protocol(probe: ProbeConfig, data: DataSetConfig, test_set: DataDescription) -> str:
-    """The protocol of a probe; its hash covers the settings, the lists of images that are left out, and the test images."""
+    """The protocol of a probe; its hash covers the settings, the lists of images left out, and the test images."""
     left_out = [data.leave_out] if data.leave_out else []
     exact = json.dumps([_settings(probe), test_set.digest, test_set.num_images, *left_out], sort_keys=True)
     labels = "all labels" if probe.labels_per_class is None else f"{probe.labels_per_class} labels per class"
