@@ -94,8 +94,8 @@ class PretrainConfig(TrainingConfig):
             share, allowed = self.probe.test_share, "null with positives=classes, which learns from all labels"
             check(share is None, "probe.test_share", share, allowed)
         if self.cut_init != 1:
-            found = getattr(self.encoder, "weights", None)
-            check(not found, "cut_init", self.cut_init, f"1 with encoder.weights={found}, which are not initial")
+            for part, is_trained in (("encoder", self.encoder.has_weights), ("head", self.head.weights is not None)):
+                check(not is_trained, "cut_init", self.cut_init, f"1 with trained weights of the {part}")
 
     @property
     def trained_data(self) -> DataConfig:

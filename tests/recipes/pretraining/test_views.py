@@ -200,8 +200,13 @@ def test_only_initial_weights_are_divided_by_the_cut():
     )
     assert cut.objective.grad_scale == 1.0 and plain.objective.grad_scale == 0.0
     torch.testing.assert_close(4 * cut.head.layers[0].weight, plain.head.layers[0].weight)
-    with pytest.raises(ConfigError, match=r"cut_init: found 4.0, must be 1 with encoder.weights=.*, which are not in"):
-        config(encoder={"name": "resnet50", "weights": "w.pth"}, cut_init=4.0)
+    for part, trained in (
+        ("encoder", {"name": "resnet50", "weights": "w.pth"}),
+        ("encoder", {"name": "timm", "model": "resnet10t", "pretrained": True}),
+        ("head", {"name": "mlp", "weights": "head.safetensors"}),
+    ):
+        with pytest.raises(ConfigError, match=f"^cut_init: found 4.0, must be 1 with trained weights of the {part}$"):
+            config(**{part: trained}, cut_init=4.0)
 
 
 TAUGHT = {"epochs": 1, "constraint": {"name": "sec", "eta": 0.1}}
