@@ -88,6 +88,10 @@ class PretrainConfig(TrainingConfig):
         if self.augment.from_original:
             allowed = "false without data.image_size_px, at which images are measured"
             check(self.data.read_size_px is not None, "augment.from_original", True, allowed)
+        if self.loss.name == "npair_normalized":
+            allowed = "with loss=npair_normalized, which takes two views of an image"
+            check(self.augment.num_views == 2, "augment.num_views", self.augment.num_views, f"2 {allowed}")
+            check(self.augment.small_views == 0, "augment.small_views", self.augment.small_views, f"0 {allowed}")
         if self.positives == "classes":
             allowed = f"views with loss={self.loss.name}, which pairs rows by their order"
             check(self.loss.name not in ORDERED_LOSSES, "positives", "classes", allowed)

@@ -168,6 +168,14 @@ def test_supervision_makes_the_views_of_a_class_positives(tmp_path):
         run(tmp_path, data=without_labels(tmp_path), positives="classes")
 
 
+@pytest.mark.parametrize(("key", "found", "allowed"), [("num_views", 3, 2), ("small_views", 4, 0)])
+def test_a_loss_of_two_views_takes_no_others(key, found, allowed):
+    message = rf"^augment.{key}: found {found}, must be {allowed} with loss=npair_normalized, which takes two views"
+    with pytest.raises(ConfigError, match=message):
+        config(loss={"name": "npair_normalized"}, augment={key: found})
+    assert config(loss={"name": "npair"}, augment={key: found}).augment != config().augment
+
+
 @pytest.mark.parametrize("name", sorted(ORDERED_LOSSES - {"angular_hinge", "triplet_disjoint"}))  # of triplets
 def test_losses_that_pair_rows_by_their_order_do_not_take_classes(name):
     with pytest.raises(ConfigError, match=f"^positives: found 'classes', must be views with loss={name}, which pairs"):
