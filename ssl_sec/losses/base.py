@@ -57,6 +57,10 @@ class Loss(nn.Module, ABC):
         size = classes_of(labels).size
         return ((size > 1) & (size < len(labels))).any()
 
+    def num_terms(self, classes: Classes) -> Int64[Tensor, " batch"]:
+        """How many terms each row is the anchor of, if the loss is a mean over such terms; by default one."""
+        return torch.ones_like(classes.size)
+
     def extra_repr(self) -> str:
         """The values that define the loss."""
         shown = {name: getattr(self, name, None) for name in signature(type(self)).parameters}

@@ -21,6 +21,8 @@ from ssl_sec.losses.transform import Centres
 from ssl_sec.rules import BelowOne, Count, Positive, Range, check
 from ssl_sec.settings import Declared, Settings, declare_settings
 
+# Losses by name in which every row needs a positive; classes that are drawn at random seldom give one to each.
+_OF_POSITIVES = ("ntxent", "dcl")
 # The parameters that the data and the network determine.
 _SIZES = ("num_classes", "dim")
 
@@ -316,14 +318,6 @@ class _GeneratorConfig(Declared, key="transform"):
         )
 
 
-def check_memory(transform: object, loss: PairLossConfig | ClassLossConfig) -> None:
-    """Refuses a memory of rows beside a loss that cannot compare with remembered rows."""
-    if getattr(transform, "name", None) == "memory":
-        names = [name for name, kind in losses.PAIR_LOSSES.items() if issubclass(kind, WITH_MEMORY)]
-        allowed = f"one that compares with remembered rows, with transform=memory: {', '.join(sorted(names))}"
-        check(loss.name in names, "loss", loss.name, allowed)
-
-
 _DETERMINED = ("num_classes", "num_features", "dim", "steps_per_epoch", "seed")
 TransformConfig = NoTransformConfig | SFTConfig | SFTDConfig | FTLConfig
 if TYPE_CHECKING:
@@ -333,3 +327,14 @@ else:
     GeneratorConfig = Union[  # noqa: UP007
         tuple(declare_settings(made, name, _GeneratorConfig, _DETERMINED) for name, made in _GENERATORS.items())
     ]
+
+
+def check_transform(transform: TransformConfig | GeneratorConfig, loss: PairLossConfig | ClassLossConfig) -> None:
+    """Refuses a loss that cannot compare the rows which a transform adds: remembered ones, or ones of drawn classes."""
+    if isinstance(transform, FeatureTransformConfig):
+        allowed = f"one that leaves out rows without a positive, with transform={transform.name}, such as 'supcon'"
+        check(loss.name not in _OF_POSITIVES, "loss", loss.name, allowed)
+    elif transform.name == "memory":
+        names = [name for name, kind in losses.PAIR_LOSSES.items() if issubclass(kind, WITH_MEMORY)]
+        allowed = f"one that compares with remembered rows, with transform=memory: {', '.join(sorted(names))}"
+        check(loss.name in names, "loss", loss.name, allowed)

@@ -28,7 +28,7 @@ Contrastive loss (Hadsell et al. 2006; NormFace, Eq. 7). With d²_ij = ‖f̂_i 
 from abc import ABC, abstractmethod
 
 import torch
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Bool, Float, Int64, Integer
 from torch import Tensor, nn
 
 from ssl_sec.errors import counted
@@ -104,7 +104,11 @@ class SupConLoss(NTXentLoss):
         if may_read_values(labels) and not compared.any():
             raise ValueError("SupConLoss needs a positive: no label occurs twice in the batch")
         terms = self._terms(embeddings, classes, anchors)
-        return terms.masked_fill(~compared[anchors], 0).sum() / compared.sum()
+        return terms.masked_fill(~compared[anchors], 0).sum() / self.num_terms(classes).sum()
+
+    def num_terms(self, classes: Classes) -> Int64[Tensor, " batch"]:
+        """One of each row that has a positive."""
+        return (classes.size > 1).long()
 
     def compares(self, labels: Labels) -> Bool[Tensor, ""]:
         """Whether a row has a positive."""

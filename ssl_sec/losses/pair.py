@@ -53,7 +53,11 @@ class TripletLoss(Loss):
         else:
             counts = _violations(squares.detach(), labels, anchors, self.margin)
         hinges = (counts * squares).sum() + self.margin * counts.clamp(min=0).sum()
-        return hinges / (classes.num_positives * classes.num_negatives).sum()
+        return hinges / self.num_terms(classes).sum()
+
+    def num_terms(self, classes: Classes) -> Int64[Tensor, " batch"]:
+        """The triplets of each row."""
+        return classes.num_positives * classes.num_negatives
 
 
 @torch.no_grad()
@@ -123,8 +127,12 @@ class SemihardTripletLoss(Loss):
             farthest = classes.num_negatives[anchors].unsqueeze(1) - 1
             chosen = order.gather(1, torch.minimum(beyond, farthest).clamp(min=0))
         hinges = (squares - squares.gather(1, chosen) + self.margin).clamp(min=0)
-        # A row whose class is the whole batch has no negative; such a batch is refused.
-        return torch.where(positive, hinges, 0.0).sum() / classes.num_positives.sum()
+        # A row whose class is the whole batch has no negative; such a batch is refused. A NaN is kept, of any row.
+        return torch.where(positive | squares.isnan(), hinges, 0.0).sum() / self.num_terms(classes).sum()
+
+    def num_terms(self, classes: Classes) -> Int64[Tensor, " batch"]:
+        """The positives of each row."""
+        return classes.num_positives
 
 
 class NormalizedNPairLoss(Loss):
@@ -164,7 +172,8 @@ class NormalizedNPairLoss(Loss):
         # log(1 + Σ_n exp(z_n − z_p)) is the cross-entropy at p of z_p and the z_n.
         logits = torch.where(is_anchor[pairs], self.scale * similarities, -torch.inf)
         targets = torch.where(is_own[own], own, _NO_TARGET)
-        return functional.cross_entropy(logits, targets, ignore_index=_NO_TARGET, reduction="sum") / num_pairs
+        terms = functional.cross_entropy(logits, targets, ignore_index=_NO_TARGET, reduction="sum")
+        return terms / num_pairs + 0 * unit.sum()  # a NaN is kept, of a row that takes no part, too
 
     def compares(self, labels: Labels) -> Bool[Tensor, ""]:
         """Whether two classes have two rows."""
@@ -266,7 +275,11 @@ class CircleLoss(Loss):
         excess = _log_sum_exp(self.scale * at_negatives, negative) + _log_sum_exp(self.scale * at_positives, positive)
         terms = torch.logaddexp(excess, torch.zeros_like(excess))
         has_positive = classes.size > 1
-        return torch.where(has_positive[anchors], terms, 0.0).sum() / has_positive.sum()
+        return torch.where(has_positive[anchors], terms, 0.0).sum() / self.num_terms(classes).sum()
+
+    def num_terms(self, classes: Classes) -> Int64[Tensor, " batch"]:
+        """One of each row that has a positive."""
+        return (classes.size > 1).long()
 
     def _weights(
         self, similarities: Float[Tensor, "anchors batch"]

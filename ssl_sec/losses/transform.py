@@ -243,6 +243,8 @@ class SphericalFeatureTransform(nn.Module):
 @torch.no_grad()
 def _principal_axes(residuals: Float[Tensor, "batch dim"], energy: float) -> Float[Tensor, "axes dim"]:
     """The fewest principal axes that hold a share of the residuals' energy; the other axes are set to 0."""
+    # The decomposition of numbers that are not finite is an error. The rows that have some show in the loss.
+    residuals = torch.where(residuals.isfinite().all(1, keepdim=True), residuals, 0.0)
     # torch ships no type annotation for it.
     _, lengths, axes = cast(tuple[Tensor, Tensor, Tensor], torch.linalg.svd(residuals, full_matrices=False))  # pyright: ignore
     squares = lengths.square()

@@ -92,7 +92,7 @@ class _EncoderConfig(Settings, key="encoder"):
         if self.freeze_batch_norm:
             has_some = any(isinstance(module, _BatchNorm) for module in backbone.modules())
             check(has_some, "encoder.freeze_batch_norm", True, "false: the encoder has no batch norm")
-            check(self._has_weights, "encoder.freeze_batch_norm", True, "together with encoder.weights=<file>")
+            check(self.has_weights, "encoder.freeze_batch_norm", True, "together with encoder.weights=<file>")
             backbone = freeze_batch_norm(backbone)
         return Encoder(backbone, num_features, mean, std, num_channels)
 
@@ -101,8 +101,8 @@ class _EncoderConfig(Settings, key="encoder"):
         """The backbone, as other libraries build it."""
 
     @property
-    def _has_weights(self) -> bool:
-        """Whether the initial weights are trained, so that their running statistics are worth freezing."""
+    def has_weights(self) -> bool:
+        """Whether the initial weights are trained."""
         return self.weights is not None
 
     def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -311,8 +311,9 @@ class TimmConfig(_EncoderConfig):
         return TimmModel(model=self.model, arguments=timm_arguments(self.model, num_channels, image_size_px))
 
     @property
-    def _has_weights(self) -> bool:
-        return self.pretrained or super()._has_weights
+    def has_weights(self) -> bool:
+        """As for every encoder, or those that timm downloads."""
+        return self.pretrained or super().has_weights
 
     def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return timm_scaling(self.model) if self.pretrained else ((0.0,), (1.0,))

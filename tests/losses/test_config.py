@@ -248,9 +248,9 @@ def test_a_wrong_value_of_a_generator_is_named_with_its_key(name, key):
 def test_only_some_losses_compare_with_remembered_rows():
     memory, allowed = GENERATORS["memory"](), set()
     for name, kind in PAIR.items():
-        loss_config.check_memory(loss_config.NoTransformConfig(), kind())
+        loss_config.check_transform(loss_config.NoTransformConfig(), kind())
         try:
-            loss_config.check_memory(memory, kind())
+            loss_config.check_transform(memory, kind())
             allowed.add(name)
         except ConfigError as error:
             assert str(error).startswith(f"loss: found '{name}', must be one that compares with remembered rows")
@@ -258,3 +258,16 @@ def test_only_some_losses_compare_with_remembered_rows():
     assert allowed == {
         "circle", "contrastive", "multi_similarity", "ranked_list", "semihard", "supcon", "triplet",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["sft", "sftd", "ftl"])
+def test_losses_that_need_a_positive_for_every_row_take_no_rows_of_drawn_classes(name):
+    generated, refused = from_values(Transforming, {"transform": {"name": name}}).transform, set()
+    for loss in (*(kind() for kind in PAIR.values()), CLASS["arcface"]()):
+        try:
+            loss_config.check_transform(generated, loss)
+        except ConfigError as error:
+            refused.add(loss.name)
+            allowed = f"one that leaves out rows without a positive, with transform={name}, such as 'supcon'"
+            assert str(error) == f"loss: found '{loss.name}', must be {allowed}"
+    assert refused == {case.name for case in ALL_LOSSES if case.of_positives}

@@ -216,9 +216,12 @@ def test_degenerate_rows_give_a_finite_value_and_gradient(case, kind, dtype):
 
 @every
 def test_a_nan_row_gives_a_nan_loss(case):
-    embeddings = rows()
-    embeddings[0] = math.nan
-    assert case.build()(embeddings, case.arrange(MIXED)).isnan()
+    """Also one that has no positive, or takes no part."""
+    for labels in label_sets(case):
+        for row in range(len(labels)):
+            embeddings = rows()
+            embeddings[row] = math.nan
+            assert case.build()(embeddings, labels).isnan(), (labels, row)
 
 
 @every

@@ -49,7 +49,18 @@ def test_nt_xent_with_several_positives_differs():
 
 @pytest.mark.parametrize("labels", [PAIRS, LABELS])
 def test_supcon(labels):
-    agree(losses.SupConLoss(0.2), peers.SupConLoss(0.2), labels)
+    agree(losses.SupConLoss(0.2), peers.SupConLoss(0.2, reducer=ALL), labels)
+
+
+def test_supcon_counts_rows_whose_loss_is_0():
+    """The peer's default mean leaves them out."""
+    embeddings = torch.eye(6, dtype=torch.float64)[PAIRS]
+    embeddings[0] += embeddings[1]
+    value, alone, default = (
+        loss(embeddings, PAIRS).item()
+        for loss in (losses.SupConLoss(0.01), peers.SupConLoss(0.01, reducer=ALL), peers.SupConLoss(0.01))
+    )
+    assert value == pytest.approx(alone, rel=1e-12) and default > 2 * value > 0
 
 
 def test_supcon_leaves_out_rows_without_a_positive():

@@ -319,13 +319,14 @@ def test_the_repr_shows_the_settings():
     assert "mode='translate', weight=0.2, 2 tail classes" in repr(tails)
 
 
-@pytest.mark.parametrize("mode", ["rotate", "translate"])
+@pytest.mark.parametrize("mode", ["rotate", "translate", "ftl"])
 @pytest.mark.parametrize("centres", ["mean", "picked"])
 def test_a_class_whose_row_overflowed_keeps_its_centre(mode, centres):
     transform = with_centres(mode, centres=centres).train()
     before, broken = transform.centres.clone(), rows(10, 4)
     broken[2:4, 0] = math.inf
-    transform(broken, LABELS, 0)
+    generated, _ = transform(broken, LABELS, 0)
+    assert torch.equal(generated.isfinite().all(1), broken.isfinite().all(1))
     assert torch.equal((transform.centres != before).any(1), torch.arange(5) != 1)
     assert transform(rows(10, 4), LABELS, 1)[0].isfinite().all()
 

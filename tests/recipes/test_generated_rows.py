@@ -3,6 +3,7 @@
 import pytest
 
 from ssl_sec.errors import ConfigError
+from tests.recipes.face.test_recipe import config as face_config
 from tests.recipes.metric_learning.test_metric_learning import config, run
 from tests.recipes.same_runs import assert_resumes_bit_equal, assert_the_same_on_workers
 
@@ -124,3 +125,11 @@ def test_a_wrong_option_is_refused_in_one_line(changes, message):
     with pytest.raises(ConfigError, match=message) as raised:
         config(**changes)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("config", [config, face_config])
+def test_rows_of_drawn_classes_need_a_loss_that_takes_rows_without_a_positive(config):
+    changes = {"sampler": {"name": "classes", "images_per_class": 30}, "transform": {"name": "sft"}}
+    assert config(**changes, loss={"name": "supcon"}).transform.name == "sft"
+    with pytest.raises(ConfigError, match=r"^loss: found 'ntxent', must be .* transform=sft, such as 'supcon'$"):
+        config(**changes, loss={"name": "ntxent"})

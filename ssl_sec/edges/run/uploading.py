@@ -89,10 +89,9 @@ class Upload:
         self._try(lambda: tracked.log_file(folder.config_path))
         if isinstance(spec.config, TrainingConfig):
             folder.norms_path.write_text(json.dumps([asdict(histogram) for histogram in folder.histograms()]))
-            for name in sorted({each.artifact for each in spec.recipe.comparisons.values()}):
-                self._try(lambda name=name: tracked.log_file(folder.path / name))
-            for path in (folder.head_path, folder.confusion_path):
-                if path.is_file():
+            compared = sorted({folder.path / each.artifact for each in spec.recipe.comparisons.values()})
+            for path in (*compared, folder.head_path, folder.confusion_path):
+                if path.is_file():  # an evaluation leaves some of them
                     self._try(lambda path=path: tracked.log_file(path))
             if spec.config.tracking.register_model:
                 name, shape = model_name(spec.group), folder.data().image_shape

@@ -4,8 +4,8 @@ With the rows X of the batch and those of the last steps, M, as they were then,
 
     L = L_metric(X) + w L_metric(X, M),
 
-where L_metric(X, M) is the loss of all these rows as far as the batch's rows are its anchors, divided by their share of
-all rows: a mean over the anchors stays one. No gradient passes through M.
+where L_metric(X, M) is the loss of all these rows as far as the batch's rows are its anchors: the mean over the terms
+of these anchors. No gradient passes through M.
 """
 
 import torch
@@ -13,13 +13,14 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ssl_sec.losses.base import Loss
+from ssl_sec.losses.classes import classes_of
 from ssl_sec.losses.contrastive import ContrastiveLoss, SupConLoss
 from ssl_sec.losses.generators.base import GlobalBatch, RowGenerator, Shares
 from ssl_sec.losses.pair import CircleLoss, MultiSimilarityLoss, RankedListLoss, SemihardTripletLoss, TripletLoss
 from ssl_sec.rules import Range
 
-# Means over anchors or their pairs. The others need more of a remembered row, as its place in its batch, its own
-# positive, or all distances.
+# Means over anchors, their pairs or triplets. The others need more of a remembered row, as its place in its batch, its
+# own positive, or all distances.
 WITH_MEMORY = (
     ContrastiveLoss,
     SupConLoss,
@@ -37,8 +38,8 @@ class CrossBatchMemory(RowGenerator):
     A row meets many more positives and negatives than those of its batch, at the cost of similarities alone. The memory
     is that of the global batch, the same on any number of workers; every worker holds all of it.
 
-    The loss must be a mean over anchors or their pairs: contrastive, SupCon, triplet, semihard, multi-similarity,
-    circle or ranked list. What others compute with the memory is not such a mean.
+    The loss must be a mean over anchors, their pairs or triplets: contrastive, SupCon, triplet, semihard,
+    multi-similarity, circle or ranked list. What others compute with the memory is not such a mean.
 
     The memory is used once it is full, and from `from_step` on: embeddings drift too fast at the start.
 
@@ -83,7 +84,9 @@ class CrossBatchMemory(RowGenerator):
         if batch.step >= self.first_step(len(labels)):
             rows = torch.cat([embeddings, self.rows.to(embeddings.dtype)])
             all_labels = torch.cat([labels, self.labels])
-            share = loss(rows, all_labels, anchors) * (len(rows) / len(labels))
+            num_terms = loss.num_terms(classes_of(all_labels))
+            of_all, of_batch = num_terms.sum(), num_terms[: len(labels)].sum()
+            share = loss(rows, all_labels, anchors) * of_all / of_batch.clamp(min=1)
         if self.training:
             self._remember(embeddings.detach(), labels)
         return Shares(share, nothing, nothing)

@@ -23,6 +23,7 @@ from ssl_sec.losses.config import (
     PairLossConfig,
     TransformConfig,
     check_class_sample_rate,
+    check_transform,
 )
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
 from ssl_sec.recipes.face.test_set_config import FalseAcceptRate, TestSetConfig
@@ -103,6 +104,7 @@ class FaceConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_class_sample_rate(self.class_sample_rate, self.loss)
+        check_transform(self.transform, self.loss)
         titles = [test_set.shown_title for test_set in self.test_sets]
         for title in titles:
             # A file system that ignores case would keep the figures of both in one file.

@@ -17,7 +17,7 @@ from ssl_sec.losses.config import (
     PairLossConfig,
     TransformConfig,
     check_class_sample_rate,
-    check_memory,
+    check_transform,
 )
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.rules import BelowOne, Count, CountOrZero, NotEmpty, Range, Share, check
@@ -95,7 +95,7 @@ class MetricLearningConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_class_sample_rate(self.class_sample_rate, self.loss)
-        check_memory(self.transform, self.loss)
+        check_transform(self.transform, self.loss)
         if isinstance(self.loss, PairLossConfig):
             of_pairs = not isinstance(self.sampler, ShuffledSamplerConfig)
             needed = f"'classes' or 'triplets' with loss={self.loss.name}, which needs two images of a class"

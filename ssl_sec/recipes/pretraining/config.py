@@ -88,14 +88,18 @@ class PretrainConfig(TrainingConfig):
         if self.augment.from_original:
             allowed = "false without data.image_size_px, at which images are measured"
             check(self.data.read_size_px is not None, "augment.from_original", True, allowed)
+        if self.loss.name == "npair_normalized":
+            allowed = "with loss=npair_normalized, which takes two views of an image"
+            check(self.augment.num_views == 2, "augment.num_views", self.augment.num_views, f"2 {allowed}")
+            check(self.augment.small_views == 0, "augment.small_views", self.augment.small_views, f"0 {allowed}")
         if self.positives == "classes":
             allowed = f"views with loss={self.loss.name}, which pairs rows by their order"
             check(self.loss.name not in ORDERED_LOSSES, "positives", "classes", allowed)
             share, allowed = self.probe.test_share, "null with positives=classes, which learns from all labels"
             check(share is None, "probe.test_share", share, allowed)
         if self.cut_init != 1:
-            found = getattr(self.encoder, "weights", None)
-            check(not found, "cut_init", self.cut_init, f"1 with encoder.weights={found}, which are not initial")
+            for part, is_trained in (("encoder", self.encoder.has_weights), ("head", self.head.weights is not None)):
+                check(not is_trained, "cut_init", self.cut_init, f"1 with trained weights of the {part}")
 
     @property
     def trained_data(self) -> DataConfig:

@@ -18,6 +18,7 @@ from ssl_sec.recipes.pretraining.checking import check_images
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.pretraining.examples import neighbours, save_first_views
 from ssl_sec.recipes.pretraining.monitor import Monitor
+from ssl_sec.recipes.pretraining.objective import SupervisedObjective
 from ssl_sec.recipes.pretraining.opening import open_encoded
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.recipe import Recipe, class_labels_of_views, image_labels
@@ -118,7 +119,11 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
         sampler=sampler,
         total_steps=config.epochs * sampler.steps_per_epoch,
         loss=config.loss.build(),
-        objective_of=partial(Objective, grad_scale=config.grad_scale, grad_scale_by=config.grad_scale_by),
+        objective_of=partial(
+            SupervisedObjective if config.positives == "classes" else Objective,
+            grad_scale=config.grad_scale,
+            grad_scale_by=config.grad_scale_by,
+        ),
         prepare=partial(cut_, cut=config.cut_init),
         draws=config.draws(config.seed, config.global_batch_size),
         views=augment.build(size_px, num_channels, config.seed, **options),

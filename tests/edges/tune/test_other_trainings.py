@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.run.driver import run_replay
 from ssl_sec.edges.tune.job import _scheduler
 from ssl_sec.edges.tune.space import Interval, read_search
 from ssl_sec.edges.tune.trials import Trial, rows_of
@@ -70,7 +72,7 @@ def test_a_wrong_search_is_refused_in_one_line(given, message):
 
 
 @pytest.mark.parametrize("job", ["metric_learning", "face"])
-def test_a_trial_looks_at_no_test_image(job, tmp_path: Path, digit_pairs):
+def test_a_trial_looks_at_no_test_image(job, tmp_path: Path, digit_pairs, caplog):
     given = [*RETRIEVAL, "steps=4"] if job == "metric_learning" else [*FACES, "epochs=1", digit_pairs]
     search = read_search([*given, f"output_dir={tmp_path}", "run_name=it", SWEPT])
     run_recipe(job, search.of_trials)
@@ -81,3 +83,6 @@ def test_a_trial_looks_at_no_test_image(job, tmp_path: Path, digit_pairs):
     assert not folder.features_path.exists()
     assert {path.name for path in (folder.path / "plots").glob("*.png")} >= {"curves.png", "norms.png"}
     assert (folder.path / "encoder.safetensors").exists() and (folder.path / "head.safetensors").exists()
+    # Its upload is complete.
+    assert "upload what is missing" not in caplog.text
+    run_replay(ReplayConfig(folder=str(folder.path)))

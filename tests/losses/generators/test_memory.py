@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from ssl_sec.losses import MultiSimilarityLoss, SupConLoss, TripletLoss
+from ssl_sec.losses import TripletLoss
 from ssl_sec.losses.generators.base import GlobalBatch
 from ssl_sec.losses.generators.dvml import VariationalSynthesis
 from ssl_sec.losses.generators.hdml import HardnessAwareSynthesis
@@ -11,6 +11,10 @@ from tests.losses.cases import DIM, PAIR_LOSSES, rows
 from tests.losses.generators.batches import FEATURES, LABELS, batch, head
 
 SIZE = 2 * len(LABELS)
+# The numbers of positives and negatives of its rows differ.
+LABELS_WITH_A_LONELY_ROW = torch.tensor([0, 0, 1, 1, 0, 2, 0, 3, 0, 7])
+# Losses in which rows without a positive count.
+COUNT_ALL = ("contrastive", "multi_similarity", "ranked_list")
 CASES = {case.name: case for case in PAIR_LOSSES if case.make in WITH_MEMORY}
 
 
@@ -22,8 +26,18 @@ def filled(**options):
     return memory
 
 
-def step_of(step):
-    return batch(labels=(LABELS + step) % 4, step=step, seed=10 * step)
+def step_of(step, labels=LABELS):
+    return batch(labels=torch.where(labels < 4, (labels + step) % 4, labels), step=step, seed=10 * step)
+
+
+def num_terms(name, labels):
+    """The terms of each row, of which the loss is the mean."""
+    counts = []
+    for label in labels:
+        positives = labels.count(label) - 1
+        triplets = positives * (len(labels) - 1 - positives)
+        counts.append({"triplet": triplets, "semihard": positives}.get(name, positives > 0 or name in COUNT_ALL))
+    return counts
 
 
 def test_the_memory_learns_nothing_and_the_other_generators_have_parameters():
@@ -42,12 +56,13 @@ def test_the_memory_has_the_newest_rows_of_the_steps_before():
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_share_is_the_mean_over_the_anchors_of_the_batch_among_all_rows(name):
-    case, memory, given = CASES[name], filled().eval(), step_of(3)
+    case, memory, given = CASES[name], filled().eval(), step_of(3, LABELS_WITH_A_LONELY_ROW)
     loss = case.build()
     every = torch.cat([given.embeddings.detach(), memory.rows])
     labels = torch.cat([given.labels, memory.labels])
     terms = case.slow_terms(loss, every, labels)
-    times = len(every) / len(given.labels)
+    counts = num_terms(name, labels.tolist())
+    times = sum(counts) / sum(counts[: len(LABELS)])
     shares = [memory(given, part, head(), loss).generated_loss for part in (slice(0, 4), slice(4, 10))]
     for share, part in zip(shares, (slice(0, 4), slice(4, 10)), strict=True):
         assert share.item() == pytest.approx(times * sum(terms[: len(LABELS)][part]), rel=1e-10)
@@ -62,20 +77,35 @@ def test_the_share_is_the_mean_over_the_anchors_of_the_batch_among_all_rows(name
     assert torch.autograd.gradcheck(value, given.embeddings)
 
 
-@pytest.mark.parametrize("loss", [SupConLoss(0.3), MultiSimilarityLoss(epsilon=0.1, alpha=2.0, beta=10.0)])
-def test_it_is_the_memory_of_the_peer(loss):
+def peer_of(name):
+    """The peer's loss and its miner."""
+    peers, distances, miners, reducers = (
+        pytest.importorskip(f"pytorch_metric_learning.{each}") for each in ("losses", "distances", "miners", "reducers")
+    )
+    every_term = {"distance": distances.LpDistance(power=2), "reducer": reducers.MeanReducer()}
+    return {
+        "supcon": lambda: (peers.SupConLoss(0.3), None),
+        "circle": lambda: (peers.CircleLoss(m=0.3, gamma=4.0), None),
+        "triplet": lambda: (peers.TripletMarginLoss(0.4, **every_term), None),
+        "multi_similarity": lambda: (peers.MultiSimilarityLoss(2, 10, 0.4), miners.MultiSimilarityMiner(0.1)),
+    }[name]()
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        *((name, LABELS_WITH_A_LONELY_ROW) for name in ("supcon", "circle", "triplet")),
+        ("multi_similarity", LABELS),  # the peer keeps the negatives of a row without a positive
+    ],
+)
+def test_it_is_the_memory_of_the_peer(name, labels):
     """pytorch-metric-learning's, which has the batch itself among the remembered rows, the newest last."""
     peers = pytest.importorskip("pytorch_metric_learning.losses")
-    miners = pytest.importorskip("pytorch_metric_learning.miners")
-    if isinstance(loss, SupConLoss):
-        theirs, miner = peers.SupConLoss(0.3), None
-    else:
-        theirs, miner = peers.MultiSimilarityLoss(2, 10, 0.5), miners.MultiSimilarityMiner(0.1)
-    memory, given = filled().eval(), step_of(3)
+    (theirs, miner), loss = peer_of(name), CASES[name].build()
+    memory, given = filled().eval(), step_of(3, labels)
     peer = peers.CrossBatchMemory(theirs, DIM, memory_size=SIZE + len(LABELS), miner=miner)
     peer.embedding_memory = peer.embedding_memory.double()
-    for step in (1, 2, 3):
-        found = step_of(step)
+    for found in (step_of(1), step_of(2), given):
         value = peer(found.embeddings.detach(), found.labels)
     assert torch.equal(peer.embedding_memory[len(LABELS) : -len(LABELS)], step_of(2).embeddings)
     share = memory(given, slice(0, len(LABELS)), head(), loss).generated_loss

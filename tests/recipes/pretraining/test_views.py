@@ -168,6 +168,14 @@ def test_supervision_makes_the_views_of_a_class_positives(tmp_path):
         run(tmp_path, data=without_labels(tmp_path), positives="classes")
 
 
+@pytest.mark.parametrize(("key", "found", "allowed"), [("num_views", 3, 2), ("small_views", 4, 0)])
+def test_a_loss_of_two_views_takes_no_others(key, found, allowed):
+    message = rf"^augment.{key}: found {found}, must be {allowed} with loss=npair_normalized, which takes two views"
+    with pytest.raises(ConfigError, match=message):
+        config(loss={"name": "npair_normalized"}, augment={key: found})
+    assert config(loss={"name": "npair"}, augment={key: found}).augment != config().augment
+
+
 @pytest.mark.parametrize("name", sorted(ORDERED_LOSSES - {"angular_hinge", "triplet_disjoint"}))  # of triplets
 def test_losses_that_pair_rows_by_their_order_do_not_take_classes(name):
     with pytest.raises(ConfigError, match=f"^positives: found 'classes', must be views with loss={name}, which pairs"):
@@ -200,8 +208,13 @@ def test_only_initial_weights_are_divided_by_the_cut():
     )
     assert cut.objective.grad_scale == 1.0 and plain.objective.grad_scale == 0.0
     torch.testing.assert_close(4 * cut.head.layers[0].weight, plain.head.layers[0].weight)
-    with pytest.raises(ConfigError, match=r"cut_init: found 4.0, must be 1 with encoder.weights=.*, which are not in"):
-        config(encoder={"name": "resnet50", "weights": "w.pth"}, cut_init=4.0)
+    for part, trained in (
+        ("encoder", {"name": "resnet50", "weights": "w.pth"}),
+        ("encoder", {"name": "timm", "model": "resnet10t", "pretrained": True}),
+        ("head", {"name": "mlp", "weights": "head.safetensors"}),
+    ):
+        with pytest.raises(ConfigError, match=f"^cut_init: found 4.0, must be 1 with trained weights of the {part}$"):
+            config(**{part: trained}, cut_init=4.0)
 
 
 TAUGHT = {"epochs": 1, "constraint": {"name": "sec", "eta": 0.1}}
