@@ -93,7 +93,7 @@ def _find(work: "SearchWork", base: EmbeddingSet, queries: EmbeddingSet) -> Find
             pass
     seconds = time.perf_counter() - start
     duplicates, num_pairs = outcome.write_duplicates(queries is base)
-    num_redundant = outcome.write_redundant(duplicates) if queries is base else 0
+    num_redundant, num_redundant_train = outcome.write_redundant(duplicates) if queries is base else (0, 0)
     usual, separating, outliers = outcome.write_outliers(queries, base)
     alike = same_label(duplicates, queries, base).drop_null()
     findings = Findings(
@@ -110,6 +110,7 @@ def _find(work: "SearchWork", base: EmbeddingSet, queries: EmbeddingSet) -> Find
         num_pairs=num_pairs,
         num_conflicts=len(alike) - alike.true_count if len(alike) else None,
         num_redundant=num_redundant,
+        num_redundant_train=num_redundant_train,
         duplicates=duplicates,
         outliers=outliers,
         examples=outcome.examples(),
@@ -260,11 +261,14 @@ class _Outcome:
         duplicates = self._read(_DUPLICATES)
         return duplicates, _num_found(duplicates)
 
-    def write_redundant(self, duplicates: pa.Table) -> int:
-        """The images that the others of their group make redundant in a file; returns how many there are."""
+    def write_redundant(self, duplicates: pa.Table) -> tuple[int, int]:
+        """The images that the others of their group make redundant in a file; returns their number, also in training.
+
+        Training images are, as for `data.leave_out`, those of the split `train` or of none.
+        """
         table = redundant(duplicates)
         self._write(_REDUNDANT, table)
-        return len(table)
+        return len(table), sum(split in (None, "train") for split in table["split"].to_pylist())
 
     def write_outliers(self, queries: EmbeddingSet, base: EmbeddingSet) -> tuple[float | None, float, pa.Table]:
         """All parts' outliers in one file; returns two numbers about the nearest neighbours, and the outliers.

@@ -127,7 +127,7 @@ def _marked(
     paths = {key for table in lists for key in _path_keys(table)}
     classes: set[int | None] = set()
     eligible, labelled = np.zeros(len(base), dtype=bool), np.zeros(len(base), dtype=bool)
-    splits: dict[str, int] = {}
+    splits: dict[str | None, int] = {}
     for start in range(0, len(base), _ROWS_AT_ONCE):
         about = base.about(start, min(start + _ROWS_AT_ONCE, len(base)))
         columns = (about[name].to_pylist() for name in ("split", "row", "path", "label"))
@@ -138,8 +138,9 @@ def _marked(
                 labelled[place] = (split, row) in rows or (None, row) in rows or path in paths
                 classes.add(label)
     if config.split is None and len(splits) > 1 or config.split is not None and config.split not in splits:
-        counts = ", ".join(f"{split} ({number:,})" for split, number in splits.items())
-        raise ConfigError(f"split: found {config.split or 'null'}, must be one of {counts}")
+        counts = ", ".join(f"{split} ({number:,})" for split, number in splits.items() if split)
+        allowed = f"one of {counts}" if counts else "null: the embeddings have no splits"
+        raise ConfigError(f"split: found {config.split or 'null'}, must be {allowed}")
     num_listed, num_found = len(rows) + len(paths), int(labelled.sum())
     if num_listed and not num_found:
         raise DataError(f"labelled: found none of the listed images among those in {config.embeddings}")

@@ -80,6 +80,20 @@ def test_images_of_one_split_are_chosen(tmp_path: Path):
     assert set(found.table["split"].to_pylist()) == {"train"} and found.num_images == 40
 
 
+def test_a_folder_of_files_of_another_program_is_one_set(tmp_path: Path):
+    (tmp_path / "spark").mkdir()
+    for part in range(3):
+        rows = np.random.default_rng(part).normal(size=(10, 4)).tolist()
+        pd.DataFrame({"embedding": rows}).to_parquet(tmp_path / "spark" / f"part-0000{part}-1c2d-c000.snappy.parquet")
+    with pytest.raises(ConfigError, match="^split: found train, must be null: the embeddings have no splits$"):
+        select(tmp_path / "spark", tmp_path / "first", "count=25", "split=train")
+    first = select(tmp_path / "spark", tmp_path / "first", "count=25").table
+    assert len(set(first["row"].to_pylist())) == 25 and set(first["split"].to_pylist()) == {None}
+    listed = f"labelled=[{tmp_path}/first/selected.csv]"
+    second = select(tmp_path / "spark", tmp_path / "second", "count=5", listed).table
+    assert sorted([*first["row"].to_pylist(), *second["row"].to_pylist()]) == list(range(30))
+
+
 def test_the_page_shows_the_images_and_no_labels_are_needed(tmp_path: Path):
     paths = [str(tmp_path / f"{number}.png") for number in range(40)]
     for number, path in enumerate(paths):
