@@ -70,6 +70,15 @@ def test_listed_images_that_are_not_embedded_are_counted(tmp_path: Path, caplog)
     assert "labelled: 1 of 3 listed images are not among the images to choose from" in caplog.text
 
 
+def test_an_image_is_listed_by_its_row_or_by_its_path_where_it_has_none(tmp_path: Path, caplog):
+    embeddings = write(tmp_path / "embeddings", paths=[f"{number}.png" for number in range(40)])
+    (tmp_path / "list.csv").write_text("split,row,path\ntrain,3,\n,4,\ntrain,,5.png\n,,7.png\ntest,6,6.png\n")
+    (tmp_path / "paths.csv").write_text("path\n3.png\n4.png\nother.png\n\n")
+    listed = f"labelled=[{tmp_path}/list.csv,{tmp_path}/paths.csv]"
+    assert select(embeddings, tmp_path / "out", "count=1", listed).num_labelled == 4  # 3, 4, 5 and 7
+    assert "labelled: 2 of 8 listed images are not among the images to choose from" in caplog.text
+
+
 def test_images_of_one_split_are_chosen(tmp_path: Path):
     embeddings = write(write(tmp_path / "embeddings"), "test")
     with pytest.raises(ConfigError, match=r"^split: found null, must be one of test \(40\), train \(40\)$"):
