@@ -70,6 +70,9 @@ def run_neighbours(config: NeighboursConfig) -> Findings:
         raise DataError(f"embeddings: found 1 image in {config.embeddings}, must be two or more, or give queries")
     check(config.k <= num_others, "k", config.k, f"1 to {num_others:,}, the number of other images")
     logger.info("embeddings: %s of %d dimensions", f"{len(base):,}", base.dim)
+    known = {file.metadata_digest for file in base.files}
+    if common := [file.name for file in queries.files if queries is not base and file.metadata_digest in known]:
+        logger.warning("queries: %s is among the embeddings, too: each of its images is found itself", common[0])
     centre = base.mean() if config.centred else None
     work = replace(work, origin=_origin(config, base, queries), centre=centre)
     with alone_in(place_at(config.output), _NEIGHBOURS):

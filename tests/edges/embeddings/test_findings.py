@@ -91,6 +91,16 @@ def test_a_training_leaves_out_the_redundant_images_of_files_of_another_program(
     assert kept.labels.tolist() == [0, 1, 2, 3] and len(kept) == 4
 
 
+def test_queries_that_are_among_the_embeddings_are_warned_of(tmp_path: Path, caplog):
+    folder = write(write(tmp_path / "animals", "train", {"cat": CATS}), "test", {"dog": DOGS})
+    find(folder, tmp_path / "out", f"queries={folder}/test-00000-of-00001.parquet")
+    named = f"queries: {folder}/test-00000-of-00001.parquet is among the embeddings, too: each of its images is found"
+    assert named in caplog.text
+    caplog.clear()
+    find(folder, tmp_path / "other", f"queries={write(tmp_path / 'more', 'test', {'fox': 2 * CATS})}")
+    assert "among the embeddings" not in caplog.text
+
+
 def test_only_training_images_are_said_to_be_left_out(tmp_path: Path):
     copies = write(tmp_path / "copies", "val", {"cat": CATS, "copy": CATS})
     assert "made redundant by them: 4 images" in find(copies, tmp_path / "val").lines()
