@@ -7,6 +7,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+# Decimals of a cell.
+_FEWEST, _MOST = 2, 8
+
 
 def in_table(columns: Sequence[str], *rows: Sequence[Any]) -> str:
     """A table in plain text, with aligned columns."""
@@ -23,12 +26,19 @@ def deviation(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
+def decimals(*values: float) -> int:
+    """The decimals of values that are shown together: 2, or more where the largest would have less than two digits."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0)
+    return min(max(_FEWEST, 1 - math.floor(math.log10(largest))), _MOST) if largest else _FEWEST
+
+
 def mean_and_std(values: Sequence[float]) -> str:
-    """For example 80.00 ± 1.50; empty without values."""
+    """For example 80.00 ± 1.50, or 0.0032 ± 0.0001; empty without values."""
     if not values:
         return ""
-    spread = deviation(values)
-    return f"{statistics.fmean(values):.2f}{'' if spread is None else f' ± {spread:.2f}'}"
+    mean, spread = statistics.fmean(values), deviation(values)
+    digits = decimals(mean, spread or 0)
+    return f"{mean:.{digits}f}{'' if spread is None else f' ± {spread:.{digits}f}'}"
 
 
 def in_markdown(columns: Sequence[str], *rows: Sequence[str]) -> str:

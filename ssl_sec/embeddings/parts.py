@@ -24,6 +24,8 @@ from ssl_sec.data.image_set import UNLABELLED
 # What the embeddings were computed from, in the metadata of each file.
 _ORIGIN = b"ssl_sec"
 _NAME = re.compile(r"(?P<split>[\w.-]+?)-(?P<part>\d+)-of-(?P<parts>\d+)\.parquet")
+# Splits for which other programs name whole files.
+_SPLITS = ("train", "validation", "val", "test")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +65,12 @@ def stem_of(name: str) -> str | None:
     """What the name of a part's file begins with; None if it is no such name."""
     match = _NAME.fullmatch(name)
     return None if match is None else match["split"]
+
+
+def split_of(name: str) -> str | None:
+    """The split that a file's name states, as that of a part or `test.parquet`; None if it states none."""
+    whole = name.removesuffix(".parquet")
+    return stem_of(name) or (whole if whole in _SPLITS else None)
 
 
 def num_parts_of(name: str) -> int | None:

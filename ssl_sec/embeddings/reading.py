@@ -5,9 +5,10 @@ import json
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
+from pathlib import PurePosixPath
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -18,7 +19,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from ssl_sec.data.parquet.labels import names_in_metadata
-from ssl_sec.embeddings.parts import num_parts_of, origin_of, stem_of
+from ssl_sec.embeddings.parts import num_parts_of, origin_of, split_of, stem_of
 from ssl_sec.errors import DataError, counted, first_line
 
 logger = logging.getLogger("ssl_sec")
@@ -36,7 +37,8 @@ class EmbeddingFile:
     Attributes:
         name: with its folder, for messages.
         open: opens it for reading at any place.
-        split: the beginning of its name.
+        split: that of its images that name none: the one in its name, or else in its origin; otherwise its whole name
+            beside files with a split, and None beside others.
         row_groups: rows of each group.
         dim: dimension of the embeddings; 0 without rows.
         columns: the columns that are read, those with a usable type.
@@ -48,7 +50,7 @@ class EmbeddingFile:
 
     name: str
     open: Callable[[], BinaryIO] = field(repr=False)
-    split: str
+    split: str | None
     row_groups: tuple[int, ...]
     dim: int
     columns: frozenset[str]
@@ -120,15 +122,15 @@ class EmbeddingSet:
         """Sixteen hexadecimal digits that differ for other files; see `EmbeddingFile.digest`."""
         return _digest([file.digest for file in self.files])
 
-    def class_names(self, split: str) -> tuple[str, ...] | None:
+    def class_names(self, split: str | None) -> tuple[str, ...] | None:
         """The names of the labels of a split; empty if they have none, None if it is not known which they have."""
         return self._class_names[split]
 
     @cached_property
-    def _class_names(self) -> defaultdict[str, tuple[str, ...] | None]:
+    def _class_names(self) -> defaultdict[str | None, tuple[str, ...] | None]:
         every = {file.class_names for file in self.files}
         common = every.pop() if len(every) == 1 else None
-        found: defaultdict[str, tuple[str, ...] | None] = defaultdict(lambda: common)
+        found: defaultdict[str | None, tuple[str, ...] | None] = defaultdict(lambda: common)
         # Rows with a split of their own do not say which file they are of.
         if common is None and not any("split" in file.columns for file in self.files):
             for file in self.files:
@@ -172,7 +174,7 @@ class EmbeddingSet:
         """The columns `split`, `row`, `path` and `label` at the positions from `start` to `stop`.
 
         Without `row`, the images of a split are counted through its files, and an image without a split is of that of
-        its file's name; `path` and `label` may be null.
+        its file; `split`, `path` and `label` may be null.
         """
         batches = self._batches(_ABOUT.names, start, stop)
         found = [self._about(first, file, batch) for _, first, file, batch in batches]
@@ -214,7 +216,6 @@ class EmbeddingSet:
     def _about(self, first: int, file: EmbeddingFile, batch: pa.RecordBatch) -> pa.RecordBatch:
         first += self._num_before[file.name]
         columns = {
-            "split": pa.array([file.split] * len(batch)),
             "row": pa.array(np.arange(first, first + len(batch))),
             **{name: batch.column(name) for name in _ABOUT.names if name in batch.schema.names},
         }
@@ -225,7 +226,7 @@ class EmbeddingSet:
             except pa.ArrowException as error:
                 raise DataError(f"embeddings: {file.name}: column {each.name!r}: {first_line(error)}") from error
             found = pa.nulls(len(batch), each.type) if found is None else found
-            given.append(found.fill_null(file.split) if each.name == "split" else found)
+            given.append(found.fill_null(file.split) if each.name == "split" and file.split else found)
         return pa.record_batch(given, schema=_ABOUT)
 
 
@@ -244,6 +245,8 @@ def read_set(files: Iterable[tuple[str, Callable[[], BinaryIO]]]) -> EmbeddingSe
         raise DataError("embeddings: found no rows; allowed: Parquet files with a column 'embedding'")
     found = [file for file in found if len(file)]  # other programs write files without rows, too
     require_alike(found)
+    if any(file.split for file in found):  # the others are not of these
+        found = [replace(file, split=file.split or PurePosixPath(file.name).stem) for file in found]
     if file := next((file for file in found if file.ignored), None):
         types = ", ".join(f"{column!r} is {kind}" for column, kind in file.ignored.items())
         logger.warning(
@@ -301,18 +304,18 @@ def _read(name: str, opener: Callable[[], BinaryIO], known: dict[tuple[str, ...]
         raise DataError(f"embeddings: {name} has no column 'embedding' with lists of floats")
     ignored = {each.name: str(each.type) for each in schema if not _is_usable(each)}
     names = names_in_metadata(schema, "label") or ()
-    last = name.rpartition("/")[2]
+    origin = origin_of(schema)
     return EmbeddingFile(
         name=name,
         open=opener,
-        split=stem_of(last) or last.removesuffix(".parquet"),
+        split=split_of(PurePosixPath(name).name) or (origin or {}).get("split"),
         row_groups=tuple(group.num_rows for group in groups),
         dim=dim,
         columns=frozenset(schema.names) - frozenset(ignored),
         ignored=ignored,
         class_names=known.setdefault(names, names),
-        origin=origin_of(schema),
-        metadata_digest=_digest([origin_of(schema), [group.to_dict() for group in groups]]),
+        origin=origin,
+        metadata_digest=_digest([origin, [group.to_dict() for group in groups]]),
     )
 
 

@@ -122,10 +122,12 @@ def _nearest(
     blocks: Blocks, centres: Float32[Tensor, "clusters dim"], eligible: Bool[np.ndarray, " images"]
 ) -> Int64[np.ndarray, " images"]:
     """The cluster of each image; -1 for those that are not eligible."""
+    middle = centres.mean(0)  # from which collapsed embeddings differ by less than float32 tells apart in squares of 1
+    centres = centres - middle
     squares = centres.square().sum(1)
     found = np.full(len(eligible), -1, dtype=np.int64)
     for start, block in blocks():
-        rows = unit_rows(block.to(centres.device))
+        rows = unit_rows(block.to(centres.device)) - middle
         nearest = torch.addmm(squares, rows, centres.T, alpha=-2).argmin(1)
         found[start : start + len(block)] = nearest.cpu().numpy()
     found[~eligible] = -1

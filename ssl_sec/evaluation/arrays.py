@@ -78,7 +78,7 @@ def as_scores(scores: Scores, same: Same) -> tuple[Float[Tensor, " pairs"], Bool
 
 
 def several(key: str, values: Iterable[T], what: str) -> list[T]:
-    """The values as a list.
+    """The values as a list, those of a tensor or an array as numbers.
 
     Args:
         key: name of the argument, for the message.
@@ -88,6 +88,8 @@ def several(key: str, values: Iterable[T], what: str) -> list[T]:
     Raises:
         ConfigError: they are a single value.
     """
+    if isinstance(values, Tensor | np.ndarray):
+        values = values.tolist()
     if not isinstance(values, Iterable):
         raise ConfigError(f"{key}: found {values}, must be several {what}, such as [{values}]")
     return list(values)

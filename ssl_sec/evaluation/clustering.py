@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 
 from ssl_sec.errors import ConfigError, DataError, counted
@@ -93,11 +93,22 @@ def kmeans_assignments(
         raise ConfigError(f"k-means with {num_clusters} clusters; allowed: 1 to the number of images, {len(rows)}")
     if num_not_finite := int((~rows.isfinite().all(1)).sum()):
         raise DataError(f"k-means: {num_not_finite} of {len(rows)} embeddings are not finite")
-    rows, draws = unit_rows(rows).float(), np.random.RandomState(seed)
+    rows, draws = _centred_directions(rows), np.random.RandomState(seed)
     starts = logged(range(num_starts), "clustering", num_starts, "starts")
     centres = (_greedy_centres(rows, num_clusters, draws, on_pass) for _ in starts)
     found = (_lloyd(rows, each, num_iterations, on_pass) for each in centres)
     return min(found, key=lambda clustering: clustering.inertia).assignments.cpu()
+
+
+def _centred_directions(embeddings: Float[Tensor, "images dim"]) -> Float32[Tensor, "images dim"]:
+    """The rows' directions less their mean: those of collapsed embeddings differ by less than float32 tells apart."""
+    parts = list(tiles(len(embeddings), max(_ELEMENTS_AT_ONCE // max(embeddings.shape[1], 1), 1)))
+    directions = (unit_rows(embeddings[part].double()) for part in parts)
+    mean = torch.stack([each.sum(0) for each in directions]).sum(0) / len(embeddings)
+    found = torch.empty_like(embeddings, dtype=torch.float32)
+    for part in parts:
+        found[part] = unit_rows(embeddings[part].double()) - mean
+    return found
 
 
 def _greedy_centres(

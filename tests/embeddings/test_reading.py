@@ -72,7 +72,7 @@ def test_a_file_of_another_program_needs_only_embeddings(tmp_path: Path, kind: p
     found = read(tmp_path / "mine.parquet")
     np.testing.assert_array_equal(torch.cat([block for _, block in found.blocks()]).numpy(), values.astype(np.float32))
     assert found.about(8, 10).to_pylist() == [
-        {"split": "mine", "row": row, "path": None, "label": None} for row in (8, 9)
+        {"split": None, "row": row, "path": None, "label": None} for row in (8, 9)
     ]
 
 
@@ -86,6 +86,7 @@ def test_images_without_a_row_are_counted_through_the_files_of_their_split(tmp_p
     found = read(*(table(tmp_path / name, embedding=[[1.0], [2.0]]) for name in names))
     assert found.about(0, 6)["row"].to_pylist() == [0, 1, 0, 1, 2, 3]
     assert found.about_some(np.array([1, 2, 5]))["row"].to_pylist() == [1, 0, 3]
+    assert found.about(0, 6)["split"].to_pylist() == ["a"] * 2 + ["train"] * 4
     some = [table(tmp_path / f"{name}.parquet", embedding=[[1.0], [2.0]], split=["x", "y"]) for name in "bc"]
     about = read(*some).about(0, 4)
     assert list(zip(about["split"].to_pylist(), about["row"].to_pylist(), strict=True)) == [
@@ -94,6 +95,22 @@ def test_images_without_a_row_are_counted_through_the_files_of_their_split(tmp_p
         ("x", 2),
         ("y", 3),
     ]
+
+
+def test_files_whose_names_state_no_split_are_one_set(tmp_path: Path):
+    names = ["part-00000-1c2d-c000.snappy.parquet", "part-00001-1c2d-c000.snappy.parquet"]
+    found = read(*(table(tmp_path / name, embedding=[[1.0], [2.0]]) for name in names)).about(0, 4)
+    assert (found["split"].to_pylist(), found["row"].to_pylist()) == ([None] * 4, [0, 1, 2, 3])
+    whole = read(*(table(tmp_path / f"{name}.parquet", embedding=[[1.0]]) for name in ("test", "train"))).about(0, 2)
+    assert (whole["split"].to_pylist(), whole["row"].to_pylist()) == (["test", "train"], [0, 0])
+    table(tmp_path / "mine.parquet", embedding=[[1.0], [2.0]], split=["x", None])
+    assert read(tmp_path / "mine.parquet").about(0, 2)["split"].to_pylist() == ["x", None]
+
+
+def test_a_file_of_ours_with_another_name_keeps_its_split(tmp_path: Path):
+    rows = Rows(rows=np.arange(1), paths=[None], labels=np.zeros(1, np.int64), embeddings=values_of(1))
+    (tmp_path / "mine.parquet").write_bytes(encoded(rows, (), {"split": "test"}))
+    assert read(tmp_path / "mine.parquet").about(0, 1)["split"].to_pylist() == ["test"]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +216,7 @@ def test_another_order_of_the_rows_of_another_program_has_another_digest(tmp_pat
 )
 def test_columns_of_other_types_are_ignored_with_a_warning(name, values, tmp_path: Path, caplog):
     found = read(table(tmp_path / "mine.parquet", embedding=[[1.0], [2.0]], **{name: values}))
-    without = [{"split": "mine", "row": row, "path": None, "label": None} for row in (0, 1)]
+    without = [{"split": None, "row": row, "path": None, "label": None} for row in (0, 1)]
     assert found.about(0, 2).to_pylist() == without
     assert found.about_some(np.array([1])).to_pylist() == without[1:]
     assert f"mine.parquet: columns are ignored: {name!r} is " in caplog.text

@@ -123,6 +123,13 @@ def test_what_is_in_memory_at_once_does_not_matter(name, value, monkeypatch):
     np.testing.assert_array_equal(found.cluster_sizes, expected.cluster_sizes)
 
 
+def test_images_of_all_clusters_of_nearly_collapsed_embeddings_are_chosen():
+    _, of = blobs((60, 50, 40, 30))
+    rows = 1 + 3e-4 * (torch.eye(DIM)[of] + 0.05 * torch.randn(180, DIM, generator=torch.Generator().manual_seed(0)))
+    found = select(rows, 4)
+    assert of[found.positions].tolist() == [0, 1, 2, 3] and found.cluster_sizes.tolist() == [60, 50, 40, 30]
+
+
 def test_of_a_large_cluster_a_sample_is_compared(monkeypatch):
     monkeypatch.setattr(selection, "_MEMBERS", 10)
     rows, of = blobs((80, 30))

@@ -185,6 +185,15 @@ def test_one_number_of_neighbours_or_one_rate_is_refused(rows):
         rank_1_identification(*rows, [rows[0]], 10)
 
 
+@pytest.mark.usefixtures("unchecked_types")
+def test_numbers_of_neighbours_and_rates_may_be_tensors_or_arrays(rows):
+    expected = recall_at_k(*rows, [1, 10])
+    assert recall_at_k(*rows, torch.tensor([1, 10])) == recall_at_k(*rows, np.array([1, 10])) == expected
+    pairs = rows[0][:, 0], rows[1] > 2
+    rates = torch.logspace(-3, -1, 3)
+    assert tar_at_far(*pairs, rates) == tar_at_far(*pairs, rates.numpy()) == tar_at_far(*pairs, rates.tolist())
+
+
 @pytest.mark.parametrize("scale", [1e-36, 1e-14, 1e20, 1e36])
 def test_measures_of_directions_do_not_depend_on_norms(rows, scale):
     embeddings, labels = rows

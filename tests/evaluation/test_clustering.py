@@ -190,6 +190,17 @@ def test_collapsed_embeddings_make_one_cluster(value):
     assert nmi_f1(assignments, labels)[0] == pytest.approx(0, abs=1e-12)
 
 
+@pytest.mark.parametrize(("spread", "precision"), [(0.1, "float32"), (1e-4, "float32"), (1e-7, "float64")])
+def test_clusters_of_nearly_collapsed_embeddings_are_found(spread, precision, monkeypatch):
+    monkeypatch.setattr(clustering, "_ELEMENTS_AT_ONCE", 1000)
+    generator = torch.Generator().manual_seed(2)
+    labels = torch.arange(400) % 4
+    rows = torch.eye(16, dtype=torch.float64)[labels]
+    rows = 1 + spread * (rows + 0.05 * torch.randn(400, 16, generator=generator))
+    assignments = kmeans_assignments(rows.to(getattr(torch, precision)), 4, 0)
+    assert nmi_f1(assignments, labels)[0] == pytest.approx(1)
+
+
 def test_embeddings_that_cannot_be_clustered_are_refused():
     rows = torch.eye(4)
     for num_clusters in (0, 5):

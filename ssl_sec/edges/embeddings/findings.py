@@ -13,6 +13,8 @@ from ssl_sec.errors import counted
 _LARGE_GROUP, LARGE_SHARE = 10, 0.1
 # Nor are the pairs, if there are more of them for each image on average, and more than this share of all pairs.
 _MANY_PAIRS, _LARGE_SHARE_OF_PAIRS = 10, 0.01
+# The split of images whose files name none.
+_UNNAMED = "unnamed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,7 @@ class Findings:
         num_pairs: number of pairs of near-duplicates.
         num_conflicts: number of listed pairs with different labels; None without labels that can be compared.
         num_redundant: number of images that others of their group make redundant.
+        num_redundant_train: number of those that `data.leave_out` leaves out: of the split `train`, or of none.
         duplicates: the listed pairs, the most similar first.
         outliers: the most unusual images, by norm and by distance.
         examples: the neighbours of some images, k rows for each image.
@@ -52,6 +55,7 @@ class Findings:
     num_pairs: int
     num_conflicts: int | None
     num_redundant: int
+    num_redundant_train: int
     duplicates: pa.Table
     outliers: pa.Table
     examples: pa.Table
@@ -59,7 +63,8 @@ class Findings:
     @property
     def pairs_by_split(self) -> dict[tuple[str, str], int]:
         """Number of listed pairs for each pair of splits, in the order of their names."""
-        splits = zip(*(self.duplicates[name].to_pylist() for name in ("split", "neighbour_split")), strict=True)
+        columns = (self.duplicates[name].to_pylist() for name in ("split", "neighbour_split"))
+        splits = zip(*([split or _UNNAMED for split in column] for column in columns), strict=True)
         return dict(sorted(Counter((min(pair), max(pair)) for pair in splits).items()))
 
     @cached_property
@@ -116,12 +121,16 @@ class Findings:
             if len(self.duplicates) < self.num_pairs:
                 found[-1] += f"; listed and grouped are the {len(self.duplicates):,} most similar"
             counts = [f"{count:,} {a} and {b}" for (a, b), count in self.pairs_by_split.items()]
-            found.append(f"splits of the pairs: {', '.join(counts)}")
+            if set(self.pairs_by_split) != {(_UNNAMED, _UNNAMED)}:
+                found.append(f"splits of the pairs: {', '.join(counts)}")
             if self.num_conflicts is not None:
                 found.append(f"pairs with different labels: {self.num_conflicts:,}")
             if self.num_redundant and self.doubt is None:
-                listed = f"data.leave_out=[{self.output}/redundant.parquet] trains without them"
-                found.append(f"made redundant by them: {counted(self.num_redundant, 'image')}; {listed}")
+                found.append(f"made redundant by them: {counted(self.num_redundant, 'image')}")
+                if self.num_redundant_train:
+                    is_all = self.num_redundant_train == self.num_redundant
+                    whom = "them" if is_all else f"the {self.num_redundant_train:,} of the train split"
+                    found[-1] += f"; data.leave_out=[{self.output}/redundant.parquet] trains without {whom}"
         listed = " and ".join(f"{count:,} by {kind}" for kind, count in self.num_outliers.items())
         found.append(f"outliers: listed are the most unusual images, {listed}, to be looked at, in order")
         return found

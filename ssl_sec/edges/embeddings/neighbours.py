@@ -70,6 +70,9 @@ def run_neighbours(config: NeighboursConfig) -> Findings:
         raise DataError(f"embeddings: found 1 image in {config.embeddings}, must be two or more, or give queries")
     check(config.k <= num_others, "k", config.k, f"1 to {num_others:,}, the number of other images")
     logger.info("embeddings: %s of %d dimensions", f"{len(base):,}", base.dim)
+    known = {file.metadata_digest for file in base.files}
+    if common := [file.name for file in queries.files if queries is not base and file.metadata_digest in known]:
+        logger.warning("queries: %s is among the embeddings, too: each of its images is found itself", common[0])
     centre = base.mean() if config.centred else None
     work = replace(work, origin=_origin(config, base, queries), centre=centre)
     with alone_in(place_at(config.output), _NEIGHBOURS):
@@ -93,7 +96,7 @@ def _find(work: "SearchWork", base: EmbeddingSet, queries: EmbeddingSet) -> Find
             pass
     seconds = time.perf_counter() - start
     duplicates, num_pairs = outcome.write_duplicates(queries is base)
-    num_redundant = outcome.write_redundant(duplicates) if queries is base else 0
+    num_redundant, num_redundant_train = outcome.write_redundant(duplicates) if queries is base else (0, 0)
     usual, separating, outliers = outcome.write_outliers(queries, base)
     alike = same_label(duplicates, queries, base).drop_null()
     findings = Findings(
@@ -110,6 +113,7 @@ def _find(work: "SearchWork", base: EmbeddingSet, queries: EmbeddingSet) -> Find
         num_pairs=num_pairs,
         num_conflicts=len(alike) - alike.true_count if len(alike) else None,
         num_redundant=num_redundant,
+        num_redundant_train=num_redundant_train,
         duplicates=duplicates,
         outliers=outliers,
         examples=outcome.examples(),
@@ -260,11 +264,14 @@ class _Outcome:
         duplicates = self._read(_DUPLICATES)
         return duplicates, _num_found(duplicates)
 
-    def write_redundant(self, duplicates: pa.Table) -> int:
-        """The images that the others of their group make redundant in a file; returns how many there are."""
+    def write_redundant(self, duplicates: pa.Table) -> tuple[int, int]:
+        """The images that the others of their group make redundant in a file; returns their number, also in training.
+
+        Training images are, as for `data.leave_out`, those of the split `train` or of none.
+        """
         table = redundant(duplicates)
         self._write(_REDUNDANT, table)
-        return len(table)
+        return len(table), sum(split in (None, "train") for split in table["split"].to_pylist())
 
     def write_outliers(self, queries: EmbeddingSet, base: EmbeddingSet) -> tuple[float | None, float, pa.Table]:
         """All parts' outliers in one file; returns two numbers about the nearest neighbours, and the outliers.

@@ -138,7 +138,7 @@ class Pictures:
         label = row[f"{prefix}label"]
         names = self._embeddings[prefix].class_names(split) or ()
         name = None if label is None else names[label] if 0 <= label < len(names) else f"label {label}"
-        place = f"{self._sets[prefix]}{split} {number}"
+        place = f"{self._sets[prefix]}{split or 'row'} {number}"
         parts = [
             *([_shown(path.removeprefix(self._common))] if path else []),
             place,

@@ -1,7 +1,7 @@
 """Images to label first, chosen by their embeddings; then a list and a page that shows them."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 
@@ -28,6 +28,8 @@ from ssl_sec.training.config import LocalConfig
 logger = logging.getLogger("ssl_sec")
 
 _LIST, _TABLE, _PAGE = "selected.csv", "selected.parquet", "index.html"
+# An image of a list: its split, None for any, and row; or its path.
+_Entry = tuple[str | None, int] | str
 # Rows whose splits and paths are read at once.
 _ROWS_AT_ONCE = 65_536
 
@@ -122,12 +124,11 @@ def _marked(
     config: SelectConfig, base: EmbeddingSet
 ) -> tuple[Bool[np.ndarray, " images"], Bool[np.ndarray, " images"], set[int | None]]:
     """Which images are of the split, which of these have labels already, and the classes in the embeddings' files."""
-    lists = [_read_list(location) for location in config.labelled]
-    rows = {key for table in lists for key in _row_keys(table)}
-    paths = {key for table in lists for key in _path_keys(table)}
+    listed = {entry for location in config.labelled for entry in _entries(_read_list(location))}
+    found: set[_Entry] = set()
     classes: set[int | None] = set()
     eligible, labelled = np.zeros(len(base), dtype=bool), np.zeros(len(base), dtype=bool)
-    splits: dict[str, int] = {}
+    splits: dict[str | None, int] = {}
     for start in range(0, len(base), _ROWS_AT_ONCE):
         about = base.about(start, min(start + _ROWS_AT_ONCE, len(base)))
         columns = (about[name].to_pylist() for name in ("split", "row", "path", "label"))
@@ -135,17 +136,19 @@ def _marked(
             splits[split] = splits.get(split, 0) + 1
             if config.split in (None, split):
                 eligible[place] = True
-                labelled[place] = (split, row) in rows or (None, row) in rows or path in paths
+                here = listed.intersection([(split, row), (None, row), path])
+                found |= here
+                labelled[place] = bool(here)
                 classes.add(label)
     if config.split is None and len(splits) > 1 or config.split is not None and config.split not in splits:
-        counts = ", ".join(f"{split} ({number:,})" for split, number in splits.items())
-        raise ConfigError(f"split: found {config.split or 'null'}, must be one of {counts}")
-    num_listed, num_found = len(rows) + len(paths), int(labelled.sum())
-    if num_listed and not num_found:
+        counts = ", ".join(f"{split} ({number:,})" for split, number in splits.items() if split)
+        allowed = f"one of {counts}" if counts else "null: the embeddings have no splits"
+        raise ConfigError(f"split: found {config.split or 'null'}, must be {allowed}")
+    if listed and not found:
         raise DataError(f"labelled: found none of the listed images among those in {config.embeddings}")
-    if num_found < num_listed:
+    if found < listed:
         message = "labelled: %s of %s listed images are not among the images to choose from"
-        logger.warning(message, f"{num_listed - num_found:,}", f"{num_listed:,}")
+        logger.warning(message, f"{len(listed - found):,}", f"{len(listed):,}")
     return eligible, labelled, classes
 
 
@@ -164,17 +167,14 @@ def _read_list(location: str) -> pa.Table:
     return table
 
 
-def _row_keys(table: pa.Table) -> set[tuple[str | None, int]]:
-    if "row" not in table.column_names:
-        return set()
-    splits = table["split"].to_pylist() if "split" in table.column_names else [None] * len(table)
-    return set(zip(splits, table["row"].to_pylist(), strict=True))
-
-
-def _path_keys(table: pa.Table) -> set[str]:
-    if "row" in table.column_names:
-        return set()
-    return {path for path in table["path"].to_pylist() if path}
+def _entries(table: pa.Table) -> Iterator[_Entry]:
+    """Each image of a list, by its row, or by its path where it has no row."""
+    for image in table.select([name for name in ("split", "row", "path") if name in table.column_names]).to_pylist():
+        row, path = image.get("row"), image.get("path")
+        if row is not None:
+            yield image.get("split") or None, row  # CSV has no null in strings
+        elif path:
+            yield path
 
 
 def _table(base: EmbeddingSet, chosen: Selection) -> pa.Table:

@@ -27,8 +27,8 @@ logger = logging.getLogger("ssl_sec")
 # The longest side of a picture; smaller images keep their size.
 _SIDE_PX = 96
 
-# The key of an image: its split, its row in its set and its path.
-Key = tuple[str, int, str | None]
+# The key of an image: its split, if it has one, its row in its set and its path.
+Key = tuple[str | None, int, str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ def thumbnails(images: Iterable[Key], embeddings: EmbeddingSet, data: DataConfig
     """
     pictures: dict[Key, str] = {}
     missing: str | None = None
-    by_split: dict[str, list[Key]] = {}
+    by_split: dict[str | None, list[Key]] = {}
     for key in dict.fromkeys(images):
         by_split.setdefault(key[0], []).append(key)
     for split, keys in by_split.items():
@@ -70,12 +70,13 @@ def thumbnails(images: Iterable[Key], embeddings: EmbeddingSet, data: DataConfig
             if len(found) < len(keys):
                 missing = why
                 number = counted(len(keys) - len(found), "picture")
-                logger.warning("%s of the %s split could not be read: %s", number, split, why)
+                of_split = f" of the {split} split" if split else ""
+                logger.warning("%s%s could not be read: %s", number, of_split, why)
         pictures |= found
     return Thumbnails(pictures=pictures, missing=missing)
 
 
-def _from_set(split: str, keys: list[Key], embeddings: EmbeddingSet, data: DataConfig | None) -> dict[Key, str]:
+def _from_set(split: str | None, keys: list[Key], embeddings: EmbeddingSet, data: DataConfig | None) -> dict[Key, str]:
     """The pictures, read from the data set that was embedded."""
     origin = next((file.origin for file in embeddings.files if file.split == split and file.origin), None)
     if origin is None:

@@ -9,6 +9,7 @@ from itertools import chain
 from scipy.stats import t as student_t
 
 from ssl_sec.edges.study.cells import DIGITS
+from ssl_sec.edges.tables import decimals
 
 _CONFIDENCE = 0.95
 
@@ -42,8 +43,9 @@ class Difference:
         return self.mean + self.half_width
 
     def __str__(self) -> str:
-        interval = "" if math.isnan(self.half_width) else f" [{self.low:+.2f}, {self.high:+.2f}]"
-        return f"{self.mean:+.2f}{interval}"
+        digits = decimals(self.mean, self.low, self.high)
+        interval = "" if math.isnan(self.half_width) else f" [{self.low:+.{digits}f}, {self.high:+.{digits}f}]"
+        return f"{self.mean:+.{digits}f}{interval}"
 
 
 def difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:

@@ -115,9 +115,10 @@ def linear_probe(
         train: features of the training images, with shape (images, dim), and their labels, ≥ 0, with shape (images,).
         test: features and labels of the test images, likewise.
         config: how classifiers are trained; of its fields, learning_rates, epochs, batch_size, momentum, decay_at,
-            decay_factor and seed. The others concern images. None for the defaults.
+            decay_factor, labels_per_class and seed. The others concern images. None for the defaults.
 
     Raises:
+        ConfigError: a class has fewer images than labels.
         DataError: every classifier diverged, all training images are of one class, each class has one of them, there
             are no images, the numbers of rows and labels or the dimensions differ, a label is below 0, or there would
             be far more classes up to the largest label than images.
@@ -130,8 +131,7 @@ def linear_probe(
         raise DataError(f"linear probe, train: found one class, {int(labels[0])}; it needs two or more")
     num_classes = int(torch.cat([labels, test_labels.to(labels)]).max()) + 1
     check_num_classes(num_classes, len(labels), "linear probe")
-    kept, held_out = stratified_split(labels, HELD_OUT_SHARE, seed=config.seed)
-    require_held_out(held_out, "linear probe, train")
+    kept, held_out = divided_rows(labels, config, "linear probe, train")
     rows = FeatureTable(features, labels)
 
     def train_on(images: Tensor, rates: Sequence[float]) -> LinearProbes:
@@ -143,8 +143,9 @@ def linear_probe(
 
     probes = train_on(kept, config.learning_rates)
     rate, held_out_top1 = select_learning_rate(probes, FeatureTable(*rows.at(held_out)))
-    test_rows = FeatureTable(test_features, test_labels)
-    return evaluate_probe(train_on(torch.cat([kept, held_out]), (rate,)), rate, held_out_top1, test_rows)
+    if config.labels_per_class is None:
+        probes = train_on(torch.cat([kept, held_out]), (rate,))
+    return evaluate_probe(probes, rate, held_out_top1, FeatureTable(test_features, test_labels))
 
 
 def shuffled(

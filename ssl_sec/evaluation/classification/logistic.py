@@ -7,6 +7,9 @@ The classifier minimises, over all n training images, with weights W and biases 
 so that λ is 1 / C of scikit-learn. SimCLR (Chen et al. 2020, appendix B.8) chooses λ on validation images out of 45
 logarithmically spaced values between 10⁻⁶ and 10⁵, and trains again on training and validation images. It does not say
 whether its loss is the sum or the mean over the images; here it is the sum.
+
+The search is for V = s W and b + W c over (xᵢ - c) / s, with the features' mean c and the root mean square s of their
+deviations from it: the same minimum with the penalty λ / s², which is found at any scale and mean of the features.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -84,9 +87,10 @@ def fit_logistic(
         rows: features and labels of the training images; at least one.
         num_classes: number of classes; labels are below it.
         penalty: weight λ ≥ 0 of the penalty.
-        start: classifier at which the search starts; None for weights of 0.
+        start: classifier at which the search starts; None for weights of 0, and biases of the classes' frequencies.
         max_iterations: largest number of iterations of L-BFGS, ≥ 1.
-        tolerance: largest partial derivative of the objective over n at which the search ends, > 0.
+        tolerance: largest partial derivative of the objective at which the search ends, relative to the largest one
+            with weights of 0, > 0.
         chunk_size: images whose logits are held at once, ≥ 1.
 
     Returns:
@@ -102,19 +106,22 @@ def fit_logistic(
             f"logistic regression: {num_not_finite} of {len(rows)} images have features that are not finite; "
             "allowed: 1 image or more, all with finite features"
         )
-    objective = _Objective(features, labels.to(features.device), len(rows), num_classes, chunk_size)
+    centre, scale = _centre_and_scale(features, len(rows), chunk_size)
+    objective = _Objective(features, labels.to(features.device), len(rows), num_classes, chunk_size, centre, scale)
     flat = features.new_zeros(num_classes * (features.shape[1] + 1), dtype=torch.float64)
+    flat[-num_classes:] = rows.labels.bincount(minlength=num_classes).clamp(min=1).log()
+    _, steepest = objective(flat, penalty)
     if start is not None:
-        flat.copy_(torch.cat([start.weight.flatten(), start.bias]))
+        flat.copy_(objective.flat(start))
     if rank() > 0:
         while (announced := of_first_worker(flat.new_zeros(len(flat) + 1)))[-1] > 0:
             objective(announced[:-1], penalty)
-        return LogisticRegression(*objective.split(announced[:-1]))
+        return objective.classifier(announced[:-1])
     flat.requires_grad_()
     search = torch.optim.LBFGS(
         [flat],
         max_iter=max_iterations,
-        tolerance_grad=tolerance,
+        tolerance_grad=tolerance * float(steepest.abs().max()),
         # The features' precision limits how finely losses can be compared.
         tolerance_change=torch.finfo(features.dtype).eps * 1e-2,
         history_size=10,
@@ -129,7 +136,7 @@ def fit_logistic(
 
     search.step(evaluate)
     of_first_worker(functional.pad(flat, (0, 1), value=0.0))
-    return LogisticRegression(*objective.split(flat.detach()))
+    return objective.classifier(flat.detach())
 
 
 def tuned_logistic(
@@ -183,9 +190,23 @@ def tuned_logistic(
     return TunedLogisticRegression(classifier, best[0], scores)
 
 
+def _centre_and_scale(
+    features: Float[Tensor, "own dim"], num_images: int, chunk_size: int
+) -> tuple[Float[Tensor, " dim"], float]:
+    """The mean of all workers' features, and the root mean square of their deviations from it, or 1 if that is 0."""
+    chunks, total = features.split(chunk_size), features.new_zeros(features.shape[1], dtype=torch.float64)
+    for chunk in chunks:
+        total += chunk.sum(0, dtype=torch.float64)
+    centre = (sum_over_workers(total) / num_images).to(features.dtype)
+    total.zero_()
+    for chunk in chunks:
+        total += (chunk - centre).double().square().sum(0)
+    return centre, float((sum_over_workers(total) / num_images).mean().sqrt()) or 1.0
+
+
 @dataclass(frozen=True)
 class _Objective:
-    """The objective over n, and its gradient, on the rows of all workers.
+    """The objective over n of centred and scaled features, and its gradient, on the rows of all workers.
 
     Attributes:
         features: features of this worker's images.
@@ -193,6 +214,8 @@ class _Objective:
         num_images: number n of the images of all workers.
         num_classes: number of classes of the classifier.
         chunk_size: images whose logits are held at once.
+        centre: what is subtracted from the features.
+        scale: by which they are then divided.
     """
 
     features: Tensor
@@ -200,6 +223,19 @@ class _Objective:
     num_images: int
     num_classes: int
     chunk_size: int
+    centre: Tensor
+    scale: float
+
+    def flat(self, classifier: LogisticRegression) -> Tensor:
+        """The variables of the search for a classifier of the features as they are."""
+        bias = classifier.bias + classifier.weight @ self.centre.to(classifier.weight)
+        return torch.cat([(classifier.weight * self.scale).flatten(), bias])
+
+    def classifier(self, flat: Tensor) -> LogisticRegression:
+        """The classifier of the features as they are."""
+        weight, bias = self.split(flat)
+        weight = weight / self.scale
+        return LogisticRegression(weight, bias - weight @ self.centre.to(weight))
 
     def split(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and biases."""
@@ -214,6 +250,7 @@ class _Objective:
         for features, labels in zip(
             self.features.split(self.chunk_size), self.labels.split(self.chunk_size), strict=True
         ):
+            features = (features - self.centre).div_(self.scale)
             log_probabilities = functional.linear(features, weight, bias).log_softmax(1)
             total[-1] -= log_probabilities.gather(1, labels.unsqueeze(1)).double().sum()
             residuals = log_probabilities.exp_()
@@ -221,7 +258,7 @@ class _Objective:
             weight_gradient += residuals.T @ features
             bias_gradient += residuals.sum(0)
         total = sum_over_workers(total) / self.num_images
-        own, strength = flat[: -self.num_classes], penalty / self.num_images
+        own, strength = flat[: -self.num_classes], penalty / self.scale**2 / self.num_images
         gradient = total[:-1]
         gradient[: len(own)] += strength * own
         return float(total[-1] + strength / 2 * own.square().sum()), gradient

@@ -32,6 +32,17 @@ def write(folder: Path, split: str, classes: dict[str, np.ndarray]) -> Path:
     return folder
 
 
+def images_of(labels: Sequence[int]) -> ResidentImages:
+    """Training images with some labels."""
+    return ResidentImages(
+        images=torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8),
+        labels=torch.tensor(labels),
+        class_names=("cat", "copy", "dog", "fox"),
+        name="copies/train",
+        description="images",
+    )
+
+
 def find(embeddings: Path, output: Path, *overrides: str) -> Findings:
     given = [f"embeddings={embeddings}", f"output={output}", "runtime=local", "k=1", *overrides]
     return run_neighbours(configured("neighbours", given))
@@ -66,6 +77,38 @@ def test_missing_pictures_of_one_set_are_warned_of_once(tmp_path: Path, caplog):
     ]
 
 
+@pytest.mark.parametrize("files", [["a.parquet"], ["a.parquet", "b.parquet"]])
+def test_a_training_leaves_out_the_redundant_images_of_files_of_another_program(files: list[str], tmp_path: Path):
+    (tmp_path / "mine").mkdir()
+    for name, embeddings in zip(files, np.split(np.concatenate([CATS, CATS]), len(files)), strict=True):
+        pq.write_table(pa.table({"embedding": embeddings.tolist()}), tmp_path / "mine" / name)
+    lines = find(tmp_path / "mine", tmp_path / "out").lines()
+    listed = f"{tmp_path}/out/redundant.parquet"
+    assert f"made redundant by them: 4 images; data.leave_out=[{listed}] trains without them" in lines
+    assert not any("splits" in line for line in lines)
+    assert "<figcaption>row 3<" in (tmp_path / "out/index.html").read_text()
+    kept = without_listed(images_of([*range(4), *range(4)]), [listed])
+    assert kept.labels.tolist() == [0, 1, 2, 3] and len(kept) == 4
+
+
+def test_queries_that_are_among_the_embeddings_are_warned_of(tmp_path: Path, caplog):
+    folder = write(write(tmp_path / "animals", "train", {"cat": CATS}), "test", {"dog": DOGS})
+    find(folder, tmp_path / "out", f"queries={folder}/test-00000-of-00001.parquet")
+    named = f"queries: {folder}/test-00000-of-00001.parquet is among the embeddings, too: each of its images is found"
+    assert named in caplog.text
+    caplog.clear()
+    find(folder, tmp_path / "other", f"queries={write(tmp_path / 'more', 'test', {'fox': 2 * CATS})}")
+    assert "among the embeddings" not in caplog.text
+
+
+def test_only_training_images_are_said_to_be_left_out(tmp_path: Path):
+    copies = write(tmp_path / "copies", "val", {"cat": CATS, "copy": CATS})
+    assert "made redundant by them: 4 images" in find(copies, tmp_path / "val").lines()
+    write(copies, "train", {"dog": DOGS, "copy": DOGS})
+    listed = f"data.leave_out=[{tmp_path}/both/redundant.parquet] trains without the 4 of the train split"
+    assert f"made redundant by them: 8 images; {listed}" in find(copies, tmp_path / "both").lines()
+
+
 @pytest.fixture
 def one(tmp_path: Path) -> Path:
     return write(tmp_path / "one", "train", {"cat": CATS, "dog": DOGS})
@@ -81,14 +124,7 @@ def test_a_training_leaves_out_the_images_that_others_make_redundant(tmp_path: P
     assert findings.num_redundant == 4
     line = f"made redundant by them: 4 images; data.leave_out=[{tmp_path}/out/redundant.parquet] trains without them"
     assert line in findings.lines() and ", duplicates.parquet, redundant.parquet, outliers.parquet" in str(findings)
-    labels = torch.arange(3).repeat_interleave(4)
-    images = ResidentImages(
-        images=torch.zeros(12, 1, 1, 1, dtype=torch.uint8),
-        labels=labels,
-        class_names=("cat", "copy", "dog"),
-        name="copies/train",
-        description="twelve images",
-    )
+    images = images_of([0] * 4 + [1] * 4 + [2] * 4)
     kept = without_listed(images, [str(tmp_path / "out/redundant.parquet")])
     assert kept.labels.tolist() == [0, 0, 0, 0, 2, 2, 2, 2]
     found = find(copies, tmp_path / "other", f"queries={copies}")
@@ -131,8 +167,11 @@ def test_an_image_without_a_split_is_of_that_of_its_file(tmp_path: Path):
     split = ["test", None, "test", None]
     pq.write_table(pa.table({"embedding": [[1.0, 0.0]] * 3 + [[0.0, 1.0]], "split": split}), tmp_path / "mine.parquet")
     findings = find(tmp_path / "mine.parquet", tmp_path / "out")
-    assert "splits of the pairs: 2 mine and test, 1 test and test" in findings.lines()
-    assert pq.read_table(tmp_path / "out" / "redundant.parquet")["split"].to_pylist() == ["mine"]
+    assert "splits of the pairs: 1 test and test, 2 test and unnamed" in findings.lines()
+    assert pq.read_table(tmp_path / "out" / "redundant.parquet")["split"].to_pylist() == [None]
+    (tmp_path / "mine.parquet").rename(tmp_path / "train-00000-of-00001.parquet")
+    findings = find(tmp_path / "train-00000-of-00001.parquet", tmp_path / "named")
+    assert "splits of the pairs: 1 test and test, 2 test and train" in findings.lines()
 
 
 def test_nothing_is_said_of_labels_that_cannot_be_compared(one: Path, tmp_path: Path):
@@ -208,6 +247,7 @@ def found(num_images: int, num_searched: int, size: int, num_pairs: int, **more:
         num_pairs=num_pairs,
         num_conflicts=None,
         num_redundant=0,
+        num_redundant_train=0,
         duplicates=pa.Table.from_pylist(pairs),
         outliers=empty,
         examples=empty,

@@ -215,8 +215,8 @@ def test_queries_are_searched_among_others(embedded: Path, tmp_path: Path):
     )
     findings = find(embedded, tmp_path / "found", f"queries={mine}", "k=2", "duplicates_above=0.9999")
     table = pq.read_table(tmp_path / "found/neighbours-00000-of-00001.parquet").to_pylist()
-    assert [(row["split"], row["row"], row["neighbour_row"]) for row in table[::2]] == [("mine", 0, 5), ("mine", 1, 9)]
-    assert findings.pairs_by_split == {("mine", "test"): 2}
+    assert [(row["split"], row["row"], row["neighbour_row"]) for row in table[::2]] == [(None, 0, 5), (None, 1, 9)]
+    assert findings.pairs_by_split == {("test", "unnamed"): 2}
     page = (tmp_path / "found/index.html").read_text()
     assert "Pictures are missing:</b> the files do not say which images they are of" in page
     assert page.count("no picture") > 0

@@ -70,6 +70,15 @@ def test_listed_images_that_are_not_embedded_are_counted(tmp_path: Path, caplog)
     assert "labelled: 1 of 3 listed images are not among the images to choose from" in caplog.text
 
 
+def test_an_image_is_listed_by_its_row_or_by_its_path_where_it_has_none(tmp_path: Path, caplog):
+    embeddings = write(tmp_path / "embeddings", paths=[f"{number}.png" for number in range(40)])
+    (tmp_path / "list.csv").write_text("split,row,path\ntrain,3,\n,4,\ntrain,,5.png\n,,7.png\ntest,6,6.png\n")
+    (tmp_path / "paths.csv").write_text("path\n3.png\n4.png\nother.png\n\n")
+    listed = f"labelled=[{tmp_path}/list.csv,{tmp_path}/paths.csv]"
+    assert select(embeddings, tmp_path / "out", "count=1", listed).num_labelled == 4  # 3, 4, 5 and 7
+    assert "labelled: 2 of 8 listed images are not among the images to choose from" in caplog.text
+
+
 def test_images_of_one_split_are_chosen(tmp_path: Path):
     embeddings = write(write(tmp_path / "embeddings"), "test")
     with pytest.raises(ConfigError, match=r"^split: found null, must be one of test \(40\), train \(40\)$"):
@@ -78,6 +87,20 @@ def test_images_of_one_split_are_chosen(tmp_path: Path):
         select(embeddings, tmp_path / "out", "count=3", "split=val")
     found = select(embeddings, tmp_path / "out", "count=3", "split=train")
     assert set(found.table["split"].to_pylist()) == {"train"} and found.num_images == 40
+
+
+def test_a_folder_of_files_of_another_program_is_one_set(tmp_path: Path):
+    (tmp_path / "spark").mkdir()
+    for part in range(3):
+        rows = np.random.default_rng(part).normal(size=(10, 4)).tolist()
+        pd.DataFrame({"embedding": rows}).to_parquet(tmp_path / "spark" / f"part-0000{part}-1c2d-c000.snappy.parquet")
+    with pytest.raises(ConfigError, match="^split: found train, must be null: the embeddings have no splits$"):
+        select(tmp_path / "spark", tmp_path / "first", "count=25", "split=train")
+    first = select(tmp_path / "spark", tmp_path / "first", "count=25").table
+    assert len(set(first["row"].to_pylist())) == 25 and set(first["split"].to_pylist()) == {None}
+    listed = f"labelled=[{tmp_path}/first/selected.csv]"
+    second = select(tmp_path / "spark", tmp_path / "second", "count=5", listed).table
+    assert sorted([*first["row"].to_pylist(), *second["row"].to_pylist()]) == list(range(30))
 
 
 def test_the_page_shows_the_images_and_no_labels_are_needed(tmp_path: Path):

@@ -78,6 +78,14 @@ def test_an_adjusted_p_is_at_most_one():
 
 def test_a_difference_is_shown_with_its_interval():
     assert str(Difference(mean=-0.254, half_width=1.0, p=0.5, num_pairs=4)) == "-0.25 [-1.25, +0.75]"
+    assert str(Difference(mean=0.03, half_width=0.1, p=0.5, num_pairs=4)) == "+0.03 [-0.07, +0.13]"
+
+
+def test_small_values_are_shown_with_two_digits():
+    assert str(Difference(mean=-0.0019, half_width=0.0001, p=0.1, num_pairs=3)) == "-0.0019 [-0.0020, -0.0018]"
+    assert mean_and_std([0.0032, 0.0031, 0.0033]) == "0.0032 ± 0.0001"
+    assert mean_and_std([0.0]) == "0.00" and mean_and_std([0.1, 0.2]) == "0.15 ± 0.07"
+    assert mean_and_std([1e-300]) == "0.00000000" and mean_and_std([math.nan, 0.001]) == "nan ± nan"
 
 
 @pytest.mark.parametrize("figure", [math.nan, math.inf])

@@ -5,9 +5,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from ssl_sec.errors import DataError
+from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.classification.linear_probe import (
     LinearProbes,
+    divided_rows,
     evaluate_probe,
     linear_probe,
     select_learning_rate,
@@ -272,6 +273,22 @@ def test_test_images_of_a_class_beyond_those_of_the_training_images_are_wrong():
     result = linear_probe(train, (features, beyond), config)
     assert result.top1 == pytest.approx((labels > 0).double().mean().item())
     assert result.confusion[NUM_CLASSES].tolist() == [int((labels == 0).sum()), *[0] * NUM_CLASSES]
+
+
+def test_a_probe_of_few_labels_learns_from_these_alone():
+    (features, labels), test = draw(120), draw(60, seed=1)
+    config = ProbeConfig(epochs=4, learning_rates=(1.0,), labels_per_class=3)
+    kept, held_out = divided_rows(labels, config, "")
+    assert len(kept) == 3 * NUM_CLASSES
+    expected = linear_probe((features, labels), test, config)
+    others = torch.ones(len(labels), dtype=torch.bool)
+    others[torch.cat([kept, held_out])] = False
+    features[others] = torch.nan
+    found = linear_probe((features, labels), test, config)
+    assert (found.top1, found.held_out_top1) == (expected.top1, expected.held_out_top1)
+    assert found.top1 > 0.3
+    with pytest.raises(ConfigError, match="^probe.labels_per_class: found 99, must be 1 to "):
+        linear_probe((features, labels), test, ProbeConfig(labels_per_class=99))
 
 
 def test_labels_that_only_damage_can_explain_are_refused():
