@@ -3,6 +3,7 @@
 import logging
 import pickle
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -12,8 +13,13 @@ from typing import Any
 import hydra
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigNode, ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
+from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
@@ -37,6 +43,9 @@ _CHOSEN = "the-chosen-one"
 # The package in which Hydra looks for files: one without folders, which would be groups. hydra.initialize needs none,
 # but reads the whole stack to find its caller.
 _NO_FILES = "ssl_sec.edges.composition"
+# What Hydra keeps for the whole process; one thread at a time replaces it.
+_OF_PROCESS = (ConfigStore, GlobalHydra, JobRuntime, VersionBase)
+_turn = threading.Lock()
 
 
 def compose(job: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -221,7 +230,8 @@ def _with_hydra(job: str, given: Sequence[Override], choice: Choice) -> DictConf
         else:
             setting.append(override)
     try:
-        config = deepcopy(_of_options(job, tuple(choosing), pickle.dumps(nodes)))
+        with _turn:
+            config = deepcopy(_of_options(job, tuple(choosing), pickle.dumps(nodes)))
         for override in setting:
             _set(config, override)
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:  # no file can have that name
@@ -284,16 +294,19 @@ def _lines(job: str, override: Override) -> list[str]:
 
 @contextmanager
 def _registered(nodes: Mapping[tuple[str, str], Mapping[str, Any]]) -> Iterator[None]:
-    """Makes nodes known to Hydra, by group and name."""
-    store = ConfigStore.instance()
-    before, store.repo = store.repo, {**store.repo, "hydra": _settings_of_hydra()}
+    """Makes nodes known to Hydra, by group and name; the state of a program of Hydra is put aside meanwhile."""
+    Plugins.instance()  # the first time it registers the plugins' configs in the state of the process
+    before = Singleton._instances
+    Singleton._instances = {kind: one for kind, one in before.items() if kind not in _OF_PROCESS}
     try:
+        store = ConfigStore.instance()
+        store.repo["hydra"] = _settings_of_hydra()
         for (group, name), node in nodes.items():
             package = "_global_" if group == EXPERIMENT else None
             store.store(group=group or None, name=name, node=dict(node), package=package)
         yield
     finally:
-        store.repo = before
+        Singleton._instances = before
 
 
 @cache
