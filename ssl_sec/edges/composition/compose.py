@@ -225,7 +225,7 @@ def _with_hydra(job: str, given: Sequence[Override], choice: Choice) -> DictConf
     choosing: list[str] = []
     setting: list[Override] = []
     for override in (parsed(line) for one in given for line in _lines(job, one)):
-        if override.key_or_group in primary(job).options and not override.is_force_add():
+        if override.key_or_group in primary(job).options:
             choosing.append(str(override.input_line))
         else:
             setting.append(override)
@@ -287,6 +287,8 @@ def _lines(job: str, override: Override) -> list[str]:
         return [f"{key}=null", f"++{key}={in_grammar(defaults)}"]  # instead of the former value: Hydra merges groups
     if key == EXPERIMENT and override.value() is not None:
         return [f"{EXPERIMENT}={_CHOSEN}"]
+    if key in primary(job).options:
+        return [override.input_line.lstrip("+")]  # an option replaces another one, also where it is to be added
     # Values by name may have other keys than the values that they replace; from_values knows which ones are allowed.
     adds = isinstance(override.value(), dict) and not override.is_add() and not override.is_force_add()
     return [f"++{override.input_line}" if adds else override.input_line]

@@ -227,6 +227,8 @@ def test_an_experiment_of_another_job_is_named_with_its_job():
 def test_overrides_win_over_the_experiment():
     values = compose("pretrain", ["experiment=cifar10_sec_100", "constraint.eta=0.5", "optimiser.learning_rate=1.0"])
     assert (values["constraint"]["eta"], values["optimiser"]["learning_rate"]) == (0.5, 1.0)
+    for given in ("constraint=none", "+constraint=none", "++constraint=none"):
+        assert compose("pretrain", ["experiment=digits", given])["constraint"] == {"name": "none"}
 
 
 def test_values_of_one_config_are_not_in_the_next():
