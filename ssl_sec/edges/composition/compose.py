@@ -3,6 +3,7 @@
 import logging
 import pickle
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -12,8 +13,13 @@ from typing import Any
 import hydra
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigNode, ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
+from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
@@ -37,6 +43,9 @@ _CHOSEN = "the-chosen-one"
 # The package in which Hydra looks for files: one without folders, which would be groups. hydra.initialize needs none,
 # but reads the whole stack to find its caller.
 _NO_FILES = "ssl_sec.edges.composition"
+# What Hydra keeps for the whole process; one thread at a time replaces it.
+_OF_PROCESS = (ConfigStore, GlobalHydra, JobRuntime, VersionBase)
+_turn = threading.Lock()
 
 
 def compose(job: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -225,12 +234,13 @@ def _with_hydra(job: str, given: Sequence[Override], choice: Choice) -> DictConf
     choosing: list[str] = []
     setting: list[Override] = []
     for override in (parsed(line) for one in given for line in _lines(job, one)):
-        if override.key_or_group in primary(job).options and not override.is_force_add():
+        if override.key_or_group in primary(job).options:
             choosing.append(str(override.input_line))
         else:
             setting.append(override)
     try:
-        config = deepcopy(_of_options(job, tuple(choosing), pickle.dumps(nodes)))
+        with _turn:
+            config = deepcopy(_of_options(job, tuple(choosing), pickle.dumps(nodes)))
         for override in setting:
             _set(config, override)
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:  # no file can have that name
@@ -286,6 +296,8 @@ def _lines(job: str, override: Override) -> list[str]:
         return [f"{key}=null", f"++{key}={in_grammar(defaults)}"]  # instead of the former value: Hydra merges groups
     if key == EXPERIMENT and override.value() is not None:
         return [f"{EXPERIMENT}={_CHOSEN}"]
+    if key in primary(job).options:
+        return [override.input_line.lstrip("+")]  # an option replaces another one, also where it is to be added
     # Values by name may have other keys than the values that they replace; from_values knows which ones are allowed.
     adds = isinstance(override.value(), dict) and not override.is_add() and not override.is_force_add()
     return [f"++{override.input_line}" if adds else override.input_line]
@@ -293,16 +305,19 @@ def _lines(job: str, override: Override) -> list[str]:
 
 @contextmanager
 def _registered(nodes: Mapping[tuple[str, str], Mapping[str, Any]]) -> Iterator[None]:
-    """Makes nodes known to Hydra, by group and name."""
-    store = ConfigStore.instance()
-    before, store.repo = store.repo, {**store.repo, "hydra": _settings_of_hydra()}
+    """Makes nodes known to Hydra, by group and name; the state of a program of Hydra is put aside meanwhile."""
+    Plugins.instance()  # the first time it registers the plugins' configs in the state of the process
+    before = Singleton._instances
+    Singleton._instances = {kind: one for kind, one in before.items() if kind not in _OF_PROCESS}
     try:
+        store = ConfigStore.instance()
+        store.repo["hydra"] = _settings_of_hydra()
         for (group, name), node in nodes.items():
             package = "_global_" if group == EXPERIMENT else None
             store.store(group=group or None, name=name, node=dict(node), package=package)
         yield
     finally:
-        store.repo = before
+        Singleton._instances = before
 
 
 @cache

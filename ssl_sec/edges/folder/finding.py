@@ -1,10 +1,9 @@
 """Finds the run that a user names by its id, its name, a prefix of one, or its folder."""
 
 import contextlib
-import functools
 import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -20,6 +19,8 @@ from ssl_sec.recipes.tracking import Checkpoint
 
 # The files that identify the run in a folder.
 _NAMING = ("mlflow.json", "mlflow_run_id")
+# URL of a run -> its copy in this process, and the versions of the stored files that the copy has.
+_copies: dict[str, tuple[StoredFolder, Mapping[str, str]]] = {}
 
 
 @runtime_checkable
@@ -104,9 +105,8 @@ def opened_folder(word: str) -> RunFolder:
     return RunFolder(output_dir.resolve() / path.relative_to(output_dir))
 
 
-@functools.cache
 def downloaded(url: str) -> RunFolder:
-    """A copy of a run in object storage, without its checkpoints; this process removes it at its end.
+    """A copy of a run in object storage as it is now, without its checkpoints; this process removes it at its end.
 
     The run may be active, so its staging folder is left alone.
 
@@ -115,9 +115,15 @@ def downloaded(url: str) -> RunFolder:
         StorageError: if the storage cannot be used.
     """
     output_dir, recipe, name = split_url(url)
-    copy = new_copy(output_dir)
-    folder = StoredFolder(copy / recipe / name, Bucket(url), copy / "restored")
-    folder.refresh()
+    bucket = Bucket(url)
+    stored = bucket.versions()
+    folder, copied = _copies.get(bucket.url, (None, None))
+    if folder is None:
+        copy = new_copy(output_dir)
+        folder = StoredFolder(copy / recipe / name, bucket, copy / "restored")
+    if stored != copied:
+        folder.refresh()
+        _copies[bucket.url] = folder, stored
     return folder
 
 

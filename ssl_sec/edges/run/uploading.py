@@ -7,6 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlflow.entities.lifecycle_stage import LifecycleStage
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
 from ssl_sec.edges.folder.commands import replay_command
 from ssl_sec.edges.folder.encoder import TrainedNetwork, load_network
 from ssl_sec.edges.folder.names import weights_digest
@@ -25,7 +29,7 @@ from ssl_sec.edges.tracking.scores import (
     model_name,
     probe_protocol,
 )
-from ssl_sec.edges.tracking.store import is_answer, long_requests, refusals
+from ssl_sec.edges.tracking.store import is_answer, is_unknown, long_requests, refusals
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import counted, first_line
 from ssl_sec.figures import NUMBERS
@@ -199,11 +203,28 @@ class Upload:
             if spec.identity.parent_run_id is None or spec.config.checkpoint != "last":
                 return
             trained_id = spec.identity.parent_run_id
-            if trained_id != spec.config.run:  # the parent is a sweep
+            if trained_id != spec.config.run or not self._takes_results(client, trained_id):  # else a sweep
                 return
             copy_probe_metrics(client, trained_id, spec.folder.probed(), spec.config, client.get_run(tracked.run_id))
         describe_versions(client, spec.group, trained_id)
         mark_best(client, spec.group)
+
+    def _takes_results(self, client: MlflowClient, trained_id: str) -> bool:
+        """Whether MLflow still has the run that was probed; one that can be restored is named."""
+        try:
+            run = client.get_run(trained_id)
+        except MlflowException as error:
+            if is_unknown(error):
+                return False
+            raise
+        if run.info.lifecycle_stage != LifecycleStage.DELETED:
+            return True
+        logger.warning(
+            "MLflow: the run %s was deleted, so it does not get the results of its probe; after `mlflow runs restore "
+            "--run-id %s` it gets them by: %s",
+            *(trained_id, trained_id, replay_command(self._spec.folder)),
+        )
+        return False
 
     def _try(self, call: Callable[[], object], patience: Patience | None = None) -> None:
         try:

@@ -167,8 +167,18 @@ class Bucket:
         Raises:
             StorageError: see `read`.
         """
+        return {name: int(about["size"] or 0) for name, about in self._listed(folder).items()}
 
-        def find() -> dict[str, Any]:
+    def versions(self) -> dict[str, str]:
+        """Name -> what the storage says about a file, such as the time of its last change, of all files below this one.
+
+        Raises:
+            StorageError: see `read`.
+        """
+        return {name: str(about) for name, about in self._listed().items()}
+
+    def _listed(self, folder: str = "") -> dict[str, dict[str, Any]]:
+        def find() -> dict[str, dict[str, Any]]:
             self._fs.invalidate_cache()
             return self._fs.find(self._full(folder), detail=True)
 
@@ -180,7 +190,7 @@ class Bucket:
         start = f"{self._path}/"
         names = {about["name"].lstrip("/"): about for about in found.values()}
         return {
-            name.removeprefix(start.lstrip("/")): int(about["size"] or 0)
+            name.removeprefix(start.lstrip("/")): about
             for name, about in names.items()
             if name.startswith(start.lstrip("/")) and not name.endswith("/")
         }

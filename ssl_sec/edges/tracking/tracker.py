@@ -290,22 +290,28 @@ class TrackedRun:
             inputs=Schema([TensorSpec(np.dtype(np.float32), (-1, *image_shape))]),
             outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, width))]),
         )
+        run = self.client.get_run(self.run_id).data
+        # Without it MLflow would take the experiment and the run that are active in this process: a program's.
+        model = self.client.create_logged_model(
+            self.experiment_id,
+            name="encoder",
+            source_run_id=self.run_id,
+            tags={key: run.tags[key] for key in (MLFLOW_USER, MLFLOW_SOURCE_NAME, MLFLOW_SOURCE_TYPE)},
+            params=run.params,
+        )
         with _fluent(self.client.tracking_uri):
-            mlflow.start_run(run_id=self.run_id)
-            try:
-                Model.log(
-                    artifact_path=None,
-                    name="encoder",
-                    flavor=_TorchOnCPU,
-                    pytorch_model=network.float().eval(),
-                    step=self._last_step,
-                    signature=signature,
-                    input_example=example,
-                    pip_requirements=[f"torch=={torch.__version__.split('+')[0]}", f"numpy=={np.__version__}"],
-                    registered_model_name=name,
-                )
-            finally:
-                mlflow.end_run()  # as FINISHED: the `with` statement of MLflow would end it as FAILED after an error
+            Model.log(
+                artifact_path=None,
+                model_id=model.model_id,
+                run_id=self.run_id,
+                flavor=_TorchOnCPU,
+                pytorch_model=network.float().eval(),
+                step=self._last_step,
+                signature=signature,
+                input_example=example,
+                pip_requirements=[f"torch=={torch.__version__.split('+')[0]}", f"numpy=={np.__version__}"],
+                registered_model_name=name,
+            )
 
 
 class _TorchOnCPU:

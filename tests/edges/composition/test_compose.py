@@ -3,15 +3,18 @@
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import get_args
 
+import hydra
 import pytest
+from hydra.core.config_store import ConfigStore
 
 from ssl_sec.data.config import DigitsConfig, FolderConfig
-from ssl_sec.edges.composition.compose import compose, composed_yaml, experiments, job_of
+from ssl_sec.edges.composition.compose import _of_options, compose, composed_yaml, experiments, job_of
 from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER
 from ssl_sec.edges.composition.experiments import explanations
 from ssl_sec.edges.composition.options import groups, options, primary
@@ -224,6 +227,8 @@ def test_an_experiment_of_another_job_is_named_with_its_job():
 def test_overrides_win_over_the_experiment():
     values = compose("pretrain", ["experiment=cifar10_sec_100", "constraint.eta=0.5", "optimiser.learning_rate=1.0"])
     assert (values["constraint"]["eta"], values["optimiser"]["learning_rate"]) == (0.5, 1.0)
+    for given in ("constraint=none", "+constraint=none", "++constraint=none"):
+        assert compose("pretrain", ["experiment=digits", given])["constraint"] == {"name": "none"}
 
 
 def test_values_of_one_config_are_not_in_the_next():
@@ -232,6 +237,25 @@ def test_values_of_one_config_are_not_in_the_next():
     assert (other["tracking"]["tags"], other["encoder"]["mean"][0], other["seed"]) == ({"team": "vision"}, 0.1, 3)
     other["augment"].clear()
     assert compose("pretrain", ["experiment=digits"]) == before
+
+
+def test_a_program_of_hydra_keeps_its_configs_and_its_state(tmp_path, monkeypatch):
+    (tmp_path / "program.yaml").write_text("defaults: [data: digits]")
+    monkeypatch.setitem(ConfigStore.instance().repo, "data", {})
+    ConfigStore.instance().store(group="data", name="digits", node={"of": "the program"})
+    with hydra.initialize_config_dir(str(tmp_path), version_base="1.2", job_name="program"):
+        _of_options.cache_clear()
+        assert compose("pretrain", ["experiment=digits"])["data"]["name"] == "digits"
+        own = hydra.compose("program", return_hydra_config=True)  # with the configs of Hydra's plugins
+        assert (own.data, own.hydra.job.name, str(hydra.version.getbase())) == ({"of": "the program"}, "program", "1.2")
+
+
+def test_threads_compose_at_the_same_time():
+    _of_options.cache_clear()
+    depths = [18, 34, 50]
+    with ThreadPoolExecutor(3) as threads:
+        values = threads.map(lambda depth: compose("pretrain", [f"encoder=resnet{depth}", "data=digits"]), depths)
+        assert [value["encoder"]["name"] for value in values] == [f"resnet{depth}" for depth in depths]
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,23 @@ def test_a_run_in_a_bucket_is_found_by_its_name_without_reading_the_others(s3, m
     assert 0 < num_open_copies() - num_open <= len(RUNS) - 1
 
 
+def test_a_run_in_a_bucket_is_read_again_once_it_has_changed(s3, monkeypatch):
+    url, bucket, downloads = f"{s3}/digits/first", Bucket(f"{s3}/digits/first"), []
+    download = Bucket.download
+    monkeypatch.setattr(Bucket, "download", lambda *given: downloads.append(given[1]) or download(*given))
+    bucket.write("config.yaml", b"epochs: 1")
+    active = folder_at(url)
+    assert active is not None and not active.encoder_path.exists()
+    for weights in (b"first", b"other"):  # the latter of another run of this name, in a file of the same size
+        bucket.write("encoder.safetensors", weights)
+        downloads.clear()
+        found = [folder_at(url), folder_at(f"{url}/")]
+        assert [folder is not None and folder.encoder_path.read_bytes() for folder in found] == [weights, weights]
+        assert downloads == ["config.yaml", "encoder.safetensors"]
+    bucket.remove(bucket.files())
+    assert folder_at(url) is None
+
+
 def test_of_several_matches_the_run_of_the_job_is_found(output_dir):
     with pytest.raises(
         ConfigError, match=r"resume: found 'fir', which matches 2 runs: first \(01234567\), first-probe"

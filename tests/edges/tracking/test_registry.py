@@ -8,6 +8,7 @@ import pytest
 import torch
 from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file
+from torch import nn
 
 from ssl_sec.edges.config.export import ExportConfig
 from ssl_sec.edges.export.export import run_export
@@ -92,6 +93,20 @@ def test_mlflow_loads_it_on_the_cpu_of_a_machine_with_a_gpu(finished, monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     images = np.zeros((3, 1, 8, 8), np.float32)
     assert mlflow.pyfunc.load_model("models:/digits-encoder/2").predict(images).shape == (3, 64)
+
+
+def test_a_program_keeps_its_active_experiment_and_run_while_a_network_is_registered(finished, monkeypatch):
+    tracked = TrackedRun(client := MlflowClient(finished.uri), finished.run_id, finished.experiment_id)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", finished.uri)
+    monkeypatch.setattr("mlflow.tracking.fluent._active_experiment_id", client.create_experiment("of the program"))
+    with mlflow.start_run() as own:
+        tracked.log_network(nn.Flatten(), (1, 8, 8), 64, "flat")
+        assert mlflow.active_run() is own
+    (version,) = client.search_model_versions("name = 'flat'")
+    assert version.run_id == finished.run_id
+    model = client.get_logged_model(version.source.removeprefix("models:/"))
+    assert (model.experiment_id, model.source_run_id) == (finished.experiment_id, finished.run_id)
+    assert model.params == client.get_run(finished.run_id).data.params
 
 
 @pytest.mark.slow

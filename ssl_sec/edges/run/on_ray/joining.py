@@ -1,6 +1,7 @@
 """Joins a Ray cluster, or starts one on this machine."""
 
 import contextlib
+import ipaddress
 import logging
 import os
 import re
@@ -41,7 +42,7 @@ _HARMLESS = re.compile(r"Actor with class name: 'PreemptionWatcher' .* has const
 
 
 def connect(address: str | None, name: str | None = None, **resources: Any) -> None:
-    """Joins a cluster, or starts one on this machine; a second call does nothing.
+    """Joins a cluster, or starts one on this machine, unless this process has done so already.
 
     Args:
         address: address of the cluster; None for that of `find_cluster`, or a new one; "local" for a new one.
@@ -49,10 +50,11 @@ def connect(address: str | None, name: str | None = None, **resources: Any) -> N
         resources: number of CPUs and GPUs of a cluster that is started; those of this machine by default.
 
     Raises:
-        ConfigError: if there is no cluster at the address, or it cannot be joined.
+        ConfigError: if there is no cluster at the address, it cannot be joined, or this process has joined another.
         UserError: if Ray cannot start on this machine.
     """
     if ray.is_initialized():
+        _require_joined(address)
         return
     require_files_for_ray()
     key = "runtime.address" if address else "RAY_ADDRESS"
@@ -83,6 +85,31 @@ def connect(address: str | None, name: str | None = None, **resources: Any) -> N
             job_config=JobConfig(metadata={} if name is None else {"job_name": name}),
             **({"_temp_dir": _short_folder(), **resources} if address is None else {}),
         )
+
+
+def _require_joined(address: str | None) -> None:
+    """Refuses the address of another cluster than the one that this process has joined."""
+    joined = ray.get_runtime_context().gcs_address
+    if address is None or address == "auto":
+        return
+    here = f"localhost:{joined.rpartition(':')[2]}"
+    if _places(here if address == "local" else address).isdisjoint(_places(joined)):
+        raise ConfigError(
+            f"runtime.address: found {address!r}, but this process has joined the Ray cluster at {joined}; allowed: "
+            "that one, none, or another one after ray.shutdown()"
+        )
+
+
+def _places(address: str) -> set[tuple[str, str]]:
+    """The IP addresses and the port of host:port; this machine's loopback has the one of its Ray, too."""
+    host, _, port = address.rpartition(":")
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host.strip("[]"), None)}
+    except OSError:
+        return {(host, port)}
+    if any(ipaddress.ip_address(each).is_loopback for each in found):
+        found.add(ray.util.get_node_ip_address())
+    return {(each, port) for each in found}
 
 
 def _short_folder() -> str | None:

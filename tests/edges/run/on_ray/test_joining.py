@@ -8,6 +8,7 @@ import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -90,6 +91,34 @@ def test_a_cluster_that_cannot_be_joined_is_one_line(address, cause, found, monk
     with pytest.raises(ConfigError, match=f"^runtime.address: the Ray cluster at {address} {found}") as raised:
         joining.connect(address)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("joined", "address"),
+    [("10.0.0.1:6379", "10.0.0.2:6379"), ("10.0.0.1:6379", "10.0.0.1:6380"), ("10.0.0.2:6379", "local")],
+)
+def test_an_address_is_refused_once_another_cluster_is_joined(joined, address, init, monkeypatch):
+    this_process_has_joined(joined, monkeypatch)
+    found = f"^runtime.address: found '{address}', but this process has joined the Ray cluster at {joined}; allowed: "
+    with pytest.raises(ConfigError, match=found + "that one, none, or another one after ray.shutdown"):
+        joining.connect(address)
+    assert not init
+
+
+@pytest.mark.parametrize("address", [None, "auto", "local", "10.0.0.1:6379", "localhost:6379", "127.0.1.1:6379"])
+def test_the_cluster_that_this_process_has_joined_is_not_joined_again(address, init, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
+    this_process_has_joined("10.0.0.1:6379", monkeypatch)
+    joining.connect(address)
+    assert not init
+
+
+def this_process_has_joined(cluster, monkeypatch):
+    """Ray seems to be initialised, on a machine with the address 10.0.0.1."""
+    context = SimpleNamespace(gcs_address=cluster)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.1")
 
 
 def test_a_sigterm_while_ray_starts_interrupts(address, monkeypatch):

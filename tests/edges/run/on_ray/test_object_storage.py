@@ -115,7 +115,6 @@ def staged(url: str) -> RunFolder:
 
 def assert_bit_equal(url: str, whole: RunFolder) -> None:
     """Weights, optimiser, μ and figures, to the last bit, as the storage has them."""
-    downloaded.cache_clear()
     run = downloaded(f"{url}/digits/it")
     assert isinstance(run, StoredFolder)
     states = [load_checkpoint(each.find_checkpoint().path, torch.device("cpu")) for each in (run, whole)]
@@ -162,7 +161,6 @@ def test_sharded_templates_are_restored_after_a_kill(cluster, digit_pairs, url, 
         run_training(FACE, configs[0])
     expected = run_training(FACE, configs[1]).folder
     assert killing.happened
-    downloaded.cache_clear()
     run = downloaded(f"{url}/digits/it")
     places = [each.find_checkpoint().path for each in (run, expected)]
     assert len(list(places[0].glob("rows-*.safetensors"))) == 2
@@ -307,7 +305,6 @@ def test_a_lost_node_leaves_a_run_on_the_other(cluster, whole, url, monkeypatch)
     monkeypatch.undo()
     both = config_of(f"{url}/both", *exact)
     run_training(PRETRAIN, both)
-    downloaded.cache_clear()
     curves = [
         {(step, name): value for step, name, value in figures(downloaded(f"{place}/digits/it"))}
         for place in (url, f"{url}/both")
