@@ -65,6 +65,8 @@ ENDED_TAG = "ended"
 _POINTS_A_CALL = 1000
 _PARAMS_A_CALL = 100
 _TAG_LIMIT = 5_000
+# Tags of a run that MLflow gives its models, too.
+_ABOUT_THE_SOURCE = (MLFLOW_USER, MLFLOW_SOURCE_NAME, MLFLOW_SOURCE_TYPE)
 # Prefix of the tags with the settings that a resume has changed.
 _CHANGED = "resumed."
 # Prefix of MLflow's metrics of machines, which have their own steps.
@@ -296,7 +298,7 @@ class TrackedRun:
             self.experiment_id,
             name="encoder",
             source_run_id=self.run_id,
-            tags={key: run.tags[key] for key in (MLFLOW_USER, MLFLOW_SOURCE_NAME, MLFLOW_SOURCE_TYPE)},
+            tags={key: run.tags[key] for key in _ABOUT_THE_SOURCE if key in run.tags},
             params=run.params,
         )
         with _fluent(self.client.tracking_uri):
