@@ -135,8 +135,8 @@ def _listed(file: "File") -> "pa.Table":
             "redundant in redundant.parquet"
         )
     if "split" in table.column_names:
-        splits = table["split"].cast(pa.string()).fill_null("train").to_numpy()
-        table = table.filter(pa.array(splits == "train"))
+        splits = table["split"].cast(pa.string()).fill_null("").to_numpy()  # CSV has no null in strings
+        table = table.filter(pa.array((splits == "train") | (splits == "")))
     column = table["row"]
     if column.null_count or (len(column) and not pa.types.is_integer(column.type)):
         found = "empty entries" if column.null_count else column.type

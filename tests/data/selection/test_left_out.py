@@ -67,7 +67,7 @@ def test_the_listed_training_images_are_left_out(sets, tmp_path, name, kind, suf
     more, expected = KINDS[kind]
     data = dataclasses.replace(sets[name], **more)
     whole = values(data.open("train"))
-    out = listed(tmp_path, f"out.{suffix}", row=[14, 3, 4, 3, 0], split=["train", "train", "train", "train", "test"])
+    out = listed(tmp_path, f"out.{suffix}", row=[14, 3, 4, 3, 0], split=["train", "", "train", "train", "test"])
     data = dataclasses.replace(data, leave_out=(out,))
     image_set = data.open("train")
     assert isinstance(image_set, expected)
