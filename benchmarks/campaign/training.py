@@ -81,10 +81,8 @@ def train_and_probe(
     folder, probe_folder = folders_of(sheet)
     options = replace(config.probe, logistic=logistic)
     probe = ProbeJobConfig(run=str(folder.path), probe=options, runtime=config.runtime, data=config.data)
-    probe_folder.path.mkdir(parents=True, exist_ok=True)
-    shutil.copy(folder.encoder_path, probe_folder.encoder_path)
-    shutil.copy(folder.config_path, probe_folder.path / "pretrain.yaml")
-    _run_job("probe", probe, probe_folder, lambda: _write(sheet))
+    copied = {probe_folder.encoder_path: folder.encoder_path, probe_folder.probed_config_path: folder.config_path}
+    _run_job("probe", probe, probe_folder, lambda: _write(sheet), copied)
     _write(sheet)
 
 
@@ -142,8 +140,21 @@ def _write(sheet: Sheet, **results: Any) -> None:
     sheet.write(**read_results(*folders_of(sheet)), **results)
 
 
-def _run_job(job: Any, config: PretrainConfig | ProbeJobConfig, folder: RunFolder, write: Callable[[], None]) -> None:
+def _run_job(
+    job: Any,
+    config: PretrainConfig | ProbeJobConfig,
+    folder: RunFolder,
+    write: Callable[[], None],
+    copied: Mapping[Path, Path] | None = None,
+) -> None:
     """Runs a job in its folder, or resumes it from its last checkpoint; SIGTERM stops it after a save.
+
+    Args:
+        job: name of the job.
+        config: its configuration.
+        folder: its folder.
+        write: writes its results so far.
+        copied: path in the folder -> file that is copied to it before the job starts.
 
     Raises:
         Stopped: the job was stopped.
@@ -152,7 +163,10 @@ def _run_job(job: Any, config: PretrainConfig | ProbeJobConfig, folder: RunFolde
     if folder.outcome() == "finished":
         return
     values = to_values(config)
-    (folder.resume if folder.holds_run else folder.start)(values)
+    if folder.holds_run:
+        folder.resume(values)
+    else:
+        folder.start(values, copied)
     folder.stop_path.unlink(missing_ok=True)  # left by an earlier call
     signal.signal(signal.SIGTERM, lambda *_: folder.stop_path.touch())
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="  %(message)s")
