@@ -23,6 +23,7 @@ from mlflow.models.model import MLMODEL_FILE_NAME
 from mlflow.tracking import MlflowClient
 from mlflow.types import Schema, TensorSpec
 from mlflow.utils.mlflow_tags import (
+    MLFLOW_GIT_COMMIT,
     MLFLOW_PARENT_RUN_ID,
     MLFLOW_RUN_NAME,
     MLFLOW_RUN_NOTE,
@@ -66,7 +67,7 @@ _POINTS_A_CALL = 1000
 _PARAMS_A_CALL = 100
 _TAG_LIMIT = 5_000
 # Tags of a run that MLflow gives its models, too.
-_ABOUT_THE_SOURCE = (MLFLOW_USER, MLFLOW_SOURCE_NAME, MLFLOW_SOURCE_TYPE)
+_ABOUT_THE_SOURCE = (MLFLOW_USER, MLFLOW_SOURCE_NAME, MLFLOW_SOURCE_TYPE, MLFLOW_GIT_COMMIT)
 # Prefix of the tags with the settings that a resume has changed.
 _CHANGED = "resumed."
 # Prefix of MLflow's metrics of machines, which have their own steps.

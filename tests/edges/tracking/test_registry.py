@@ -106,7 +106,10 @@ def test_a_program_keeps_its_active_experiment_and_run_while_a_network_is_regist
     assert version.run_id == finished.run_id
     model = client.get_logged_model(version.source.removeprefix("models:/"))
     assert (model.experiment_id, model.source_run_id) == (finished.experiment_id, finished.run_id)
-    assert model.params == client.get_run(finished.run_id).data.params
+    run = client.get_run(finished.run_id).data
+    assert model.params == run.params
+    about = {key: run.tags[key] for key in ("mlflow.user", "mlflow.source.name", "mlflow.source.git.commit")}
+    assert model.tags.items() >= about.items()
 
 
 @pytest.mark.slow
