@@ -62,8 +62,8 @@ def parsed(override: str) -> Override:
 
 
 def key_of(override: str) -> str:
-    """The key or group of an override, without the `++` by which Hydra sets it whether it is there or not."""
-    return override.partition("=")[0].removeprefix("++")
+    """The key or group of an override, without Hydra's `+` and `++`."""
+    return override.partition("=")[0].lstrip("+")
 
 
 def assigned(key: str, value: str) -> str:

@@ -9,7 +9,7 @@ different steps.
 
 So an image is drawn at most once in an epoch; a worker reads the blocks of the lanes of its rows alone, each once, and
 holds the blocks of a window of each lane; and any step's images are known without those before. Workers share lanes,
-and read the same blocks, where there are more of them than lanes.
+and read the same blocks, where their number does not divide that of the lanes.
 """
 
 import math

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -275,20 +276,27 @@ def shuffled_batches(image_set: ImageSet, global_batch_size: int, seed: int) -> 
 
 
 def _warn_of_large_blocks(name: str, sampler: BlockShuffledBatches) -> None:
-    """Warns where a window has no block for each worker, so that several workers read the same blocks."""
-    workers = world_size()
-    num_lanes = min(workers, MOST_LANES)  # those of more workers share lanes whatever the blocks are
-    if workers == 1 or num_lanes * sampler.mean_size <= sampler.window:
+    """Warns where workers read the same blocks and would not with more lanes, which a larger window has."""
+    workers, batch_size, now = world_size(), sampler.global_batch_size, sampler.num_lanes
+
+    def reads(lanes: int) -> float:
+        """How often a block is read: by each worker that has rows of its lane."""
+        return (lanes + workers - math.gcd(lanes, workers)) / lanes
+
+    more = [lanes for lanes in range(now + 1, MOST_LANES + 1) if batch_size % lanes == 0]
+    best = min(more, key=reads, default=now)
+    if reads(best) >= reads(now):
         return
     log_once(
         logging.WARNING,
         "%s: blocks of %s images in the mean are too large for data.shuffle_window=%s and %s workers: each is read "
-        "about %s times; a window of %s would do, or blocks of %s, such as row groups of Parquet",
+        "about %s times, and %s with a window of %s, or with blocks of %s, such as row groups of Parquet",
         name,
         f"{sampler.mean_size:,}",
         str(sampler.window),
         str(workers),
-        f"{workers / sampler.num_lanes:.3g}",
-        str(num_lanes * sampler.mean_size),
-        str(max(sampler.window // num_lanes, 1)),
+        f"{reads(now):.3g}",
+        "once" if reads(best) == 1 else f"{reads(best):.3g}",
+        str(best * sampler.mean_size),
+        str(max(sampler.window // best, 1)),
     )

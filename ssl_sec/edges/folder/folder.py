@@ -155,8 +155,8 @@ class RunFolder(RunLogs):
         for name in sorted(self._names()):
             if name not in unfinished and not name.startswith("."):
                 raise ConfigError(
-                    f"run_name: {self.location} holds {printable(name)}, which is of no run; allowed: the name of a "
-                    "new or empty folder, or another output_dir"
+                    f"run_name: {self.location} holds {printable(name)}, but no run; allowed: the name of a new or "
+                    "empty folder, or another output_dir"
                 )
 
     def _names(self) -> set[str]:

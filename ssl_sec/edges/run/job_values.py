@@ -57,7 +57,7 @@ def values_of(job: str, overrides: Sequence[str]) -> dict[str, Any]:
     if resumed is not None:
         return _resumed_values(job, resumed, [each for each in overrides if key_of(each) != "resume"])
     values = _new_values(job, overrides)
-    if job in _BESIDE_A_RUN and _value_of("output_dir", overrides) is None:
+    if job in _BESIDE_A_RUN and not any(key_of(override) == "output_dir" for override in overrides):
         _choose_output_dir(values)
     return values
 
@@ -123,7 +123,7 @@ def _quoted(override: str) -> str:
 def _value_of(key: str, overrides: Sequence[str]) -> str | None:
     """The last value given for a top-level key."""
     given = [override for override in overrides if key_of(override) == key]
-    value = resolved(OmegaConf.create({key: _parsed(given[-1]).value()}))[key] if given else None
+    value = _parsed(given[-1]).value() if given else None
     return None if value is None else str(value)
 
 
@@ -138,7 +138,8 @@ def _resumed_values(job: str, word: str, typed: Sequence[str]) -> dict[str, Any]
     """The configuration of the run to resume, with the overrides."""
     from ssl_sec.edges.folder.finding import find_folder  # with torch
 
-    folder = find_folder("resume", word, _value_of("output_dir", typed) or "runs", job)
+    output_dir = resolved(OmegaConf.create({"output_dir": _value_of("output_dir", typed) or "runs"}))["output_dir"]
+    folder = find_folder("resume", word, output_dir, job)
     found = folder.identity.job
     if found not in (None, job):
         raise ConfigError(f"resume: {folder.location} holds a run of jobs.{found}; allowed: a run of jobs.{job}")
@@ -260,7 +261,7 @@ def _probe_values(overrides: Sequence[str]) -> dict[str, Any]:
         return values
     run = _stored(values, config.tracking, values["checkpoint"], probed())
     if not is_whole and "probe" in run.values:
-        values["probe"] = _with_typed("probe", {"probe": run.values["probe"]}, typed)["probe"]
+        values["probe"] = _with_typed("probe", {**values, "probe": run.values["probe"]}, typed)["probe"]
     if config.data is not None and run.values:
         values["data"] = to_values(_probed_data(config.data, values["probe"], run, overrides))
     return values
@@ -311,7 +312,7 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
         )
     # The weights are those that the run has trained, not those that it started from.
     encoder = {**stored["encoder"], "weights": None}
-    values["encoder"] = _with_typed(FINETUNE.name, {"encoder": encoder}, typed)["encoder"]
+    values["encoder"] = _with_typed(FINETUNE.name, {**values, "encoder": encoder}, typed)["encoder"]
     if values.get("data") is None:
         require_whole_data(stored["data"])
         values["data"] = {**stored["data"], "max_images": None}

@@ -165,8 +165,8 @@ class _Pipeline:
         """The metrics of the points that succeeded; points that differ only in their seed are grouped."""
         results: dict[str, list[Mapping[str, float]]] = {}
         for point, each in zip(self._plan.points, ended, strict=True):
-            varied = [swept.partition("=") for swept in point.swept if key_of(swept) != "seed"]
-            arm = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, _, value in varied)
+            varied = [(key_of(swept), swept.partition("=")[2]) for swept in point.swept if key_of(swept) != "seed"]
+            arm = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in varied)
             if each.code == 0:
                 results.setdefault(arm or "all seeds", []).append(each.metrics)
         return results

@@ -131,5 +131,5 @@ def mlflow_page(uri: str, experiment: str, job_id: str) -> str:
 
 
 def _point_name(name: str, swept: Sequence[str]) -> str:
-    values = [override.partition("=") for override in swept]
-    return "-".join([name, *(f"{key.rpartition('.')[2]}{value}".replace("/", "-") for key, _, value in values)])
+    values = [(key_of(override), override.partition("=")[2]) for override in swept]
+    return "-".join([name, *(f"{key.rpartition('.')[2]}{value}".replace("/", "-") for key, value in values)])

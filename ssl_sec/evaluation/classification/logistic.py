@@ -8,8 +8,9 @@ so that λ is 1 / C of scikit-learn. SimCLR (Chen et al. 2020, appendix B.8) cho
 logarithmically spaced values between 10⁻⁶ and 10⁵, and trains again on training and validation images. It does not say
 whether its loss is the sum or the mean over the images; here it is the sum.
 
-The search is for V = s W and b + W c over (xᵢ - c) / s, with the features' mean c and the root mean square s of their
-deviations from it: the same minimum with the penalty λ / s², which is found at any scale and mean of the features.
+The search is for V = W diag(s) and b + W c over (xᵢ - c) / s, with the features' means c and standard deviations s,
+at least their median: the same minimum with the penalties λ / s², which is found at any scale and mean of the features,
+and beside a few that are far larger than the others.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -192,8 +193,8 @@ def tuned_logistic(
 
 def _centre_and_scale(
     features: Float[Tensor, "own dim"], num_images: int, chunk_size: int
-) -> tuple[Float[Tensor, " dim"], float]:
-    """The mean of all workers' features, and the root mean square of their deviations from it, or 1 if that is 0."""
+) -> tuple[Float[Tensor, " dim"], Float[Tensor, " dim"]]:
+    """The means of all workers' features and their standard deviations, at least the median of those above 0."""
     chunks, total = features.split(chunk_size), features.new_zeros(features.shape[1], dtype=torch.float64)
     for chunk in chunks:
         total += chunk.sum(0, dtype=torch.float64)
@@ -201,7 +202,10 @@ def _centre_and_scale(
     total.zero_()
     for chunk in chunks:
         total += (chunk - centre).double().square().sum(0)
-    return centre, float((sum_over_workers(total) / num_images).mean().sqrt()) or 1.0
+    deviations = (sum_over_workers(total) / num_images).sqrt()
+    varying = deviations[deviations > 0]
+    floor = varying.median() if len(varying) else deviations.new_ones(())
+    return centre, deviations.clamp(min=floor).to(features.dtype)
 
 
 @dataclass(frozen=True)
@@ -214,8 +218,8 @@ class _Objective:
         num_images: number n of the images of all workers.
         num_classes: number of classes of the classifier.
         chunk_size: images whose logits are held at once.
-        centre: what is subtracted from the features.
-        scale: by which they are then divided.
+        centre: what is subtracted from each feature.
+        scale: by which each is then divided.
     """
 
     features: Tensor
@@ -224,17 +228,17 @@ class _Objective:
     num_classes: int
     chunk_size: int
     centre: Tensor
-    scale: float
+    scale: Tensor
 
     def flat(self, classifier: LogisticRegression) -> Tensor:
         """The variables of the search for a classifier of the features as they are."""
         bias = classifier.bias + classifier.weight @ self.centre.to(classifier.weight)
-        return torch.cat([(classifier.weight * self.scale).flatten(), bias])
+        return torch.cat([(classifier.weight * self.scale.to(classifier.weight)).flatten(), bias])
 
     def classifier(self, flat: Tensor) -> LogisticRegression:
         """The classifier of the features as they are."""
         weight, bias = self.split(flat)
-        weight = weight / self.scale
+        weight = weight / self.scale.to(weight)
         return LogisticRegression(weight, bias - weight @ self.centre.to(weight))
 
     def split(self, flat: Tensor) -> tuple[Tensor, Tensor]:
@@ -258,7 +262,8 @@ class _Objective:
             weight_gradient += residuals.T @ features
             bias_gradient += residuals.sum(0)
         total = sum_over_workers(total) / self.num_images
-        own, strength = flat[: -self.num_classes], penalty / self.scale**2 / self.num_images
-        gradient = total[:-1]
-        gradient[: len(own)] += strength * own
-        return float(total[-1] + strength / 2 * own.square().sum()), gradient
+        own, _ = self.split(flat)
+        penalised = penalty / self.num_images / self.scale.to(own).square() * own
+        weight_gradient, _ = self.split(total[:-1])
+        weight_gradient += penalised
+        return float(total[-1] + (penalised * own).sum() / 2), total[:-1]

@@ -100,22 +100,29 @@ def test_workers_divide_the_blocks(num_workers):
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "window", "said"),
+    ("num_workers", "window", "batch_size", "said"),
     [
-        (1, 1, None),
-        (2, 80, None),
-        (8, 100, "=100 and 8 workers: each is read about 4 times; a window of 320 would do, or blocks of 12, "),
-        (32, 640, None),
+        (1, 1, 32, None),
+        (2, 80, 32, None),
+        (8, 100, 32, "about 4 times, and once with a window of 320, or with blocks of 12"),
+        (3, 40, 96, "about 3 times, and once with a window of 120, or with blocks of 13"),
+        (4, 80, 100, "about 2 times, and once with a window of 160, or with blocks of 20"),
+        (4, 400, 100, None),  # ten lanes, of which four workers share some: more are not possible
+        (32, 640, 32, None),
     ],
 )
-def test_blocks_that_are_too_large_for_the_workers_are_named(monkeypatch, caplog, num_workers, window, said):
+def test_blocks_that_are_too_large_for_the_workers_are_named(
+    monkeypatch, caplog, num_workers, window, batch_size, said
+):
     log._log.cache_clear()
     monkeypatch.setattr("ssl_sec.data.shards.streamed.world_size", lambda: num_workers)
     _, images = made([50, 30] * 8, window=window)
     for _ in range(2):
-        shuffled_batches(images, 32, seed=0)
-    found = "made/train: blocks of 40 images in the mean are too large for data.shuffle_window"
-    expected = [] if said is None else [f"{found}{said}such as row groups of Parquet"]
+        shuffled_batches(images, batch_size, seed=0)
+    found = (
+        f"made/train: blocks of 40 images in the mean are too large for data.shuffle_window={window} and {num_workers}"
+    )
+    expected = [] if said is None else [f"{found} workers: each is read {said}, such as row groups of Parquet"]
     assert caplog.messages == expected
 
 

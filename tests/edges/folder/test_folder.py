@@ -51,7 +51,7 @@ def test_a_folder_holds_no_run_until_all_its_files_are_copied(tmp_path: Path):
 
 def test_a_folder_of_something_else_is_refused_and_stays(tmp_path: Path):
     (tmp_path / "run" / "cats").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"^run_name: .*/run holds cats, which is of no run; allowed: the name of a"):
+    with pytest.raises(ConfigError, match=r"^run_name: .*/run holds cats, but no run; allowed: the name of a"):
         RunFolder(tmp_path / "run").start(VALUES)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["cats"]
 

@@ -98,8 +98,20 @@ def test_hydras_prefix_of_a_key_makes_no_difference(finished, output_dir):
     assert forced == plain and plain["probe"]["epochs"] == 2
     plain, forced = both("pretrain", "resume=whole", f"output_dir={output_dir}", "runtime.device=cuda")
     assert forced == plain and plain["runtime"]["device"] == "cuda"
+    for job, word, option in (("probe", "run", "probe=few_labels"), ("pretrain", "resume", "runtime=ray")):
+        given = [f"{word}=whole", f"output_dir={output_dir}"]
+        plain, *prefixed = (values_of(job, [*given, f"{prefix}{option}"]) for prefix in ("", "+", "++"))
+        assert prefixed == [plain] * 2
     plain, forced = both("finetune", f"run={finished.folder.path}", "encoder.std=[0.5]")
     assert forced == plain and plain["encoder"]["std"] == [0.5]
+
+
+def test_values_about_a_run_may_refer_to_the_jobs_other_keys(finished, output_dir):
+    given = [f"run={finished.folder.path}", "output=x", "runtime=local"]
+    assert values_of("embed", [*given, "output_dir=out/${checkpoint}"])["output_dir"] == "out/last"
+    given = [f"run={finished.folder.path}", f"output_dir={output_dir}", "probe.seed=${runtime.num_loader_workers}"]
+    values = values_of("probe", given)
+    assert values["probe"]["seed"] == values["runtime"]["num_loader_workers"]
 
 
 def test_a_resumed_run_may_refer_to_the_environment_and_to_its_other_keys(finished, output_dir, monkeypatch):

@@ -58,6 +58,15 @@ def test_the_minimum_is_found_at_any_scale_and_mean_of_the_features(scale, mean)
     torch.testing.assert_close(found, torch.from_numpy(peer.predict_proba(centred.numpy())), rtol=0, atol=1e-3)
 
 
+def test_the_minimum_is_found_beside_a_feature_that_is_far_larger():
+    features, labels = draw(200)
+    features[:, 2] *= 1e5
+    ours = fit_logistic(table((features.float(), labels)), NUM_CLASSES, 1.0)
+    peer = Peer(C=1.0, tol=1e-10, solver="newton-cg", max_iter=1000).fit(features.numpy(), labels.numpy())
+    found = ours.logits(features).softmax(1)
+    torch.testing.assert_close(found, torch.from_numpy(peer.predict_proba(features.numpy())), rtol=0, atol=1e-3)
+
+
 def test_equal_features_and_a_penalty_that_leaves_no_weights_give_the_frequencies_of_the_classes():
     labels = torch.tensor([0, 0, 0, 1, 2, 3])
     for features, penalty in ((torch.full((6, 2), 7.3), 1.0), (torch.randn(6, 2) * 1e-6, 1e5)):
@@ -70,11 +79,13 @@ def test_the_gradient_is_autograds_whatever_the_chunks():
     centre = torch.arange(6, dtype=torch.float64)
     flat = torch.randn(NUM_CLASSES * 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     leaf = flat.clone().requires_grad_()
-    logits = functional.linear((features - centre) / 3, leaf[:-4].view(4, 6), leaf[-4:])
-    expected = functional.cross_entropy(logits, labels) + 0.7 / 3**2 / 50 / 2 * leaf[:-4].square().sum()
+    scale = torch.arange(1, 7, dtype=torch.float64)
+    weight = leaf[:-4].view(4, 6)
+    logits = functional.linear((features - centre) / scale, weight, leaf[-4:])
+    expected = functional.cross_entropy(logits, labels) + 0.7 / 50 / 2 * (weight / scale).square().sum()
     expected.backward()
     for chunk_size in (7, 50, 1000):
-        loss, gradient = _Objective(features, labels, 50, NUM_CLASSES, chunk_size, centre, 3.0)(flat, 0.7)
+        loss, gradient = _Objective(features, labels, 50, NUM_CLASSES, chunk_size, centre, scale)(flat, 0.7)
         assert loss == pytest.approx(expected.item(), abs=1e-12)
         torch.testing.assert_close(gradient, leaf.grad, rtol=0, atol=1e-12)
 
@@ -84,7 +95,7 @@ def fit_on_this_worker():
     fitted = fit_logistic(table((features, labels)), NUM_CLASSES, 30.0, tolerance=1e-10)
     own = own_rows(len(labels))
     flat = torch.randn(NUM_CLASSES * 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    objective = _Objective(features[own], labels[own], len(labels), NUM_CLASSES, 20, features.mean(0), 2.0)
+    objective = _Objective(features[own], labels[own], len(labels), NUM_CLASSES, 20, features.mean(0), features.std(0))
     loss, gradient = objective(flat, 0.3)
     return fitted.weight, fitted.bias, torch.tensor(loss, dtype=torch.float64), gradient
 
@@ -154,14 +165,14 @@ def test_the_grid_is_simclrs():
 def test_the_penalty_is_chosen_on_validation_images_and_all_images_are_trained_on():
     train, validation = draw(40, seed=1), draw(60, seed=2)
     counts: list[int] = []
-    penalties = (1e-4, 1.0, 30.0, 1e4)
+    penalties = (1e-2, 1.0, 30.0, 1e4)
     tuned = tuned_logistic(
         table(train, validation), len(train[1]), NUM_CLASSES, penalties=penalties, on_fit=counts.append
     )
     assert counts == [1, 2, 3, 4]
     cold = {
         penalty: top1(*hits_of(fit_logistic(table(train), NUM_CLASSES, penalty).parts(table(validation))))
-        for penalty in (1e-4, 1.0, 30.0, 1e4)
+        for penalty in (1e-2, 1.0, 30.0, 1e4)
     }
     assert tuned.validation_scores == cold
     assert len(set(cold.values())) > 1

@@ -150,7 +150,7 @@ def test_a_taken_name_is_refused_and_generated_names_are_free(stored, s3):
     with pytest.raises(ConfigError, match=rf"run_name: {s3}/digits/taken already holds a run; allowed: another"):
         run_training(PRETRAIN, pretrain_config([*stored, "run_name=taken"]))
     Bucket(s3).write("digits/photos/cats/1.jpg", b"")
-    with pytest.raises(ConfigError, match=rf"run_name: {s3}/digits/photos holds cats, which is of no run; allowed"):
+    with pytest.raises(ConfigError, match=rf"run_name: {s3}/digits/photos holds cats, but no run; allowed"):
         run_training(PRETRAIN, pretrain_config([*stored, "run_name=photos"]))
     assert Bucket(f"{s3}/digits/photos").files().keys() == {"cats/1.jpg"}
 
