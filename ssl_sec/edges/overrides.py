@@ -63,7 +63,13 @@ def parsed(override: str) -> Override:
 
 def key_of(override: str) -> str:
     """The key or group of an override, without Hydra's `+` and `++`."""
-    return override.partition("=")[0].lstrip("+")
+    return key_and_value(override)[0]
+
+
+def key_and_value(override: str) -> tuple[str, str]:
+    """The key or group of an override, likewise, and the text of its value."""
+    key, _, value = override.partition("=")
+    return key.lstrip("+"), value
 
 
 def assigned(key: str, value: str) -> str:

@@ -57,7 +57,7 @@ def values_of(job: str, overrides: Sequence[str]) -> dict[str, Any]:
     if resumed is not None:
         return _resumed_values(job, resumed, [each for each in overrides if key_of(each) != "resume"])
     values = _new_values(job, overrides)
-    if job in _BESIDE_A_RUN and not any(key_of(override) == "output_dir" for override in overrides):
+    if job in _BESIDE_A_RUN and "output_dir" not in map(key_of, overrides):
         _choose_output_dir(values)
     return values
 
@@ -177,13 +177,12 @@ def _with_typed(job: str, stored: Mapping[str, Any], typed: Sequence[str]) -> di
     """
     known = primary(job).options
     overrides = {text: _parsed(text) for text in typed}
-    for text, override in overrides.items():
-        if override.key_or_group == "experiment":
+    for text in typed:
+        if key_of(text) == "experiment":
             raise ConfigError(
                 f"{text}: a resumed run has its own configuration; allowed: resume=... without experiment"
             )
-    keys = {text: override.get_key_element().lstrip("+") for text, override in overrides.items()}
-    chosen = [key for key in keys.values() if key in known]
+    chosen = [key for key in map(key_of, typed) if key in known]
     values = dict(stored)
     for group in chosen:
         of_group = [text for text in typed if key_of(text).partition(".")[0] == group]
@@ -194,10 +193,10 @@ def _with_typed(job: str, stored: Mapping[str, Any], typed: Sequence[str]) -> di
 
             # Another runtime computes as before: a resume in another precision would leave the run's curve.
             kept = {field.name for field in fields(LocalConfig)} - {"name"}
-        kept -= {key.partition(".")[2] for key in keys.values() if key.startswith(f"{group}.")}
+        kept -= {key.partition(".")[2] for key in map(key_of, typed) if key.startswith(f"{group}.")}
         values[group] |= {key: value for key, value in (stored[group] or {}).items() if key in kept}
     for text, override in overrides.items():
-        path = keys[text].split(".")
+        path = key_of(text).split(".")
         if path[0] not in chosen:
             _put(values, path, override.value())
     return resolved(OmegaConf.create(values)) if any("${" in text for text in typed) else values
@@ -253,7 +252,7 @@ def _probe_values(overrides: Sequence[str]) -> dict[str, Any]:
     values = compose("probe", overrides)
     config: Any = from_values(PROBE.config, values)  # mistakes are found before the run is searched
     typed = [override for override in overrides if key_of(override).partition(".")[0] == "probe"]
-    is_whole = any(key_of(override) == "probe" for override in typed)
+    is_whole = "probe" in map(key_of, typed)
     if config.data is not None:
         found = config.data.max_images
         check(found is None, "data.max_images", found, "null: all images; probe.labels_per_class=<n> trains on fewer")

@@ -29,7 +29,7 @@ from ssl_sec.edges.folder.stored import StoredFolder
 from ssl_sec.edges.folder.stored_config import with_credentials
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.run.supervision import register_lock
-from ssl_sec.edges.tracking.store import connect_to_store, is_unknown
+from ssl_sec.edges.tracking.store import connect_to_store, find_run
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import ConfigError, UserError, writing
 from ssl_sec.files import replace_text
@@ -263,13 +263,8 @@ def _end(record: Mapping[str, Any], client: MlflowClient, reason: str) -> bool:
     run_id = record["run_id"] if "run_id" in record else RunFolder(Path(record["folder"])).run_id
     if run_id is None:
         return False
-    try:
-        run = client.get_run(run_id)
-    except MlflowException as error:
-        if is_unknown(error):
-            return False
-        raise
-    if run.info.status != "RUNNING":
+    run = find_run(client, run_id)
+    if run is None or run.info.status != "RUNNING":
         return False
     status, reason = (record["status"], record["reason"]) if "status" in record else ("FAILED", reason)
     TrackedRun(client, run_id, run.info.experiment_id).end(status, reason)

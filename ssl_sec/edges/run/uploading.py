@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlflow.entities.lifecycle_stage import LifecycleStage
-from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.folder.commands import replay_command
@@ -29,7 +28,7 @@ from ssl_sec.edges.tracking.scores import (
     model_name,
     probe_protocol,
 )
-from ssl_sec.edges.tracking.store import is_answer, is_unknown, long_requests, refusals
+from ssl_sec.edges.tracking.store import find_run, is_answer, long_requests, refusals
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import counted, first_line
 from ssl_sec.figures import NUMBERS
@@ -211,12 +210,9 @@ class Upload:
 
     def _takes_results(self, client: MlflowClient, trained_id: str) -> bool:
         """Whether MLflow still has the run that was probed; one that can be restored is named."""
-        try:
-            run = client.get_run(trained_id)
-        except MlflowException as error:
-            if is_unknown(error):
-                return False
-            raise
+        run = find_run(client, trained_id)
+        if run is None:
+            return False
         if run.info.lifecycle_stage != LifecycleStage.DELETED:
             return True
         logger.warning(

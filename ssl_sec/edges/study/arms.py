@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from ssl_sec.edges.composition.compose import compose, on_training, options_of, training_of
 from ssl_sec.edges.config import AblateConfig
-from ssl_sec.edges.overrides import UNREGISTERED, key_of
+from ssl_sec.edges.overrides import UNREGISTERED, key_and_value, key_of
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.study.plan import PROBED, Cell, Point
 from ssl_sec.errors import ConfigError, nearest
@@ -44,7 +44,7 @@ def read_arms(overrides: Sequence[str]) -> list[Cell]:
     values = compose(on_training("ablate", job), overrides)
     config = from_values(AblateConfig, {key: values[key] for key in _OWN})
     for override in overrides:
-        key, value = key_of(override), override.partition("=")[2]
+        key, value = key_and_value(override)
         if key in _OF_THE_SWEEP and (key, value.lower()) != ("resume", "false"):
             raise ConfigError(f"{key}: an ablation sets it; allowed: {_OF_THE_SWEEP[key]}")
     shared = [override for override in overrides if key_of(override) not in _OWN]
@@ -54,7 +54,7 @@ def read_arms(overrides: Sequence[str]) -> list[Cell]:
 
 def _cell(job: str, shared: Sequence[str], arm: str, seed: int) -> Cell:
     changes = [change for part in re.split(r"\+(?!\d)", arm) for change in _changes(job, arm, part)]  # 1e+5: a number
-    is_given = any(key_of(override) == PROBED for override in shared)
+    is_given = PROBED in map(key_of, shared)
     probed = [f"{PROBED}=true"] if RECIPES[job].probes_itself and not is_given else []
     given = (UNREGISTERED, *shared, *changes, f"seed={seed}", "run_name=null", *probed)
     try:

@@ -19,7 +19,7 @@ from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.environment import is_loopback
 from ssl_sec.edges.folder.names import new_name, run_name_of
 from ssl_sec.edges.masking import HIDDEN, masked, masked_values
-from ssl_sec.edges.overrides import assigned, in_grammar, key_of, parsed, understood
+from ssl_sec.edges.overrides import assigned, in_grammar, key_and_value, key_of, parsed, understood
 from ssl_sec.edges.run.job_values import quoted, resumed_run, values_of
 from ssl_sec.edges.storage.places import absolute_store, is_remote
 from ssl_sec.errors import ConfigError
@@ -236,7 +236,7 @@ def probed_folder(job: str, overrides: Sequence[str], values: Mapping[str, Any])
     """The folder or URL of the run to probe, if it is given by that and no output folder is; None otherwise."""
     word = "" if job != PROBE.name else str(values["run"])
     is_folder = "/" in word and not word.startswith("models:")
-    is_chosen = values["output_dir"] != "runs" or any(key_of(override) == "output_dir" for override in overrides)
+    is_chosen = values["output_dir"] != "runs" or "output_dir" in map(key_of, overrides)
     return os.path.expanduser(word.removeprefix("file://")) if is_folder and not is_chosen else None
 
 
@@ -274,8 +274,9 @@ def expand_sweep(overrides: Sequence[str]) -> list[tuple[tuple[str, ...], tuple[
         try:
             choices.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
         except HydraException as error:  # an interval has no points, and a glob none that are known here
+            key, found = key_and_value(text)
             raise ConfigError(
-                f"{key_of(text)}: found {text.partition('=')[2]}; allowed in a sweep: values with commas, or "
+                f"{key}: found {found}; allowed in a sweep: values with commas, or "
                 "range(start,stop,step); jobs.tune searches an interval"
             ) from error
     return [

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import FrameType
 
-from ssl_sec.edges.overrides import key_of
+from ssl_sec.edges.overrides import key_and_value, key_of
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.submit.cluster import Cluster, ConnectionLost, entrypoint, exit_code
@@ -165,8 +165,8 @@ class _Pipeline:
         """The metrics of the points that succeeded; points that differ only in their seed are grouped."""
         results: dict[str, list[Mapping[str, float]]] = {}
         for point, each in zip(self._plan.points, ended, strict=True):
-            varied = [(key_of(swept), swept.partition("=")[2]) for swept in point.swept if key_of(swept) != "seed"]
-            arm = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in varied)
+            varied = map(key_and_value, point.swept)
+            arm = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in varied if key != "seed")
             if each.code == 0:
                 results.setdefault(arm or "all seeds", []).append(each.metrics)
         return results

@@ -12,7 +12,7 @@ from ssl_sec.edges.composition.config_folders import OPTION
 from ssl_sec.edges.composition.options import own_texts
 from ssl_sec.edges.folder.names import new_name, user_tags
 from ssl_sec.edges.masking import masked
-from ssl_sec.edges.overrides import key_of
+from ssl_sec.edges.overrides import key_and_value, key_of
 from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.edges.submit.cluster import Cluster, entrypoint, is_this_machine
 from ssl_sec.edges.submit.orders import (
@@ -55,7 +55,7 @@ def submit_order(order: Order, cluster: Cluster) -> dict[str, str]:
     commands = [point.stages[0] for point in points]
     first = commands[0]
     name = base if len(points) > 1 else first.name
-    was_given = order.name is not None or any(key_of(override) == "run_name" for override in order.overrides)
+    was_given = order.name is not None or "run_name" in map(key_of, order.overrides)
     job_id = make_job_id(first.recipe, name, is_new=not was_given)
     values = values_for(first.job, first.overrides)
     tracking = from_values(TrackingConfig, values["tracking"])
@@ -131,5 +131,5 @@ def mlflow_page(uri: str, experiment: str, job_id: str) -> str:
 
 
 def _point_name(name: str, swept: Sequence[str]) -> str:
-    values = [(key_of(override), override.partition("=")[2]) for override in swept]
+    values = map(key_and_value, swept)
     return "-".join([name, *(f"{key.rpartition('.')[2]}{value}".replace("/", "-") for key, value in values)])

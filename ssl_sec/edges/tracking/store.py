@@ -20,6 +20,7 @@ os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 # MLflow would print the address of each run that ends, with the password in it.
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
+from mlflow.entities import Run
 from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, RESOURCE_DOES_NOT_EXIST, ErrorCode
@@ -244,6 +245,20 @@ def importing_mlflow_pytorch() -> Iterator[None]:
             del sys.modules["pytorch_lightning"]
         logging.root.handlers[:] = handlers
         logging.root.setLevel(level)
+
+
+def find_run(client: MlflowClient, run_id: str) -> Run | None:
+    """A run, also a deleted one; None if the store does not have it.
+
+    Raises:
+        MlflowException: if the store cannot be used.
+    """
+    try:
+        return client.get_run(run_id)
+    except MlflowException as error:
+        if is_unknown(error):
+            return None
+        raise
 
 
 def is_unknown(error: MlflowException) -> bool:

@@ -46,8 +46,8 @@ from ssl_sec.edges.tracking.provenance import DIRTY_TAG
 from ssl_sec.edges.tracking.store import (
     artifacts_beside,
     connect_to_store,
+    find_run,
     importing_mlflow_pytorch,
-    is_unknown,
     moved_store,
     refusals,
     sqlite_file,
@@ -144,12 +144,9 @@ class TrackedRun:
         """
         with store_errors(uri):
             client = connect_to_store(uri)
-            try:
-                run = client.get_run(run_id)
-            except MlflowException as error:
-                if is_unknown(error):
-                    return None
-                raise
+            run = find_run(client, run_id)
+            if run is None:
+                return None
             if run.info.lifecycle_stage == LifecycleStage.DELETED:
                 restore = f"mlflow runs restore --run-id {run_id}"
                 raise StorageError(f"the run {run_id} was deleted in MLflow; restore it with `{restore}`")
