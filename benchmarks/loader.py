@@ -139,7 +139,9 @@ class Ours:
 
     def __init__(self, shards: list[str], size_px: int, workers: int, cache: Path) -> None:
         decoding = Decoding(image_size_px=size_px, resident_limit_mib=0)
-        self._open = lambda: open_webdataset("train", shards, None, decoding, cache, WINDOW)
+        self._open = lambda: open_webdataset(
+            "train", shards, decoding=decoding, cache_folder=cache, shuffle_window=WINDOW
+        )
         self._workers = workers
 
     def __call__(self, first_step: int = 0) -> Iterator[Tensor]:

@@ -68,12 +68,12 @@ def test_what_takes_long_with_many_images_logs_how_far_it_is(tmp_path, monkeypat
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(progress, "LOG_EVERY_S", -1.0)
     file = write_parquet(tmp_path / "a.parquet", [plain(value) for value in range(300)], [0] * 300)
-    open_parquet("train", str(file), None, Decoding(resident_limit_mib=0), cache_folder=tmp_path / "cache")
+    open_parquet("train", str(file), decoding=Decoding(resident_limit_mib=0), cache_folder=tmp_path / "cache")
     assert caplog.messages[0].startswith(f"copying {file}: 256 of 300 images, ")
     caplog.clear()
     write_shards(tmp_path, num_shards=2, num_images=5)
     shards = str(tmp_path / "*.tar")
-    open_webdataset("train", shards, None, cache_folder=tmp_path / "cache")
+    open_webdataset("train", shards, cache_folder=tmp_path / "cache")
     texts = [message.rpartition(", ")[0] for message in caplog.messages]
     assert texts == [
         "looking for images in the shards: 1 of 2 shards",

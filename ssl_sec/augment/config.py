@@ -42,8 +42,8 @@ class AugmentConfig(Settings, key="augment"):
             eight orientations are equally frequent.
         colour_strength: strength of the colour distortion, ≥ 0; SimCLR has 0.5 for CIFAR and 1 for ImageNet.
         saturation_strength: that of the saturation, ≥ 0; null for colour_strength; BYOL has half of it.
-        grey_probability: probability that a colour image becomes grey, in [0, 1]; without effect if colour_strength
-            is 0.
+        grey_probability: probability that a colour image becomes grey, in [0, 1]; like saturation_strength without
+            effect if colour_strength is 0.
         blur_probability: probability of a Gaussian blur, in [0, 1]; SimCLR has 0.5 for ImageNet and 0 for CIFAR.
         solarise_probability: probability that pixels above one half are inverted, in [0, 1].
         second_blur_probability: that of every second view; null for that of the others; BYOL has 1 and 0.1.

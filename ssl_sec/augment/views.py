@@ -249,7 +249,8 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
 class FusedSimCLRAugmentation(SimCLRAugmentation):
     """The same views of small colour images in one launch on a GPU; see `ssl_sec.augment.fused`.
 
-    It draws the numbers that `SimCLRAugmentation` draws, and the views differ by rounding, at most 1e-5.
+    It draws the numbers that `SimCLRAugmentation` draws, and the views differ by rounding: of square images at SimCLR's
+    strengths by at most 1e-5, of others, or at larger strengths, by up to 1e-4.
 
     Args:
         layout: memory layout of the views.

@@ -342,9 +342,13 @@ def _terms_metrics(recipe: Recipe, terms: Terms, more: Mapping[str, Tensor] = Ma
 def _embedded(recipe: Recipe, views: SizedViews) -> Float[Tensor, "rows dim"]:
     """The raw embeddings of this worker's views at the present weights, in float32, or float64 if that is trained."""
     network = Network(recipe.encoder, recipe.head, recipe.computation.micro_batch_size)
-    # Copies, so that batch norm's running statistics count no view twice.
-    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    return torch.func.functional_call(network, buffers, _by_size(views)).embeddings
+    kept = [(each, *named) for each in network.modules() for named in each.named_buffers(recurse=False)]
+    for module, name, buffer in kept:  # copies, so that batch norm's running statistics count no view twice
+        setattr(module, name, buffer.clone())
+    embeddings = network(*_by_size(views)).embeddings
+    for module, name, buffer in kept:
+        setattr(module, name, buffer)
+    return embeddings
 
 
 def _step_angle_metrics(before: Float[Tensor, "rows dim"], after: Float[Tensor, "rows dim"]) -> dict[str, Tensor]:

@@ -122,8 +122,8 @@ def test_an_unknown_split_is_refused(tmp_path, split):
         lambda split: open_cifar10(split, tmp_path, download=False),
         lambda split: open_mnist(split, tmp_path, download=False),
         lambda split: open_folder(split, tmp_path),
-        lambda split: open_parquet(split, tmp_path / "a.parquet", tmp_path / "b.parquet"),
-        lambda split: open_webdataset(split, tmp_path / "a.tar", tmp_path / "b.tar"),
+        lambda split: open_parquet(split, tmp_path / "a.parquet", test=tmp_path / "b.parquet"),
+        lambda split: open_webdataset(split, tmp_path / "a.tar", test=tmp_path / "b.tar"),
     ]
     for opener in openers:
         message = line(lambda opener=opener: opener(split), ConfigError)
@@ -216,7 +216,7 @@ def test_with_a_crop_images_of_any_size_are_streamed(tmp_path, num_channels):
     for images in (
         open_folder("train", root, Decoding(num_channels=num_channels, crop=crop)),
         open_parquet(
-            "train", file, None, Decoding(num_channels=num_channels, crop=crop), cache_folder=tmp_path / "cache"
+            "train", file, decoding=Decoding(num_channels=num_channels, crop=crop), cache_folder=tmp_path / "cache"
         ),
     ):
         assert isinstance(images, EncodedImages) and images.crop == crop

@@ -6,11 +6,14 @@ import statistics
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from ssl_sec.losses import NTXentLoss
 from ssl_sec.losses.geometry import angles
+from ssl_sec.networks import Network
 from ssl_sec.training.cadence import Cadence
 from ssl_sec.training.norms import NormHistogram, norm_histogram
+from ssl_sec.training.optimisers.groups import parameter_groups, sgd
 from ssl_sec.training.recipe import Computation
 from ssl_sec.training.step import train_step
 from tests.fakes import assert_identical
@@ -107,3 +110,21 @@ def test_a_report_changes_nothing_of_the_run(precision):
     run(often)
     run(seldom, Cadence(log_every_steps=200, save_every_steps=200, monitor_every_steps=200))
     assert_identical(often.model.state_dict(), seldom.model.state_dict())
+
+
+def with_a_batch_norm_in_two_places():
+    torch.manual_seed(0)
+    norm, head = nn.BatchNorm1d(9), nn.Linear(9, 4)
+    encoder = nn.Sequential(nn.Flatten(), norm, nn.Linear(9, 9), norm)
+    optimiser = sgd(parameter_groups([encoder, head], 1e-3), momentum=0.9)
+    network = Network(encoder, head).double()
+    return recipe(encoder=encoder, head=head, model=network, optimiser=optimiser, total_steps=1)
+
+
+def test_the_angles_of_a_step_move_no_statistics_of_a_batch_norm_that_is_used_twice():
+    trained, again = with_a_batch_norm_in_two_places(), with_a_batch_norm_in_two_places()
+    run(trained)
+    images = again.image_set.images[again.sampler.indices(0)]
+    views = again.views(images, 0, slice(0, BATCH), BATCH).double()
+    train_step(again, views, torch.arange(BATCH).repeat(2), 0)
+    assert_identical(trained.model.state_dict(), again.model.state_dict())

@@ -20,6 +20,7 @@ from ssl_sec.errors import MissingDataError, check_option
 def open_parquet(
     split: Split,
     train: Locations | None = None,
+    *,
     test: Locations | QueriesAndGallery | None = None,
     decoding: Decoding = AS_THEY_ARE,
     columns: Columns = NAMED_AS_USUAL,

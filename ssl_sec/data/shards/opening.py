@@ -20,6 +20,7 @@ from ssl_sec.errors import ConfigError, MissingDataError, check_option
 def open_webdataset(
     split: Split,
     train: Locations | None = None,
+    *,
     test: Locations | QueriesAndGallery | None = None,
     decoding: Decoding = AS_THEY_ARE,
     cache_folder: str | Path = CACHE_FOLDER,

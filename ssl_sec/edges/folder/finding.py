@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from ssl_sec.edges.storage.places import is_remote, is_url_of_run, local_folder,
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.recipes.tracking import Checkpoint
+
+logger = logging.getLogger(__name__)
 
 # The files that identify the run in a folder.
 _NAMING = ("mlflow.json", "mlflow_run_id")
@@ -65,9 +68,11 @@ def match_run(key: str, word: str, runs: Iterable[N], where: str, prefers: Calla
     ):
         meant = [run for run in matching if prefers(run)] or matching
         if len(meant) == 1:
+            if matching is candidates:
+                logger.info("%s: %s is short for %s", key, word, _shown(meant[0]))
             return meant[0]
         if meant:
-            listed = ", ".join(f"{run.name} ({(run.run_id or 'no id')[:8]})" for run in meant[:8])
+            listed = ", ".join(map(_shown, meant[:8]))
             rest = ", …" if len(meant) > 8 else ""
             raise ConfigError(
                 f"{key}: found {word!r}, which matches {len(meant)} runs: {listed}{rest}; give an id or a folder"
@@ -75,6 +80,10 @@ def match_run(key: str, word: str, runs: Iterable[N], where: str, prefers: Calla
     names = {run.name for run in known}
     hint = f"; {nearest(word, names)}" if names else ""
     raise ConfigError(f"{key}: found {word!r}, but {where} has no run whose id or name starts with it{hint}")
+
+
+def _shown(run: Named) -> str:
+    return f"{run.name} ({(run.run_id or 'no id')[:8]})"
 
 
 def folder_at(word: str) -> RunFolder | None:

@@ -66,7 +66,8 @@ class RunFolder(RunLogs):
         self.test_data_path = path / "test_data.json"  # that of the test images of a training that measures itself
         self._outcome_path = path / "outcome"
         self._error_path = path / "error.json"
-        self._unclosed_path = path / "unclosed"  # exists until the driver has uploaded the results
+        self._unclosed_path = path / "unclosed"  # exists until the driver has ended
+        self.not_uploaded_path = path / "not_uploaded"  # exists until MLflow has all results
         self.initial_path = path / "initial.safetensors"  # of a fine-tuning: the encoder that it starts from
 
         # Results of a training run, once it has ended.
@@ -141,7 +142,8 @@ class RunFolder(RunLogs):
             raise ConfigError(f"run_name: {self.location} already holds a run; allowed: another run_name{resumes}")
         with writing("output_dir", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            self._require_unused({path.name for path in (self._unclosed_path, *copied)})
+            left = (self._unclosed_path, self.not_uploaded_path, *copied)
+            self._require_unused({path.name for path in left})
             for path, source in copied.items():
                 shutil.copyfile(source, path)
             self._write_config(values)
@@ -187,6 +189,7 @@ class RunFolder(RunLogs):
 
     def _write_config(self, values: Mapping[str, Any]) -> None:
         self._unclosed_path.touch()
+        self.not_uploaded_path.touch()
         replace_text(self.config_path, yaml.safe_dump(masked_values(values), sort_keys=False))
 
     @property
@@ -207,11 +210,11 @@ class RunFolder(RunLogs):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the workers have finished and the driver has uploaded the results."""
+        """Whether the workers have finished, and then the driver, which uploads the results where MLflow answers."""
         return self.outcome() == "finished" and not self._unclosed_path.exists()
 
     def close(self) -> None:
-        """Marks the run as complete: the driver has uploaded the results."""
+        """Marks the run as complete."""
         self._unclosed_path.unlink(missing_ok=True)
 
     def refresh(self) -> None:

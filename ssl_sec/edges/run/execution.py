@@ -168,7 +168,7 @@ class Execution:
         except FileNotFoundError as error:
             raise StorageError(f"{error.filename} is missing") from error
         finally:
-            self._upload.end(tracked, status, reason)
+            self._upload.end(tracked, status, reason, tracked.earlier_end_ms)
         if folder.status == "FINISHED":
             folder.close()
         if (missing := self._upload.missing) is not None:

@@ -24,7 +24,7 @@ class Finished:
         folder: the run's folder; `folder.location` is its path or URL.
         uri: address of MLflow's store.
         run_id: id of the run in MLflow; None if MLflow could not be reached.
-        experiment_id: id of its experiment, likewise.
+        experiment_id: id of its experiment; None if MLflow could not be reached, or was not asked.
         metrics: the last value of each metric.
     """
 
@@ -71,9 +71,10 @@ def _with_spread(key: str, metrics: Mapping[str, float]) -> str:
 def ui_instructions(finished: Finished, *, whole_experiment: bool = False) -> str:
     """The command that starts the MLflow UI, and the address of the run's page, or of its experiment."""
     path = ""
-    if finished.experiment_id and finished.run_id:
-        number = finished.experiment_id
-        path = scores_page(number) if whole_experiment else run_page(number, finished.run_id)
+    if whole_experiment:
+        path = "" if finished.experiment_id is None else scores_page(finished.experiment_id)
+    elif finished.run_id is not None:
+        path = run_page(finished.experiment_id, finished.run_id)
     return ui_command(finished.uri, path)
 
 

@@ -127,12 +127,15 @@ class Upload:
         if missing is not None:
             client.set_tag(run_id, _MISSING_TAG, masked(missing))
         tracked.log_file(self._spec.folder.path / self._spec.recipe.last_artifact)
-        if missing is None and _MISSING_TAG in client.get_run(run_id).data.tags:
-            client.delete_tag(run_id, _MISSING_TAG)
+        if missing is None:
+            if _MISSING_TAG in client.get_run(run_id).data.tags:
+                client.delete_tag(run_id, _MISSING_TAG)
+            self._spec.folder.not_uploaded_path.unlink(missing_ok=True)
 
     def is_whole(self, tracked: TrackedRun) -> bool:
-        """Whether MLflow has all files of the run."""
-        has_last = tracked.has_file(self._spec.recipe.last_artifact)
+        """Whether MLflow has all files of the run, and not those that it had before it was extended."""
+        folder, recipe = self._spec.folder, self._spec.recipe
+        has_last = not folder.not_uploaded_path.exists() and tracked.has_file(recipe.last_artifact)
         return has_last and _MISSING_TAG not in tracked.client.get_run(tracked.run_id).data.tags
 
     def _register(self, tracked: TrackedRun, network: TrainedNetwork, image_shape: tuple[int, ...], name: str) -> None:
@@ -147,11 +150,11 @@ class Upload:
                 tracked.log_network(network.whole, image_shape, network.dim, name)
             tracked.client.set_tag(tracked.run_id, _REGISTERED_TAG, digest)
 
-    def end(self, tracked: TrackedRun, status: str, reason: str | None) -> None:
-        """Ends the run in MLflow; if it has finished, compares its encoder with others."""
+    def end(self, tracked: TrackedRun, status: str, reason: str | None, end_ms: int | None = None) -> None:
+        """Ends the run in MLflow, at a time or now; if it has finished, compares its encoder with others."""
         self._try(lambda: self._log_data(tracked))
         last_try = Patience(_END_S, self._tracking.ping) if self.patience.is_exhausted else None
-        self._try(lambda: tracked.end(status, self._with_earlier_results(tracked, status, reason)), last_try)
+        self._try(lambda: tracked.end(status, self._with_earlier_results(tracked, status, reason), end_ms), last_try)
         if status == "FINISHED":
             self._try(lambda: self._compare(tracked))
 

@@ -76,7 +76,8 @@ def _run_all(cells: Sequence[Cell]) -> str:
     assert finished is not None
     names.place.write(f"{new_name('ablation')}.csv", as_csv(kept).encode())
     names.remove()
-    return "\n".join(["", _text(rows()), "", ui_instructions(finished, whole_experiment=True)])
+    found = finished if sweep.experiment_id is None else replace(finished, experiment_id=sweep.experiment_id)
+    return "\n".join(["", _text(rows()), "", ui_instructions(found, whole_experiment=True)])
 
 
 def _stem(cells: Sequence[Cell]) -> Path:

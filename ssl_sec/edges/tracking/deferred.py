@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import psutil
 from mlflow.environment_variables import MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
@@ -20,6 +21,15 @@ logger = logging.getLogger(__name__)
 
 # Time between two samples of a machine, as in MLflow.
 _MACHINE_INTERVAL_S = 10.0
+
+
+class _Monitor(SystemMetricsMonitor):
+    """Logs the utilisation of this machine; the first value covers a second, as psutil's first of a thread is 0."""
+
+    def monitor(self) -> None:
+        psutil.cpu_percent()
+        self._shutdown_event.wait(1.0)
+        super().monitor()
 
 
 class DeferredRun:
@@ -113,7 +123,7 @@ class DeferredRun:
         run = self.connect()
         if self._system_metrics and self._monitor is None:
             uri = self._identity.uri
-            self._monitor = SystemMetricsMonitor(run.run_id, resume_logging=True, tracking_uri=uri)
+            self._monitor = _Monitor(run.run_id, resume_logging=True, tracking_uri=uri)
             self._monitor.start()
         run(records)
         if self._cluster is not None:

@@ -148,6 +148,8 @@ _LINE_METRICS = {
     "val/knn_top1": "kNN % {:.2f}",
     "val/probe_top1": "probe % {:.2f}",
     "val/rankme": "RankMe {:.1f}",
+    "val/top1": "held-out top-1 % {:.2f}",
+    "train/top1": "training top-1 % {:.2f}",
     "val/recall_at_1": "held-out R@1 % {:.2f}",
     "train/recall_at_1": "training R@1 % {:.2f}",
     "val/verification_accuracy": "held-out verification % {:.2f}",
@@ -158,17 +160,22 @@ _LINE_METRICS = {
     "probe/loss": "loss {:.4f}",
     "probe/top1": "top-1 % {:.2f}",
     "probe/top5": "top-5 % {:.2f}",
+    "finetune/top1": "top-1 % {:.2f}",
+    "finetune/top5": "top-5 % {:.2f}",
 }
 # Metric -> its format in the bar, which has 80 columns.
 _BAR_METRICS = {
     "train/loss": "loss {:#.4g}",
     "probe/loss": "loss {:#.4g}",
     "val/knn_top1": "kNN {:.1f}%",
+    "val/top1": "top-1 {:.1f}%",
+    "train/top1": "top-1 {:.1f}%",
     "val/recall_at_1": "R@1 {:.1f}%",
     "train/recall_at_1": "R@1 {:.1f}%",
     "val/verification_accuracy": "acc {:.1f}%",
     "train/verification_accuracy": "acc {:.1f}%",
     "probe/top1": "top-1 {:.1f}%",
+    "finetune/top1": "top-1 {:.1f}%",
     "train/images_per_s": "{:.0f} images/s",
 }
 # Further metrics in the bar of a wider terminal.
@@ -231,6 +238,9 @@ class Progress:
             self._metrics |= record["metrics"]
             if not on_terminal and record["step"] >= self._start_step and self._worth_a_line(record):
                 self._stream.write(f"{self._name}: {self._line(record)}\n")
+        # The records of the first call may have waited for each other, so that they show no speed.
+        if self._first_place is None and self._last_step >= self._start_step:
+            self._first_place, self._started = self._place(), time.monotonic()
         self._stream.flush()
         if on_terminal:
             self._draw()
@@ -290,12 +300,9 @@ class Progress:
 
     def _seconds_left(self) -> float | None:
         """The time to the end; None if it is not known."""
-        place = self._place()
-        if self._last_step < self._start_step:
-            return None
         if self._first_place is None:
-            self._first_place, self._started = place, time.monotonic()
             return None
+        place = self._place()
         done = place - self._first_place
         if done <= 0 or place >= self._total:
             return None

@@ -18,9 +18,10 @@ def _query(**more: str) -> str:
     return urlencode({"workflowType": "machine_learning", **({"workspace": workspace} if workspace else {}), **more})
 
 
-def run_page(experiment_id: str, run_id: str) -> str:
-    """The page of a run, to append to the address of the server."""
-    return f"/#/experiments/{experiment_id}/runs/{run_id}?{_query()}"
+def run_page(experiment_id: str | None, run_id: str) -> str:
+    """The page of a run, to append to the address of the server; MLflow finds an experiment that is not known here."""
+    of_experiment = "" if experiment_id is None else f"/experiments/{experiment_id}"
+    return f"/#{of_experiment}/runs/{run_id}?{_query()}"
 
 
 def runs_page(experiment_id: str, search: str | None = None) -> str:

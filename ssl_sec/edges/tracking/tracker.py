@@ -81,12 +81,17 @@ def current_parameters(run: Run) -> Mapping[str, str]:
 
 
 class TrackedRun:
-    """A run in MLflow."""
+    """A run in MLflow.
+
+    Attributes:
+        earlier_end_ms: time at which a reopened run had ended, in milliseconds since 1970; None if it had not.
+    """
 
     def __init__(self, client: MlflowClient, run_id: str, experiment_id: str) -> None:
         self.client = client
         self.run_id = run_id
         self.experiment_id = experiment_id
+        self.earlier_end_ms: int | None = None
         self._newest_step: dict[str, int] = {}
         self._is_in_sync = True
         self._created_ms: int | None = None
@@ -155,6 +160,8 @@ class TrackedRun:
             if ENDED_TAG in run.data.tags:
                 client.delete_tag(run_id, ENDED_TAG)
             tracked = cls(client, run_id, run.info.experiment_id)
+            if run.info.status != RunStatus.to_string(RunStatus.RUNNING):
+                tracked.earlier_end_ms = run.info.end_time
             tracked._look_up_newest_steps()
         return tracked
 
@@ -255,9 +262,15 @@ class TrackedRun:
             if value is not None:
                 self.client.set_tag(self.run_id, key, value[:_TAG_LIMIT])
 
-    def end(self, status: str, reason: str | None = None) -> None:
-        """Ends the run as FINISHED, FAILED or KILLED, and writes why into the tag `ended` and the description."""
-        self.client.set_terminated(self.run_id, status)
+    def end(self, status: str, reason: str | None = None, end_ms: int | None = None) -> None:
+        """Ends the run as FINISHED, FAILED or KILLED, and writes why into the tag `ended` and the description.
+
+        Args:
+            status: how the run ended, in MLflow's words.
+            reason: why it ended so; None if that needs no words.
+            end_ms: time of the end in milliseconds since 1970; None for now.
+        """
+        self.client.set_terminated(self.run_id, status, end_ms)
         ended = masked(describe_end(status, reason))
         self.client.set_tag(self.run_id, ENDED_TAG, ended)
         self._set_note(lambda note: with_end(note, ended))

@@ -5,6 +5,7 @@ to pad images whose side is no multiple of their patches; Swin to cut windows fr
 networks take any size as they are. The others, such as BEiT and CaiT, take images of the size that they are built for.
 """
 
+import copy
 import itertools
 import sys
 from collections.abc import Mapping
@@ -121,11 +122,12 @@ def _draws(backbone: nn.Module, num_channels: int, image_size_px: int) -> bool:
 
     False of a model that needs values.
     """
-    named = itertools.chain(backbone.named_parameters(), backbone.named_buffers())
-    without_values = {name: torch.empty_like(value, device="meta") for name, value in named}
+    tensors = itertools.chain(backbone.parameters(), backbone.buffers())
+    # A copy that holds no values: torch.func.functional_call leaves its own in modules that have two names.
+    without_values = copy.deepcopy(backbone, {id(value): torch.empty_like(value, device="meta") for value in tensors})
     images = torch.empty(2, num_channels, image_size_px, image_size_px, device="meta")
     with _Draws() as draws, suppress(NotImplementedError, RuntimeError):
-        torch.func.functional_call(backbone, without_values, images)
+        without_values(images)
     return draws.found
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ssl_sec.augment.config import AugmentConfig
-from ssl_sec.collectives import gather_shares, own_rows
+from ssl_sec.collectives import gather_shares, own_rows, world_size
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.image_set import ImageSet, on_device, require_labels, subset
 from ssl_sec.data.loading import batches
@@ -270,7 +270,9 @@ class _Training:
         augment = AugmentConfig(min_scale=self.config.min_scale, colour_strength=0.0).build(
             min(height, width), channels, self.config.seed, num_views=1, device=self.runtime.device
         )
-        own = own_rows(batch_size)
+        # Of fewer images than workers, every worker makes all features.
+        is_shared = batch_size >= world_size()
+        own = own_rows(batch_size) if is_shared else slice(0, batch_size)
         dtype = next((p.dtype for p in self.encoder.parameters()), torch.float32)
 
         def epoch_batches(epoch: int) -> Iterator[LabelledRows]:
@@ -283,6 +285,9 @@ class _Training:
             )
             for step, batch in zip(steps, flow, strict=True):
                 views = augment(batch.images, step, own, batch_size)
-                yield gather_shares(self.encoder(views.to(dtype)), batch_size), gather_shares(batch.labels, batch_size)
+                features, labels = self.encoder(views.to(dtype)), batch.labels
+                if is_shared:
+                    features, labels = gather_shares(features, batch_size), gather_shares(labels, batch_size)
+                yield features, labels
 
         return epoch_batches

@@ -23,7 +23,7 @@ def parameter_groups(
     left_out: Iterable[nn.Parameter] = (),
     decay_all: bool = False,
 ) -> list[ParameterGroup]:
-    """Two groups: weights, which decay, and biases and parameters of norm layers, which usually do not.
+    """Two groups: weights, which decay, and parameters of one dimension (biases and norm layers), which usually do not.
 
     Layers within the modules that have a learning rate of their own are left out; see `rated_groups`.
 

@@ -67,7 +67,7 @@ def test_parquet_without_class_names(tmp_path):
     assert open_parquet("train", path).class_names == ("0", "1", "2", "3")
     assert open_parquet("test", test=path).name == "parquet/test"
     path = write_parquet(tmp_path / "b.parquet", [plain(1), plain(2)], [0, 3], class_names=["a", "b", "c"])
-    assert "label 3" in line(lambda: open_parquet("train", path, None))
+    assert "label 3" in line(lambda: open_parquet("train", path))
 
 
 @pytest.mark.parametrize("resident_limit_mib", [0, 1])
@@ -75,12 +75,12 @@ def test_the_test_images_of_parquet_have_the_classes_of_the_training_images(tmp_
     train = write_parquet(tmp_path / "a.parquet", [plain(1), plain(2)], pa.array(["dog", "cat"]))
     test = write_parquet(tmp_path / "b.parquet", [plain(3)], pa.array(["dog"]))
     places = {"decoding": Decoding(resident_limit_mib=resident_limit_mib), "cache_folder": tmp_path / "cache"}
-    images = open_parquet("test", train, test, **places)
+    images = open_parquet("test", train, test=test, **places)
     assert images.class_names == ("cat", "dog") and images.labels.tolist() == [1]
-    assert open_parquet("test", train, test, **places, shared_classes=False).class_names == ("dog",)
+    assert open_parquet("test", train, test=test, **places, shared_classes=False).class_names == ("dog",)
     table = pa.parquet.read_table(train).drop_columns("label")
     pa.parquet.write_table(table, tmp_path / "c.parquet")
-    unlabelled = open_parquet("train", tmp_path / "c.parquet", None, **places)
+    unlabelled = open_parquet("train", tmp_path / "c.parquet", **places)
     assert unlabelled.class_names == () and values(unlabelled.read(torch.arange(2))) == [1, 2]
     message = line(lambda: require_labels(unlabelled, "a linear probe"))
     assert message.endswith("give labelled images, or data.label_column=<name> if a column holds the classes")
@@ -105,7 +105,7 @@ def test_a_damaged_cache_is_made_again(tmp_path, caplog):
     def opened():
         mapped_table.cache_clear()  # as in another process
         decoding = Decoding(resident_limit_mib=0)
-        return open_parquet("train", path, None, decoding=decoding, cache_folder=tmp_path / "cache")
+        return open_parquet("train", path, decoding=decoding, cache_folder=tmp_path / "cache")
 
     opened()
     (cached,) = (tmp_path / "cache").glob("*.arrow")
@@ -126,7 +126,7 @@ def test_a_cache_that_is_damaged_again_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "_write_table", lambda files, file: file.write(b"damaged"))
     path = write_parquet(tmp_path / "a.parquet", [plain(1)], [0])
     with pytest.raises(DataError) as caught:
-        open_parquet("train", path, None, Decoding(resident_limit_mib=0), cache_folder=tmp_path / "cache")
+        open_parquet("train", path, decoding=Decoding(resident_limit_mib=0), cache_folder=tmp_path / "cache")
     (cached,) = (tmp_path / "cache").glob("*.arrow")
     assert str(caught.value).startswith(f"{cached}: cannot be read: ") and "\n" not in str(caught.value)
 
@@ -141,5 +141,5 @@ def test_a_folder_whose_name_is_not_utf_8_is_escaped(tmp_path, window):
 
 
 def test_parquet_without_files(tmp_path):
-    assert "set data.test" in line(lambda: open_parquet("test", "a.parquet", None), MissingDataError)
-    assert "no such file" in line(lambda: open_parquet("train", tmp_path / "a.parquet", None), MissingDataError)
+    assert "set data.test" in line(lambda: open_parquet("test", "a.parquet"), MissingDataError)
+    assert "no such file" in line(lambda: open_parquet("train", tmp_path / "a.parquet"), MissingDataError)

@@ -108,7 +108,7 @@ def test_named_classes_are_those_of_both(tmp_path):
         for part, names in (("train", ["ant"]), ("query", ["fox", "bee"]), ("gallery", ["cow", "fox"]))
     }
     test = QueriesAndGallery(query=files["query"], gallery=[files["gallery"]])
-    images = open_parquet("test", files["train"], test, shared_classes=False)
+    images = open_parquet("test", files["train"], test=test, shared_classes=False)
     assert images.class_names == ("bee", "cow", "fox") and images.labels.tolist() == [2, 0, 1, 2]
     assert images.queries.tolist() == [True, True, False, False]
 

@@ -25,13 +25,15 @@ def test_a_file_is_listed_once(tmp_path, files):
 def test_a_test_file_is_no_training_file(tmp_path, files):
     more = {"cache_folder": tmp_path / "cache"}
     train, test = tmp_path / "set-*.tar", tmp_path / "*-test.tar"
-    assert len(open_webdataset("train", train, test, **more)) == 3
-    message = line(lambda: open_webdataset("test", train, test, **more), DataError)
+    assert len(open_webdataset("train", train, test=test, **more)) == 3
+    message = line(lambda: open_webdataset("test", train, test=test, **more), DataError)
     assert message.startswith(f"{files[2]}: found in data.train and among the test files; allowed: ")
-    assert len(open_webdataset("test", tmp_path / "set-[01].tar", test, **more)) == 1
-    assert len(open_webdataset("test", tmp_path / "gone-*.tar", test, **more)) == 1
+    assert len(open_webdataset("test", tmp_path / "set-[01].tar", test=test, **more)) == 1
+    assert len(open_webdataset("test", tmp_path / "gone-*.tar", test=test, **more)) == 1
     table = write_parquet(tmp_path / "a.parquet", [plain(1)], [0])
-    assert line(lambda: open_parquet("test", tmp_path / "*.parquet", table)).startswith(f"{table}: found in data.train")
+    assert line(lambda: open_parquet("test", tmp_path / "*.parquet", test=table)).startswith(
+        f"{table}: found in data.train"
+    )
     require_apart(find_files(test, "tar"), None, "tar")
 
 

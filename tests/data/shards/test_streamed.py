@@ -244,18 +244,18 @@ def test_row_groups_are_read_without_a_copy(tmp_path):
         for number in range(3)
     ]  # groups of 4, 4 and 2
     decoding = Decoding(resident_limit_mib=0)
-    images = open_parquet("train", files, None, decoding, cache_folder=tmp_path / "cache", shuffle_window=8)
+    images = open_parquet("train", files, decoding=decoding, cache_folder=tmp_path / "cache", shuffle_window=8)
     assert isinstance(images, StreamedImages) and not (tmp_path / "cache").exists()
     assert images.reader.blocks.sizes.tolist() == [4, 4, 2] * 3
     assert values(images.read(torch.arange(30))) == list(range(30)) and images.labels.tolist() == [0, 1] * 15
     assert images.reader.blocks.image_name(4, 1) == f"{files[1]} row 5"
     sampler = shuffled_batches(images, 5, seed=0)
     assert epoch(images, sampler) == [sampler.indices(step).tolist() for step in range(6)]
-    laid_out = open_parquet("train", files, None, decoding, cache_folder=tmp_path / "cache")
+    laid_out = open_parquet("train", files, decoding=decoding, cache_folder=tmp_path / "cache")
     assert isinstance(laid_out, EncodedImages)
     assert isinstance(shuffled_batches(laid_out, 5, seed=0), ShuffledBatches)
     assert fingerprint(images) == fingerprint(images.apart())
-    other = open_parquet("train", files[:2], None, decoding, shuffle_window=8)
+    other = open_parquet("train", files[:2], decoding=decoding, shuffle_window=8)
     assert fingerprint(other) != fingerprint(images)
     require_any_order(laid_out, "it")
     assert line(lambda: require_any_order(images, "it"), ConfigError) == (
@@ -263,7 +263,7 @@ def test_row_groups_are_read_without_a_copy(tmp_path):
     )
     unlabelled = tmp_path / "none.parquet"
     pq.write_table(pq.read_table(files[0]).drop_columns("label"), unlabelled)
-    images = open_parquet("train", unlabelled, None, decoding, shuffle_window=8)
+    images = open_parquet("train", unlabelled, decoding=decoding, shuffle_window=8)
     assert images.labels.tolist() == [-1] * 10 and images.class_names == ()
 
 

@@ -50,7 +50,7 @@ def write_shards(folder, num_shards=3, num_images=5, labelled=True):
 
 
 def opened(tmp_path, location, **more):
-    return open_webdataset("train", location, None, cache_folder=tmp_path / "cache", **more)
+    return open_webdataset("train", location, cache_folder=tmp_path / "cache", **more)
 
 
 def test_a_shard_that_became_shorter_is_named(tmp_path, monkeypatch):

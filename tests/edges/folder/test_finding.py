@@ -39,10 +39,15 @@ def output_dir(tmp_path: Path) -> Path:
         ("runs/digits/second/", "digits/second"),
     ],
 )
-def test_a_run_is_found_by_its_id_its_name_the_beginning_of_one_or_its_folder(word, place, output_dir, monkeypatch):
+def test_a_run_is_found_by_its_id_its_name_the_beginning_of_one_or_its_folder(
+    word, place, output_dir, monkeypatch, caplog
+):
     monkeypatch.chdir(output_dir.parent)
+    caplog.set_level("INFO")
     found = find_folder("resume", word.format(output_dir=output_dir), str(output_dir))
     assert found.path == output_dir / place
+    shown = {"0123": "first (01234567)", "77775678900": "first-probe (77775678)", "first-p": "first-probe (77775678)"}
+    assert caplog.messages == ([f"resume: {word} is short for {shown[word]}"] if word in shown else [])
 
 
 @pytest.mark.parametrize("linked", ["digits", "digits/first"])

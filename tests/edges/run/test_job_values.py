@@ -270,7 +270,8 @@ def test_a_finished_run_is_unchanged(finished, output_dir, capsys, caplog):
         caplog.clear()
         assert run_job("pretrain", pretrain, [*given, f"output_dir={output_dir}"]) == 0
         assert "whole is finished: there is nothing to resume" in caplog.text
-        assert f"MLflow run: {finished.run_id}" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert f"MLflow run: {finished.run_id}" in out and f":5000/#/runs/{finished.run_id}?" in out
         assert state() == before
 
 

@@ -13,14 +13,16 @@ from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file
 
 from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.encoder import load_encoder
 from ssl_sec.edges.folder.finding import usable_folder
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import stored_values
-from ssl_sec.edges.run.driver import run_training
+from ssl_sec.edges.run.driver import run_replay, run_training
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.resuming import free_keys, probe_folder, require_same_settings, resume_run, settings_kept
+from ssl_sec.edges.run.uploading import Upload
 from ssl_sec.edges.run.worker import FolderRuntime
 from ssl_sec.errors import ConfigError, DataError, Stopped
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
@@ -227,6 +229,21 @@ def test_a_stopped_extension_says_that_the_results_are_of_the_shorter_run(tmp_pa
     ended = "stopped: on request, after saving; retrieval/* are results of its earlier, shorter training"
     assert run.info.status == "KILLED" and "retrieval/nmi" in run.data.metrics
     assert run.data.tags["ended"] == ended and f"- ended: {ended}" in run.data.tags["mlflow.note.content"]
+
+
+def test_a_replay_of_an_extension_during_an_outage_replaces_the_results_of_the_shorter_run(tmp_path, monkeypatch):
+    given = [*RETRIEVAL, "steps=2", "run_name=it", f"output_dir={tmp_path}"]
+    short = run_training(METRIC_LEARNING, configured("metric_learning", given))
+    values = values_of("metric_learning", [f"resume={short.folder.path}", "steps=3"])
+    with monkeypatch.context() as outage:
+        outage.setattr(Upload, "upload_results", lambda self, tracked: None)
+        run_training(METRIC_LEARNING, from_values(MetricLearningConfig, values))
+    client = MlflowClient(short.uri)
+    ended = client.get_run(short.run_id).info.end_time
+    run_replay(ReplayConfig(folder=str(short.folder.path)))
+    kept = client.download_artifacts(short.run_id, "encoder.safetensors", str(tmp_path))
+    assert Path(kept).read_bytes() == short.folder.encoder_path.read_bytes()
+    assert client.get_run(short.run_id).info.end_time == ended
 
 
 @pytest.mark.slow

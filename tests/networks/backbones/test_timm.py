@@ -36,6 +36,11 @@ def test_dropout_and_stochastic_depth_of_a_model_are_off(model):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_a_model_with_a_layer_in_two_places_is_built():
+    backbone, num_features = timm_backbone("coat_lite_tiny", pretrained=False, num_channels=3, image_size_px=32)
+    assert backbone.eval()(torch.randn(2, 3, 32, 32)).shape == (2, num_features)
+
+
 def test_a_model_that_draws_random_numbers_is_refused(monkeypatch):
     monkeypatch.setattr(timm_module, "_stop_random_layers", lambda backbone: None)
     with pytest.raises(ConfigError, match=r"^encoder.model: found 'ghostnet_050', which draws random numbers in train"):

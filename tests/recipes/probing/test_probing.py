@@ -367,6 +367,13 @@ def test_two_workers_equal_one(tmp_path, augment, batch_size):
 
 
 @pytest.mark.distributed
+def test_a_batch_may_have_fewer_images_than_there_are_workers(tmp_path):
+    config = dataclasses.replace(QUICK, epochs=1, batch_size=2, labels_per_class=1, augment=True)
+    one = found(config)
+    assert on_workers(3, tmp_path, found, config) == [pytest.approx(one, rel=1e-5)] * 3
+
+
+@pytest.mark.distributed
 @pytest.mark.parametrize("augment", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_workers_that_divide_the_features_equal_one(tmp_path, augment):
     options = {"epochs": 2, "resident_limit_mib": 0, "logistic": True, "few_shot": (5,), "few_shot_draws": 2}

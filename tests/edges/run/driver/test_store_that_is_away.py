@@ -43,7 +43,7 @@ def test_training_continues_without_mlflow_and_metrics_are_sent_later(quick, cap
     replayed = run_replay(ReplayConfig(folder=str(finished.folder.path)))
     client = MlflowClient(uri)
     run = client.get_run(replayed.run_id)
-    assert run.info.status == "FINISHED"
+    assert run.info.status == "FINISHED" and replayed.experiment_id == run.info.experiment_id
     assert run.data.params["epochs"] == "2"
     for name in ("train/loss", "val/knn_top1"):
         expected = [(r["step"], r["metrics"][name]) for r in records if name in r["metrics"]]
@@ -53,6 +53,7 @@ def test_training_continues_without_mlflow_and_metrics_are_sent_later(quick, cap
     monkeypatch.setattr(uploading.Upload, "upload_results", None)  # MLflow has all of them
     again = run_replay(ReplayConfig(folder=str(finished.folder.path)))
     assert again.run_id == replayed.run_id
+    assert client.get_run(again.run_id).info.end_time == run.info.end_time
     assert len(client.get_metric_history(replayed.run_id, "train/loss")) == len(
         [r for r in records if "train/loss" in r["metrics"]]
     )
