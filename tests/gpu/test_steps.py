@@ -117,4 +117,4 @@ def test_a_run_resumes_in_the_other_memory_layout(device, optimiser, channels_la
         trained(stopped, broken_off)
         resumed, after = recipe_on(device, optimiser=optimiser, channels_last=not channels_last)
         trained(resumed, after, first_step=resumed.restore(broken_off.last_state()))
-    torch.testing.assert_close(after.last_state()["encoder"], runtime.last_state()["encoder"], rtol=3e-2, atol=3e-3)
+    torch.testing.assert_close(after.last_state()["encoder"], runtime.last_state()["encoder"], rtol=3e-2, atol=1e-2)

@@ -223,7 +223,7 @@ def test_balanced_classes_count_alike(tmp_path, monkeypatch):
     for balanced in (False, True):
         (tmp_path / str(balanced)).mkdir()
         changes = {"labels_share": 1.0, "mixup": 0.0, "held_out_share": 0, "evaluated": "last", "balanced": balanced}
-        runtime, store = run(tmp_path / str(balanced), epochs=3, runtime={"name": "local", "device": "cpu"}, **changes)
+        runtime, store = run(tmp_path / str(balanced), epochs=6, runtime={"name": "local", "device": "cpu"}, **changes)
         assert list(runtime.series("train/mean_per_class")) == list(runtime.series("train/top1"))
         confusion = torch.tensor(json.loads(store.confusion_path.read_text())["confusion"])
         found[balanced] = float((confusion.diag() / confusion.sum(1))[5:].mean())

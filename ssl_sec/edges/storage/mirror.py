@@ -23,7 +23,7 @@ _LOCAL = ("checkpoints", "ray", "stop", "save", "launch", "crash-*")
 # Files that show that the run is complete; they are uploaded last.
 _LAST = ("outcome", "unclosed")
 # The only files that a run removes again. Another one that disappears was taken by a cleaner of temporary files.
-_REMOVED = (*_LAST, "error.json")
+_REMOVED = (*_LAST, "error.json", "not_uploaded")
 
 # File in the folder, locked by the process that uploads.
 _LOCK = ".mirror"
