@@ -84,7 +84,8 @@ class TrackedRun:
     """A run in MLflow.
 
     Attributes:
-        earlier_end_ms: time at which a reopened run had ended, in milliseconds since 1970; None if it had not.
+        earlier_end_ms: time at which a reopened run had ended, in milliseconds since 1970; None if it had not, or has
+            metrics of later steps since.
     """
 
     def __init__(self, client: MlflowClient, run_id: str, experiment_id: str) -> None:
@@ -191,6 +192,8 @@ class TrackedRun:
                 if record["step"] > newest.get(key, -1):
                     newest[key] = record["step"]
                     points.append(Metric(key, float(value), now, record["step"]))
+        if points:
+            self.earlier_end_ms = None
         self._is_in_sync = False
         self._log(points)
         self._is_in_sync = True

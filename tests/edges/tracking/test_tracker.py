@@ -57,3 +57,16 @@ def test_a_server_that_refuses_its_host_name_is_not_taken_for_a_lack_of_permissi
     monkeypatch.setattr(MlflowClient, "create_run", refused)
     with pytest.raises(StorageError, match="^tracking.uri: MLflow refuses the host of sqlite:.*--allowed-hosts$"):
         TrackedRun.start(RunIdentity(uri=uri, experiment="digits", name="it", tags={"job": "pretrain"}), {})
+
+
+def test_a_reopened_run_had_ended_unless_it_has_metrics_of_later_steps(uri):
+    records = [{"step": step, "metrics": {"train/loss": 1.0}} for step in range(3)]
+    run = TrackedRun.start(RunIdentity(uri=uri, experiment="digits", name="it", tags={"job": "pretrain"}), {})
+    run(records[:2])
+    run.end("FINISHED", end_ms=123_456)
+    reopened = TrackedRun.reopen(uri, run.run_id)
+    reopened(records[:2])
+    assert reopened.earlier_end_ms == 123_456
+    reopened(records)
+    assert reopened.earlier_end_ms is None
+    assert TrackedRun.reopen(uri, run.run_id).earlier_end_ms is None  # it has not ended again
