@@ -3,7 +3,9 @@
 The driver sets them from the records of the run, which does not delay steps; they stay when workers are restarted.
 """
 
+import string
 from collections.abc import Sequence
+from urllib.parse import quote
 
 from ray.util.metrics import Gauge
 
@@ -23,6 +25,11 @@ _ABOUT = {
 _INTERVAL_S = 5.0
 
 
+def in_ascii(text: str) -> str:
+    """The text with its other characters encoded as in URLs: Ray's metrics refuse them, also as the name of a run."""
+    return quote(text, safe=string.printable)
+
+
 def shown_metrics(spec: RunSpec) -> Follower:
     """Sets the gauges of a run until the block ends."""
     return Follower(spec.folder.metrics_path, RunGauges(spec.folder.location), interval_s=_INTERVAL_S)
@@ -37,7 +44,7 @@ class RunGauges:
     """
 
     def __init__(self, location: str) -> None:
-        output_dir, recipe, run = masked(location).rsplit("/", 2)
+        output_dir, recipe, run = in_ascii(masked(location)).rsplit("/", 2)
         self._tags = {"run": run, "recipe": recipe, "output_dir": output_dir}
         self._gauges = {name: Gauge(name, about, tag_keys=tuple(self._tags)) for name, about in _ABOUT.items()}
 

@@ -28,7 +28,7 @@ from ssl_sec.edges.folder.stored import StoredFolder
 from ssl_sec.edges.patience import Call
 from ssl_sec.edges.run.cpu import ENVIRONMENT
 from ssl_sec.edges.run.on_ray.channel import WorkerFolder, serve_folder
-from ssl_sec.edges.run.on_ray.gauges import shown_metrics
+from ssl_sec.edges.run.on_ray.gauges import in_ascii, shown_metrics
 from ssl_sec.edges.run.on_ray.joining import connect, own_signal_handlers, refusal
 from ssl_sec.edges.run.on_ray.nodes import describe_cluster, followed_nodes
 from ssl_sec.edges.run.on_ray.policies import (
@@ -124,7 +124,7 @@ def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig, counts: 
         "torch_config": TorchConfig(backend="nccl" if scaling.use_gpu else "gloo", timeout_s=options.timeout_s),
         "scaling_config": scaling,
         "run_config": RunConfig(
-            name=folder.name,
+            name=in_ascii(folder.name),
             storage_path=str(folder.path / "ray"),
             failure_config=FailureConfig(max_failures=-1),  # FailureWatch counts them
             callbacks=watches,

@@ -52,7 +52,7 @@ def train_workers() -> list[psutil.Process]:
 @pytest.mark.distributed
 def test_two_workers_give_the_curve_of_one(cluster, quick, probed):
     exact = [*quick, "log_every_steps=1", "runtime.precision=float64", f"probe.enabled={probed}", "data.max_images=128"]
-    two = run_training(PRETRAIN, config_of(*exact, *TWO_WORKERS))
+    two = run_training(PRETRAIN, config_of(*exact, *TWO_WORKERS, "run_name=zwölf"))  # Ray takes ASCII alone
     one = run_training(PRETRAIN, config_of(*exact, "runtime=local", "run_name=one"))
     for key in ("train/loss", "train/norm_std", "val/knn_top1", *(("probe/top1", "probe/loss") if probed else ())):
         assert two.metrics[key] == pytest.approx(one.metrics[key], rel=1e-8), key
