@@ -55,7 +55,11 @@ def test_the_newest_metrics_of_a_run_are_shown_once_and_its_speed_ends(shown):
 def test_runs_of_one_name_in_two_output_folders_are_told_apart(shown):
     for location in ("/ada/runs/digits/it", "s3://me:secret@bucket/runs/digits/it", "/ada/Läufe/digits/it"):
         RunGauges(location)([{"step": 1, "metrics": {}}, {"step": 2, "metrics": {"train/loss": 1.0}}])
-    assert shown[STEP] == [(2, "it", "digits", "/ada/runs"), (2, "it", "digits", "s3://***@bucket/runs"), (2, "it", "digits", "/ada/L%C3%A4ufe")]
+    assert shown[STEP] == [
+        (2, "it", "digits", "/ada/runs"),
+        (2, "it", "digits", "s3://***@bucket/runs"),
+        (2, "it", "digits", "/ada/L%C3%A4ufe"),
+    ]
 
 
 @pytest.mark.slow
